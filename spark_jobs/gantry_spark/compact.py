@@ -32,7 +32,8 @@ from gantry_spark.partitioning import plan_ranges
 from gantry_spark.properties import parse_properties
 from gantry_spark.recommendations import not_compactable
 from gantry_spark.report import IncrementalScan, Job, preflight, report_time_ms, require_complete_logs
-from gantry_spark.report_model import Context, build, topic_kind
+from gantry_spark.report_context import Context
+from gantry_spark.report_model import build, topic_kind
 from gantry_spark.scan import Records, scan
 from gantry_spark.source import Options
 from gantry_spark.summary import newest_by_key, summarize, summarize_keys

@@ -55,7 +55,7 @@ def parse_memory(text: str) -> str:
 
 
 def arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m gantry_spark.report", description="The compaction report.")
+    parser = argparse.ArgumentParser(prog="python -m gantry_spark.main", description="The compaction report.")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--path", action="append", default=[], help="store directory (repeat for more logs)")
     source.add_argument(
@@ -242,3 +242,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     summary = run_summary(done.report, job.out)
     write_termination_message(args.termination_log, summary)
     print(orjson.dumps(summary).decode())
+
+
+if __name__ == "__main__":
+    main()

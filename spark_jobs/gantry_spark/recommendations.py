@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from gantry_spark.format import format_bytes, format_count, format_hours, format_share
-
-if TYPE_CHECKING:
-    from gantry_spark.report_model import Context
+from gantry_spark.report_context import Context
 
 COMPACT: Final = "compact"
 SHORTEN: Final = "shorten retention"

@@ -1,4 +1,4 @@
-"""The compaction report: `python -m gantry_spark.report --out DIR (--path DIR | --brokers URLS | --cluster NAMESRV)`.
+"""The compaction report: `python -m gantry_spark.main --out DIR (--path DIR | --brokers URLS | --cluster NAMESRV)`.
 
 A run aggregates the new parts of the logs (`aggregates`), adds the aggregates of earlier runs (`scan_state`), queries
 Spark for the numbers (`summary`), and writes these files to the output directory, in this order:
@@ -43,7 +43,8 @@ from gantry_spark.output_store import (
 )
 from gantry_spark.page import render
 from gantry_spark.partitioning import Log, gaps, require_records
-from gantry_spark.report_model import Context, build
+from gantry_spark.report_context import Context
+from gantry_spark.report_model import build
 from gantry_spark.scan import Range, is_good_record, store_time_at
 from gantry_spark.session import cores
 from gantry_spark.source import Options, unreachable_warnings
@@ -573,9 +574,3 @@ def _delete_old_reports(store: OutputStore, history: int) -> None:
             store.delete(f"reports/{name}")
         else:
             store.delete(f"reports/{name}/partial")
-
-
-if __name__ == "__main__":
-    from gantry_spark.main import main
-
-    main()

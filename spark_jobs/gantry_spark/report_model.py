@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from gantry_broker.protocol.codes import CONTROL_TOPIC, SYSTEM_TOPICS
 
 from gantry_spark.aggregates import SUMS
-from gantry_spark.forecast import HOUR_MS, Disk, first_hour, forecast, newest_hour
+from gantry_spark.forecast import HOUR_MS, first_hour, forecast, newest_hour
 from gantry_spark.recommendations import recommend
-from gantry_spark.summary import GroupOffset, Row, Summary
+from gantry_spark.report_context import Context
+from gantry_spark.summary import Row, Summary
 
 WINDOWS_H: Final = (1, 6, 24, 72, 168, 720)
 """The report gives the savings for these hours back from the newest record, and for the whole log."""
@@ -22,29 +22,6 @@ AGES_H: Final = (1, 6, 24, 72, 168, 720)
 RETRY_PREFIX: Final = "%RETRY%"
 DLQ_PREFIX: Final = "%DLQ%"
 DAMAGE_LISTED: Final = 100
-
-
-@dataclass(frozen=True)
-class Context:
-    """The parameters and the environment of a report. Times are Unix milliseconds."""
-
-    source: str
-    now_ms: int
-    since_ms: int | None = None
-    tombstone_ms: int = 86_400_000
-    reserved_hours: int = 72
-    disks: Sequence[Disk] = ()
-    offsets: Sequence[GroupOffset] = ()
-    log_bytes: int = 0
-    new_bytes: int = 0
-    segments: int = 0
-    notes: Sequence[str] = ()
-    missing: Sequence[str] = ()
-    """Parts that could not be read, such as the consumer groups of a log."""
-    complete: bool = True
-    """Whether all bytes of all logs are available. Otherwise the newest version of a key may be missing."""
-    hours: Mapping[int, int] | None = None
-    """Bytes by hour since 1970 of the whole log, if the report covers a part of it. The whole log fills the disk."""
 
 
 def topic_kind(topic: str) -> str:

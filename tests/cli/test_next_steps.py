@@ -6,8 +6,9 @@ import re
 from typing import Any
 
 import pytest
+from gantry_operator.actions.target import Where
 from gantry_operator.api import BrokerCluster, BrokerClusterStatus
-from gantry_operator.cli.next_steps import CONDITIONS, MAX_STEPS, MEMBERS, Step, Where, next_steps
+from gantry_operator.cli.next_steps import CONDITIONS, MAX_STEPS, MEMBERS, Step, next_steps
 from gantry_operator.cli.show import show_resource
 from gantry_operator.cluster.observed import ObservedMember, ObservedState
 from gantry_operator.cluster.status import status_of

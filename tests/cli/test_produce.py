@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 from gantry_broker.client import Message, NoRoute, SendStatus
+from gantry_operator.actions.target import Clients
 from gantry_operator.cli import messages
 from gantry_operator.cli.errors import CliError
 from gantry_operator.cli.messages import ProduceOptions, run_produce
-from gantry_operator.cli.target import Clients
 from gantry_operator.cluster.reach import CannotTell
 
 IN_FLIGHT = 2

@@ -22,14 +22,12 @@ LAYERS = (
     ("platforms.kubernetes.members", "platforms.kubernetes.resources", "platforms.kubernetes.analytics"),
     ("platforms.kubernetes", "platforms.local"),
     ("platforms.kubernetes.targets",),
-    ("cli",),
+    ("actions",),
     ("console",),
-    ("cli.console",),
-    ("cli.app",),
-    ("cli.__main__",),
+    ("cli",),
 )
 """From the lowest up. A part imports itself and lower layers; parts of one layer do not import each other. A module
-belongs to the longest name that fits: the console uses the commands, and the program has the command of the console.
+belongs to the longest name that fits. The program has a command that starts the console, so `cli` is above it.
 """
 
 
@@ -65,8 +63,6 @@ def graph() -> dict[str, set[str]]:
 
 
 def layer_of(module: str) -> tuple[int, str] | None:
-    if module == "cli":
-        module = "cli.__main__"  # Both start the program.
     fits = [
         (len(part), level, part)
         for level, parts in enumerate(LAYERS)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx
-from gantry_operator.cli.errors import CliError
+from gantry_operator.actions.errors import ActionError
 from gantry_operator.console.access import OneTimeLinks, Session, Sessions
 from gantry_operator.console.app import make_app
 from gantry_operator.console.collector import Collector
@@ -66,13 +66,13 @@ class NoBrokers:
     """A target whose brokers cannot be reached."""
 
     def clients(self) -> Any:
-        raise CliError("no broker answers")
+        raise ActionError("no broker answers")
 
     def resources(self) -> Any:
-        raise CliError("no broker answers")
+        raise ActionError("no broker answers")
 
     def users(self) -> Any:
-        raise CliError("no broker answers")
+        raise ActionError("no broker answers")
 
 
 class FakeSource:

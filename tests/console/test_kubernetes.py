@@ -16,8 +16,8 @@ import pytest
 import yaml
 from fastapi import FastAPI
 from gantry_broker import report_page
+from gantry_operator.actions.errors import ActionError
 from gantry_operator.api import BrokerCluster
-from gantry_operator.cli.errors import CliError
 from gantry_operator.console.access import Sessions
 from gantry_operator.console.app import REPORT_POLICY, make_app
 from gantry_operator.console.collector import Collector
@@ -314,7 +314,7 @@ async def test_a_pause_is_an_annotation() -> None:
             assert found["metadata"].get("annotations", {}).get("gantry.dev/paused") == ("true" if wanted else None)
             assert pausing.command(wanted) == f"kubectl annotate bc demo -n mq --overwrite {end}"
         fake.remove("BrokerCluster", "mq", "demo")
-        with pytest.raises(CliError):
+        with pytest.raises(ActionError):
             await pausing.pause(True)
 
 

@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from gantry_operator.actions.kubernetes_target import KubernetesTarget
 from gantry_operator.api import BrokerCluster, BrokerTopic, BrokerUser
 from gantry_operator.cli import analytics_on_demand as ondemand
 from gantry_operator.cli.errors import CliError
-from gantry_operator.cli.target import KubernetesTarget
 from gantry_operator.platforms.kubernetes.api.client import ApiError, KubeApi
 from gantry_operator.platforms.kubernetes.switchover_request import SWITCHOVER, SWITCHOVER_RESULT
 from gantry_operator.platforms.kubernetes.targets import target as kube_target

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gantry_operator.actions.errors import ActionError
+from gantry_operator.actions.local_resources import LocalResources, keep_local
 from gantry_operator.api import BrokerTopic, ConsumerGroup
-from gantry_operator.cli.errors import CliError
-from gantry_operator.cli.local_resources import LocalResources, keep_local
 from gantry_operator.platforms.local import topics
 from gantry_operator.platforms.local.folder import ClusterFolder
 from gantry_operator.topics.model import RecordedState, Result, State
@@ -26,27 +27,27 @@ def kept(folder: ClusterFolder, kind: str) -> Any:
 
 
 @pytest.mark.parametrize("make", KINDS)
-async def test_what_is_written_after_a_deletion_holds_and_is_said(
-    folder: ClusterFolder, make: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_what_is_written_after_a_deletion_holds_and_is_said(folder: ClusterFolder, make: Any) -> None:
     wanted = make.make("x", "t", deletionPolicy="Delete")
-    keep_local(folder, *([[wanted], []] if make is BrokerTopic else [[], [wanted]]))
-    assert capsys.readouterr().err == ""
-    commands = LocalResources(folder, "t")
+    documents = ([wanted], []) if make is BrokerTopic else ([], [wanted])
+    assert keep_local(folder, *documents) == []
+    said: list[str] = []
+    remarks: Any = SimpleNamespace(note=said.append)
+    commands = LocalResources(folder, "t", remarks)
     await commands.delete(wanted.kind, "x")
     assert kept(folder, wanted.kind).metadata.deletionTimestamp is not None
     before = kept(folder, wanted.kind).metadata
-    keep_local(folder, *([[wanted], []] if make is BrokerTopic else [[], [wanted]]))
+    (back,) = keep_local(folder, *documents)
+    assert f"{wanted.kind} x was being deleted; it is written again, so it stays" in back
     after = kept(folder, wanted.kind).metadata
     assert after.deletionTimestamp is None
     assert (after.generation, after.uid) == (before.generation + 1, before.uid)
-    assert f"{wanted.kind} x was being deleted; it is written again, so it stays" in capsys.readouterr().err
-    with pytest.raises(CliError, match="exists already"):
+    with pytest.raises(ActionError, match="exists already"):
         await commands.create(make.make("x", "t"))
     await commands.delete(wanted.kind, "x")
     await commands.create(make.make("x", "t"))
     assert kept(folder, wanted.kind).metadata.deletionTimestamp is None
-    assert "so it stays" in capsys.readouterr().err
+    assert [text for text in said if "so it stays" in text] == said != []
 
 
 async def test_a_resource_that_is_created_again_has_nothing_of_the_former_ones_status(folder: ClusterFolder) -> None:

@@ -159,7 +159,7 @@ def test_an_error_names_the_java_to_install(tmp_path: Path) -> None:
 def test_the_job_writes_a_termination_message(tmp_path: Path) -> None:
     message = tmp_path / "termination-log"
     done = subprocess.run(
-        [sys.executable, "-m", "gantry_spark.report", "--path", str(tmp_path), "--termination-log", str(message),
+        [sys.executable, "-m", "gantry_spark.main", "--path", str(tmp_path), "--termination-log", str(message),
          "--master", "local[1]"],
         capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip

@@ -14,7 +14,8 @@ from gantry_spark.format import format_bytes, format_share
 from gantry_spark.page import render
 from gantry_spark.plots import savings
 from gantry_spark.recommendations import recommend
-from gantry_spark.report_model import Context, build
+from gantry_spark.report_context import Context
+from gantry_spark.report_model import build
 from gantry_spark.summary import GroupOffset, Summary
 from plotly.offline import get_plotlyjs_version
 

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from gantry_operator.cli.errors import CliError, Exit, api_server
+from gantry_operator.actions.errors import api_server_error
+from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.platforms.kubernetes.analytics import jobs, manifests
 from gantry_operator.platforms.kubernetes.analytics.manifests import ANALYZE_ANNOTATION
 from gantry_operator.platforms.kubernetes.analytics.status import left_by
@@ -48,7 +49,7 @@ async def analyze(
     except TargetError as error:
         raise CliError(str(error), Exit.NO_CLUSTER) from None
     except (ApiError, ApiUnavailable) as error:
-        raise api_server(error) from None
+        raise api_server_error(error) from None
 
 
 def _status(resource: dict[str, Any]) -> dict[str, Any]:

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gantry_operator.actions.errors import ActionError
 from gantry_operator.cli import completion
 from gantry_operator.cli.analytics import register as register_analytics
 from gantry_operator.cli.archive import register as register_archive
 from gantry_operator.cli.console import register as register_console
 from gantry_operator.cli.debug import debug_app
-from gantry_operator.cli.errors import CliError, Exit
+from gantry_operator.cli.errors import CliError, Exit, presented
 from gantry_operator.cli.migrate import register as register_migrate
 from gantry_operator.cli.on_cluster import on_cluster
 from gantry_operator.cli.options import (
@@ -33,7 +34,7 @@ from gantry_operator.cli.topic_app import TopicArgument
 from gantry_operator.cli.topic_app import register as register_topics
 
 if TYPE_CHECKING:
-    from gantry_operator.cli.target import Target
+    from gantry_operator.actions.target import Target
 
 INTERRUPTED = 130
 """As of shells: 128 and the number of the signal."""
@@ -443,7 +444,8 @@ def user_create(
     ] = None,
 ) -> None:
     """Create a user with a new secret key, and say where the key lies. The key itself is not printed."""
-    from gantry_operator.cli.users import NewUser, create
+    from gantry_operator.actions.users import NewUser
+    from gantry_operator.cli.users import create
 
     wanted = NewUser(user, access_key, super_user, allow or (), deny or ())
     create(target, wanted, as_json)
@@ -534,7 +536,8 @@ def dlq_read(
 
     Reading changes nothing: the letters stay, and count as waiting until they are sent again.
     """
-    from gantry_operator.cli.dlq import Choice, run_read
+    from gantry_operator.actions.dead_letters import Choice
+    from gantry_operator.cli.dlq import run_read
 
     choice = Choice(group, tuple(ids or ()), topic, count, waiting)
     run_read(target, choice, as_json)
@@ -566,7 +569,8 @@ def dlq_resend(
     The cluster stores the progress, so the next run sends only newer letters. An interrupted run may repeat some
     letters. The letters themselves stay in the dead-letter topic until they expire.
     """
-    from gantry_operator.cli.dlq import Choice, run_resend
+    from gantry_operator.actions.dead_letters import Choice
+    from gantry_operator.cli.dlq import run_resend
 
     choice = Choice(group, tuple(ids or ()), topic, count, not every and not ids and topic is None and to is None)
     run_resend(target, choice, to, consume, patience, dry_run, as_json)
@@ -598,9 +602,10 @@ def _carry_out() -> int:
     """Run the command. Returns the exit code."""
     try:
         app()
-    except CliError as error:
-        note(f"error: {error}")
-        return int(error.code)
+    except (CliError, ActionError) as error:
+        shown = presented(error) if isinstance(error, ActionError) else error
+        note(f"error: {shown}")
+        return int(shown.code)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from gantry_broker.client import Admin, ReceivedMessage
 
+from gantry_operator.actions.message_fields import message_fields
+from gantry_operator.actions.target import Target
 from gantry_operator.cli.errors import CliError, Exit
-from gantry_operator.cli.messages import message_fields
 from gantry_operator.cli.output import json_text, note, print_table
-from gantry_operator.cli.target import Target, run_async
+from gantry_operator.cli.target import run_async
 from gantry_operator.cluster.message_walk import AdminReader, Page, Place, Walk, Wanted, body_of, by_id, by_key, time_of
 from gantry_operator.cluster.reach import leave_out_silent
 from gantry_operator.cluster.timestamps import utc

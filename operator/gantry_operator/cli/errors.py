@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Final
+
+from gantry_operator.actions.errors import ActionError, Cause
 
 
 class Exit(IntEnum):
@@ -23,6 +26,14 @@ class CliError(Exception):
         self.code = code
 
 
-def api_server(error: Exception) -> CliError:
-    """For refusals of the Kubernetes API server, and for one that does not answer."""
-    return CliError(f"the Kubernetes API server refuses or does not answer: {error}")
+_CODES: Final = {
+    Cause.FAILED: Exit.FAILED,
+    Cause.BAD_INPUT: Exit.USAGE,
+    Cause.NO_CLUSTER: Exit.NO_CLUSTER,
+    Cause.NOT_IN_TIME: Exit.NOT_IN_TIME,
+}
+
+
+def presented(error: ActionError) -> CliError:
+    """The error of an action as that of a command."""
+    return CliError(str(error), _CODES[error.cause])

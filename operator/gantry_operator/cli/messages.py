@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import itertools
 import sys
 import time
@@ -33,10 +32,12 @@ from gantry_broker.protocol.codes import AUTO_CREATE_TOPIC, MASTER_ID
 from gantry_broker.protocol.printable import printable
 from gantry_broker.remoting.errors import RemotingError
 
+from gantry_operator.actions.message_fields import message_fields
+from gantry_operator.actions.target import Target
 from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.output import json_text, note, print_json
 from gantry_operator.cli.progress import Progress
-from gantry_operator.cli.target import Target, run_async
+from gantry_operator.cli.target import run_async
 from gantry_operator.cluster.reach import CannotTell, leave_out_silent
 
 AGAIN_S = 0.1
@@ -344,23 +345,3 @@ async def _consume(target: Target, options: ConsumeOptions, show: Callable[[Rece
 
 def _as_text(message: ReceivedMessage) -> str:
     return printable(message.body.decode(errors="replace"), keep="\t") + "\n"
-
-
-def message_fields(message: ReceivedMessage, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """A message for JSON. `more`: further fields."""
-    out: dict[str, Any] = {
-        "topic": message.topic,
-        "broker": message.broker,
-        "queue": message.record.queue_id,
-        "offset": message.record.queue_offset,
-        "keys": message.record.keys,
-        "tags": message.record.tags,
-        "storeTime": message.store_ms,
-        "properties": dict(message.properties),
-        **(more or {}),
-    }
-    try:
-        out["body"] = message.body.decode()
-    except UnicodeDecodeError:
-        out["bodyBase64"] = base64.b64encode(message.body).decode()
-    return out

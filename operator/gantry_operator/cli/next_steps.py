@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
+from gantry_operator.actions.target import Where
 from gantry_operator.api.cluster import PAUSED
 
 MAX_STEPS: Final = 6
@@ -154,15 +155,6 @@ BEHIND: Final = Hint(
     "gantry top {where} (it copies the log, and joins when it has all of it)",
 )
 ANALYTICS: Final = "gantry analyze {where} (the last report failed; this one shows its reason)"
-
-
-class Where(NamedTuple):
-    """Where the cluster is."""
-
-    folder: str = ""
-    """Of a cluster on this machine; empty: it is on Kubernetes."""
-    context: str = ""
-    """Of the kubeconfig; empty: the current one."""
 
 
 def next_steps(resource: Mapping[str, Any], where: Where) -> list[Step]:

@@ -94,6 +94,16 @@ def was_complete() -> bool:
     return not _incomplete
 
 
+class Remarks:
+    """What actions say beside their results."""
+
+    def note(self, text: str) -> None:
+        note(text)
+
+    def incomplete(self, text: str) -> None:
+        say_incomplete(text)
+
+
 def note(text: str) -> None:
     """Print a remark for users to stderr, so that stdout holds only data."""
     print(printable(text, keep="\n"), file=sys.stderr, flush=True)

@@ -8,10 +8,11 @@ from typing import Any
 from gantry_broker.protocol.printable import printable
 from rich.markup import escape
 
+from gantry_operator.actions.target import Target
 from gantry_operator.api import BrokerCluster, ManifestError, load_manifest
 from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.output import console, print_json
-from gantry_operator.cli.target import Target, run_async
+from gantry_operator.cli.target import run_async
 
 FIELDS = 6
 

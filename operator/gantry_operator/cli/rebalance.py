@@ -9,10 +9,11 @@ from gantry_broker.client import Admin
 from gantry_broker.protocol.bodies import TopicConfig
 from gantry_broker.protocol.codes import SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS, Perm
 
+from gantry_operator.actions.managed import NAME_FIELDS, names_of
+from gantry_operator.actions.target import Target, admin_of
 from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.output import note, print_json, print_table, say
-from gantry_operator.cli.resources import NAME_FIELDS, names_of
-from gantry_operator.cli.target import Target, admin_of, run_async
+from gantry_operator.cli.target import run_async
 from gantry_operator.drain.rebalance import Change, Queues, changes, proposal, surplus_is_empty
 
 POLL_S = 1.0

@@ -8,11 +8,12 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from gantry_operator.actions.target import Target
 from gantry_operator.api import ManifestError, parse_manifest
 from gantry_operator.cli.next_steps import Step, next_steps
 from gantry_operator.cli.output import console, print_json, say, size
 from gantry_operator.cli.progress import Progress
-from gantry_operator.cli.target import Target, run_async
+from gantry_operator.cli.target import run_async
 from gantry_operator.cluster.live import plain
 
 EVENTS = 8

@@ -10,7 +10,7 @@ from gantry_operator.cli.progress import Progress
 from gantry_operator.cli.target import run_async
 
 if TYPE_CHECKING:
-    from gantry_operator.cli.target import Target
+    from gantry_operator.actions.target import Target
 
 
 def demote(target: Target, accept_loss: bool, timeout_s: float, as_json: bool) -> None:

@@ -17,10 +17,11 @@ from typing import Final
 from rich.console import Console
 from rich.live import Live
 
+from gantry_operator.actions.target import Target
 from gantry_operator.cli.errors import CliError
 from gantry_operator.cli.next_steps import Step, next_steps
 from gantry_operator.cli.output import console, print_json
-from gantry_operator.cli.target import Target, run_async
+from gantry_operator.cli.target import run_async
 from gantry_operator.cli.top_screen import Choice, pressed, screen
 from gantry_operator.cluster.live import View
 from gantry_operator.cluster.live_watch import LiveWatch

@@ -10,7 +10,7 @@ from gantry_operator.cli import completion
 from gantry_operator.cli.on_cluster import on_cluster
 
 if TYPE_CHECKING:
-    from gantry_operator.cli.target import Target
+    from gantry_operator.actions.target import Target
 
 topic_app = typer.Typer(
     no_args_is_help=True,

@@ -14,7 +14,7 @@ from typing import IO, Any
 from gantry_operator.api import BrokerCluster, BrokerUser, Documents, ManifestError, Proxy, load_documents
 from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.examples import QUICKSTART, examples
-from gantry_operator.cli.output import say
+from gantry_operator.cli.output import note, say
 from gantry_operator.cli.progress import Progress
 from gantry_operator.platforms.local import control
 from gantry_operator.platforms.local.folder import (
@@ -177,7 +177,7 @@ def _keep_users(folder: ClusterFolder, users: Sequence[BrokerUser]) -> None:
     """Add or change the users of the manifest. Others stay, as with `kubectl apply`. Raises CliError."""
     if not users:
         return
-    from gantry_operator.cli.local_users import keep_local
+    from gantry_operator.actions.local_users import keep_local
 
     keep_local(folder, users)
 
@@ -186,9 +186,10 @@ def _keep_resources(folder: ClusterFolder, documents: Documents) -> None:
     """Add or change the topics and groups of the manifest. Others stay. Raises CliError."""
     if not documents.topics and not documents.groups:
         return
-    from gantry_operator.cli.local_resources import keep_local
+    from gantry_operator.actions.local_resources import keep_local
 
-    keep_local(folder, documents.topics, documents.groups)
+    for remark in keep_local(folder, documents.topics, documents.groups):
+        note(remark)
 
 
 def _apply(folder: ClusterFolder, cluster: BrokerCluster) -> None:

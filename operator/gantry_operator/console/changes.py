@@ -7,7 +7,7 @@ from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import Response
 from gantry_broker.protocol.digits import whole_number
 
-from gantry_operator.cli.users import NewUser
+from gantry_operator.actions.users import NewUser
 from gantry_operator.console import operations as do
 from gantry_operator.console.health import members_of
 

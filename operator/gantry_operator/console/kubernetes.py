@@ -29,10 +29,11 @@ from gantry_broker import logs, report_page
 from gantry_broker.access.quota import Bucket
 from gantry_broker.http.hosts import AllowedHosts
 
+from gantry_operator.actions.errors import ActionError
+from gantry_operator.actions.kubernetes_target import KubernetesTarget
+from gantry_operator.actions.target import Clients
 from gantry_operator.api import ManifestError
 from gantry_operator.api.cluster import PAUSED
-from gantry_operator.cli.errors import CliError
-from gantry_operator.cli.target import Clients, KubernetesTarget
 from gantry_operator.cluster.member_http import make_client
 from gantry_operator.console.access import Session, Sessions
 from gantry_operator.console.app import make_app
@@ -254,7 +255,7 @@ class InClusterTarget(KubernetesTarget):
             resource = await target.resource()
             servers = str(((resource.get("status") or {}).get("addresses") or {}).get("nameServers") or "")
             if not servers:
-                raise CliError("the cluster has no NameServer addresses yet")
+                raise ActionError("the cluster has no NameServer addresses yet")
             names = target.names_of_groups(resource)
             yield Clients(servers, await target.super_user(), await target.client_tls(), names)
 
@@ -275,7 +276,7 @@ class PauseAnnotation:
         try:
             await self._api.merge(BROKER_CLUSTER, self._key.space, self._key.name, patch)
         except (ApiError, ApiUnavailable) as error:
-            raise CliError(str(error)) from None
+            raise ActionError(str(error)) from None
 
 
 class KubernetesSource:
@@ -299,7 +300,7 @@ class KubernetesSource:
     async def resource(self) -> dict[str, Any]:
         try:
             found = await self.target.resource()
-        except CliError as error:
+        except ActionError as error:
             raise SourceError(str(error)) from error
         self._resource = found
         return found

@@ -30,12 +30,12 @@ from gantry_broker.protocol.message import RecordError
 from gantry_broker.protocol.printable import printable_json
 from gantry_broker.remoting.errors import RemotingError
 
-from gantry_operator.cli.dlq import Choice, letter_fields, read_letters, resend_letters
-from gantry_operator.cli.errors import CliError
-from gantry_operator.cli.groups import delete_group
-from gantry_operator.cli.resources import preview_offsets, reset_offsets
-from gantry_operator.cli.topics import create_topic, delete_topic
-from gantry_operator.cli.users import NewUser, create_user, delete_user, list_users
+from gantry_operator.actions.dead_letters import Choice, letter_fields, read_letters, resend_letters
+from gantry_operator.actions.errors import ActionError
+from gantry_operator.actions.groups import delete_group
+from gantry_operator.actions.offsets import preview_offsets, reset_offsets
+from gantry_operator.actions.topics import create_topic, delete_topic
+from gantry_operator.actions.users import NewUser, create_user, delete_user, list_users
 from gantry_operator.cluster.message_walk import AdminReader, Page, Place, Walk, Wanted, by_id, by_key
 from gantry_operator.cluster.reach import CannotTell, leave_out_silent
 from gantry_operator.cluster.timestamps import utc
@@ -63,7 +63,7 @@ async def one_line_errors() -> AsyncIterator[None]:
             yield
     except TimeoutError:
         raise OperationError(f"the cluster did not answer within {OPERATION_S:.0f} s") from None
-    except (CannotTell, CliError, ClientError, RemotingError, BodyError, RecordError, OSError) as error:
+    except (CannotTell, ActionError, ClientError, RemotingError, BodyError, RecordError, OSError) as error:
         raise OperationError(str(error) or type(error).__name__) from error
 
 
@@ -150,7 +150,7 @@ async def letter(source: Source, group: str, message_id: str) -> ReceivedMessage
 async def resend(source: Source, group: str, ids: Sequence[str]) -> str:
     """Send the letters again; without ids all that wait. Returns a sentence. Raises OperationError."""
     async with one_line_errors():
-        result = await resend_letters(source.target, Choice(group, tuple(ids), None, None, not ids), None, 30.0, False)
+        result = await resend_letters(source.target, Choice(group, tuple(ids), None, None, not ids))
     if result["problem"]:
         raise OperationError(f"stopped after {result['sent']} letters: {result['problem']}")
     return f"{result['sent']} of {result['found']} dead letters were sent to {result['to']}"

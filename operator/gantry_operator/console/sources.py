@@ -13,7 +13,8 @@ from typing import Any, Final, Protocol
 
 from pydantic import ValidationError
 
-from gantry_operator.cli.target import LocalTarget, Target
+from gantry_operator.actions.local_target import LocalTarget
+from gantry_operator.actions.target import Target
 from gantry_operator.cluster.member_http import httpx, make_client
 from gantry_operator.console.snapshot import ClusterKey
 from gantry_operator.plan import plan
@@ -67,7 +68,7 @@ class Pausing(Protocol):
         ...
 
     async def pause(self, wanted: bool) -> None:
-        """Raises CliError."""
+        """Raises ActionError."""
         ...
 
 

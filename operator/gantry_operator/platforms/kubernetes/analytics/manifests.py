@@ -206,7 +206,7 @@ def _where(cluster: BrokerCluster, pod: dict[str, Any]) -> None:
 
 
 def arguments(cluster: BrokerCluster, spec: Analytics, broker_urls: Sequence[str], *, token: bool) -> list[str]:
-    """The report's arguments (`python -m gantry_spark.report`)."""
+    """The report's arguments (`python -m gantry_spark.main`)."""
     out = [
         "report",
         *_source(cluster, spec, broker_urls),

@@ -13,9 +13,9 @@ from pydantic import ValidationError
 
 from gantry_operator.access import ADMIN, secret_name
 from gantry_operator.access.wanted import ACCESS_KEY
+from gantry_operator.actions.errors import ActionError
 from gantry_operator.api import BrokerUser
 from gantry_operator.api.user import ROTATE
-from gantry_operator.cli.errors import CliError
 from gantry_operator.platforms.local import control, users
 from gantry_operator.platforms.local.folder import ClusterFolder
 
@@ -48,27 +48,27 @@ class LocalUsers:
     async def create(self, user: BrokerUser) -> None:
         with _readable(self._folder), users.changed_users(self._folder) as known:
             if user.name in known.users:
-                raise CliError(f"{user.name} exists already: delete it first, or change it in your manifest")
+                raise ActionError(f"{user.name} exists already: delete it first, or change it in your manifest")
             known.users[user.name] = user
 
     async def delete(self, name: str) -> None:
         with _readable(self._folder), users.changed_users(self._folder) as known:
             user = known.users.pop(name, None)
             if user is None:
-                raise CliError(f"there is no user {name}, but {', '.join(sorted(known.users)) or 'none'}")
+                raise ActionError(f"there is no user {name}, but {', '.join(sorted(known.users)) or 'none'}")
         if user.spec.secret is None:
             users.key_file(self._folder, secret_name(self.cluster, name)).unlink(missing_ok=True)
         await self._read_by_supervisor()
 
     async def rotate(self, name: str, request: str) -> None:
         if await self._asked() is None:
-            raise CliError("no `gantry up` runs: a key is rotated while one does")
+            raise ActionError("no `gantry up` runs: a key is rotated while one does")
         with _readable(self._folder), users.changed_users(self._folder) as known:
             if name == ADMIN:
                 known.rotateAdmin = request
                 return
             if name not in known.users:
-                raise CliError(f"there is no user {name}, but {', '.join(sorted(known.users)) or 'none'}")
+                raise ActionError(f"there is no user {name}, but {', '.join(sorted(known.users)) or 'none'}")
             known.users[name].metadata.annotations[ROTATE] = request
 
     async def key(self, name: str) -> tuple[str, str]:
@@ -76,7 +76,7 @@ class LocalUsers:
             file, key = self._place(name)
             found = users.read_secret(file)
         if key not in found:
-            raise CliError(f"{file} holds no {key}: `gantry up` writes it")
+            raise ActionError(f"{file} holds no {key}: `gantry up` writes it")
         return found.get(ACCESS_KEY, ADMIN if name == ADMIN else name), found[key]
 
     async def key_place(self, name: str) -> str:
@@ -87,7 +87,7 @@ class LocalUsers:
         try:
             secret, key = users.secret_of(self._folder, self.cluster, name)
         except KeyError:
-            raise CliError(f"there is no user {name}") from None
+            raise ActionError(f"there is no user {name}") from None
         return users.key_file(self._folder, secret), key
 
     async def put_secret(self, name: str, content: Mapping[str, str]) -> None:
@@ -124,7 +124,7 @@ class LocalUsers:
         except control.ControlError as error:
             if control.supervisor_of(self._folder) is None:
                 return None
-            raise CliError(str(error)) from None
+            raise ActionError(str(error)) from None
 
 
 @contextmanager
@@ -132,11 +132,11 @@ def _readable(folder: ClusterFolder) -> Iterator[None]:
     try:
         yield
     except ValidationError:
-        raise CliError(f"{folder.users} cannot be read: it is damaged, or of another version of gantry") from None
+        raise ActionError(f"{folder.users} cannot be read: it is damaged, or of another version of gantry") from None
 
 
 def keep_local(folder: ClusterFolder, wanted: Sequence[BrokerUser]) -> None:
-    """Add or change users of a manifest. Raises CliError."""
+    """Add or change users of a manifest. Raises ActionError."""
     with _readable(folder), users.changed_users(folder) as known:
         for user in wanted:
             former = known.users.get(user.name)

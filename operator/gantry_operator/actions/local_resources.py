@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from gantry_operator.actions.errors import ActionError
+from gantry_operator.actions.target import Remarks
 from gantry_operator.api import BrokerTopic, ConsumerGroup
-from gantry_operator.cli.errors import CliError
-from gantry_operator.cli.output import note
 from gantry_operator.platforms.local import control, topics
 from gantry_operator.platforms.local.folder import ClusterFolder
 
@@ -20,9 +20,10 @@ class LocalResources:
 
     namespace = "default"
 
-    def __init__(self, folder: ClusterFolder, cluster: str) -> None:
+    def __init__(self, folder: ClusterFolder, cluster: str, remarks: Remarks) -> None:
         self.cluster = cluster
         self._folder = folder
+        self._remarks = remarks
 
     @property
     def waits_for(self) -> str:
@@ -38,9 +39,9 @@ class LocalResources:
         with _readable(self._folder), topics.changed_resources(self._folder) as known:
             former = known.of(resource.kind).get(resource.name)
             if former is not None and former.metadata.deletionTimestamp is None:
-                raise CliError(f"{resource.kind} {resource.name} exists already: delete it, or change your manifest")
+                raise ActionError(f"{resource.kind} {resource.name} exists already: delete it, or change your manifest")
             if known.keep(resource):
-                note(taken_back(resource))
+                self._remarks.note(taken_back(resource))
 
     async def delete(self, kind: topics.Kind, name: str) -> None:
         with _readable(self._folder), topics.changed_resources(self._folder) as known:
@@ -52,18 +53,21 @@ def _readable(folder: ClusterFolder) -> Iterator[None]:
     try:
         yield
     except ValidationError:
-        raise CliError(f"{folder.resources} cannot be read: it is damaged, or of another version of gantry") from None
+        raise ActionError(
+            f"{folder.resources} cannot be read: it is damaged, or of another version of gantry"
+        ) from None
 
 
 def keep_local(
     folder: ClusterFolder, wanted_topics: Sequence[BrokerTopic], wanted_groups: Sequence[ConsumerGroup]
-) -> None:  # fmt: skip
-    """Add or change the resources of a manifest, and say which deletions this takes back. Raises CliError."""
+) -> list[str]:  # fmt: skip
+    """Add or change the resources of a manifest. Returns a sentence for each deletion that this takes back.
+
+    Raises ActionError.
+    """
     with _readable(folder), topics.changed_resources(folder) as known:
         wanted: list[BrokerTopic | ConsumerGroup] = [*wanted_topics, *wanted_groups]
-        back = [resource for resource in wanted if known.keep(resource)]
-    for resource in back:
-        note(taken_back(resource))
+        return [taken_back(resource) for resource in wanted if known.keep(resource)]
 
 
 def taken_back(resource: BrokerTopic | ConsumerGroup) -> str:

@@ -1,0 +1,198 @@
+"""Create, list, describe and delete consumer groups, and move their offsets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from gantry_broker.broker.http.rocketmq_metrics import version_name
+from gantry_broker.client import Admin, BrokerError, InvalidMessage
+from gantry_broker.client.errors import NoRoute
+from gantry_broker.protocol.bodies import ClientConnection, SubscriptionGroup
+from gantry_broker.protocol.codes import RETRY_PREFIX
+from pydantic import ValidationError
+
+from gantry_operator.actions.errors import ActionError, Cause
+from gantry_operator.actions.managed import NAME_FIELDS, condition, delete_managed, in_force, names_of, resource_name
+from gantry_operator.actions.offsets import preview_offsets, reset_offsets, time_of_place
+from gantry_operator.actions.target import Target, admin_of
+from gantry_operator.api import ConsumerGroup
+from gantry_operator.api.manifest import problems_of
+from gantry_operator.api.names import reserved_group
+from gantry_operator.topics.wanted import GROUP_FIELDS
+
+AT_ONCE: Final = 16
+
+
+async def create_group(target: Target, group: str, settings: Mapping[str, Any], managed: bool) -> list[str]:
+    """Create or change a group. `settings`: fields of a ConsumerGroup's spec. Returns the broker groups that have it.
+
+    `managed`: by a resource, which is made. Raises ActionError.
+    """
+    if reserved_group(group):
+        raise ActionError(f"{group} is a group of the system: write another name", Cause.BAD_INPUT)
+    async with target.resources() as found:
+        owner = names_of(await found.list("ConsumerGroup"), NAME_FIELDS["ConsumerGroup"]).get(group)
+        if owner is not None:
+            raise ActionError(f"{group} is managed by ConsumerGroup {owner}: change its spec")
+        if managed:
+            made = _resource(group, settings, found.cluster, found.namespace)
+            await found.create(made)
+            await in_force(found, made, target.remarks)
+    async with admin_of(target) as admin:
+        masters = await admin.masters()
+        if not masters:
+            raise ActionError("no group has a master now: see `gantry status`")
+        if not managed:
+            changed = {ours: settings[field] for field, ours in GROUP_FIELDS.items() if field in settings}
+            for name, address in masters.items():
+                known = (await admin.groups(address)).get(group) or SubscriptionGroup(group)
+                try:
+                    await admin.create_group(replace(known, **changed), groups=[name])
+                except InvalidMessage as error:
+                    raise ActionError(str(error), Cause.BAD_INPUT) from None
+        return sorted(masters)
+
+
+def _resource(group: str, settings: Mapping[str, Any], cluster: str, namespace: str) -> ConsumerGroup:
+    name = resource_name(group)
+    spec = dict(settings) | ({} if name == group else {"groupName": group})
+    try:
+        return ConsumerGroup.make(name, cluster, namespace, **spec)
+    except ValidationError as error:
+        raise ActionError("; ".join(map(str, problems_of(error.errors(), ConsumerGroup))), Cause.BAD_INPUT) from None
+
+
+async def list_groups(target: Target, every: bool) -> list[dict[str, Any]]:
+    """List groups with their members and lag; `every`: those of the system too. Raises ActionError."""
+    async with target.resources() as found:
+        resources = await found.list("ConsumerGroup")
+    owners = names_of(resources, NAME_FIELDS["ConsumerGroup"])
+    by_name = {str(o["metadata"]["name"]): o for o in resources}
+    turn = asyncio.Semaphore(AT_ONCE)
+    async with admin_of(target) as admin:
+        names = set(owners)
+        for address in (await admin.masters()).values():
+            names |= (await admin.groups(address)).keys()
+
+        async def row(name: str) -> dict[str, Any]:
+            async with turn:
+                progress = await admin.consume_stats(name)
+                connections = await admin.consumer_connections(name)
+            owner = owners.get(name, "")
+            return {
+                "group": name,
+                "members": 0 if connections is None else len(connections.connections),
+                "lag": sum(max(o.broker_offset - o.consumer_offset, 0) for o in progress.values()),
+                "resource": owner,
+                "ready": condition(by_name.get(owner, {}), "Ready").get("status", "Unknown") if owner else "-",
+            }
+
+        return list(await asyncio.gather(*(row(n) for n in sorted(names) if every or not reserved_group(n))))
+
+
+async def describe_group(target: Target, group: str) -> dict[str, Any]:
+    """Return what brokers and its resource say about a group. Raises ActionError."""
+    async with target.resources() as resources:
+        listed = await resources.list("ConsumerGroup")
+    owner = names_of(listed, NAME_FIELDS["ConsumerGroup"]).get(group)
+    rows = []
+    async with admin_of(target) as admin:
+        for name, address in (await admin.masters()).items():
+            config = (await admin.groups(address)).get(group)
+            if config is not None:
+                rows.append({"name": name} | {f: getattr(config, ours) for f, ours in GROUP_FIELDS.items()})
+        if not rows and owner is None and admin.left_out:
+            raise ActionError(f"no broker group that answers has the consumer group {group}: cannot tell")
+        if not rows and owner is None:
+            raise ActionError(f"there is no consumer group {group}: `gantry group list` shows those that exist")
+        progress = await admin.consume_stats(group)
+        connections = await admin.consumer_connections(group)
+    return {
+        "group": group,
+        "groups": rows,
+        "members": [] if connections is None else [c.client_id for c in connections.connections],
+        "clients": [] if connections is None else [_client(c) for c in connections.connections],
+        "queues": [
+            {
+                "topic": q.topic, "group": q.broker, "queue": q.queue_id, "committed": o.consumer_offset,
+                "end": o.broker_offset, "lag": max(o.broker_offset - o.consumer_offset, 0),
+            }
+            for q, o in progress.items()
+        ],
+        "resource": next((o for o in listed if o["metadata"]["name"] == owner), None),
+    }  # fmt: skip
+
+
+def _client(connection: ClientConnection) -> dict[str, str]:
+    language, version = connection.grpc or (connection.language, version_name(connection.version))
+    return {
+        "id": connection.client_id,
+        "address": connection.address,
+        "language": language,
+        "version": version,
+        "protocol": "remoting" if connection.grpc is None else "grpc",
+    }
+
+
+async def delete_group(target: Target, group: str, force: bool) -> str:
+    """Delete it with its offsets, or the resource that manages it. Returns a sentence.
+
+    Raises ActionError; without `force` also for members and unread messages.
+    """
+    managed = await delete_managed(target, "ConsumerGroup", group, force)
+    if managed is not None:
+        return managed
+    if reserved_group(group):
+        raise ActionError(f"{group} is a group of the system: it cannot be deleted", Cause.BAD_INPUT)
+    async with admin_of(target, whole=True) as admin:
+        if not any([group in await admin.groups(a) for a in (await admin.masters()).values()]):
+            raise ActionError(f"there is no consumer group {group}: `gantry group list` shows those that exist")
+        if not force:
+            connections = await admin.consumer_connections(group)
+            if connections is not None:
+                raise ActionError(
+                    f"{len(connections.connections)} clients consume as {group}: stop them, or use --force"
+                )
+            left = sum(max(o.broker_offset - o.consumer_offset, 0) for o in (await admin.consume_stats(group)).values())
+            if left:
+                raise ActionError(f"{group} has {left} unread messages; --force deletes it all the same")
+        await admin.delete_group(group, offsets=True)
+    return f"{group} is deleted with its offsets"
+
+
+async def reset_group(target: Target, group: str, topic: str | None, to: str, confirm: bool) -> dict[str, Any]:
+    """Show what a reset skips and repeats; `confirm`: carry it out. `to`: as `time_of_place`. Raises ActionError."""
+    to_ms = time_of_place(to)
+    rows: list[dict[str, Any]] = []
+    skipped = repeated = 0
+    async with admin_of(target, whole=True) as admin:
+        if not any([group in await admin.groups(a) for a in (await admin.masters()).values()]):
+            raise ActionError(f"there is no consumer group {group}: `gantry group list` shows those that exist")
+        topics = [topic] if topic else await _topics_of(admin, group)
+        if not topics:
+            raise ActionError(f"{group} has no offsets in any topic: name one with --topic")
+        for name in topics:
+            try:
+                preview = await preview_offsets(admin, group, name, to_ms)
+                if confirm:
+                    await reset_offsets(admin, group, name, to_ms)
+            except (NoRoute, BrokerError) as error:
+                raise ActionError(f"{name}: {error}") from None
+            skipped, repeated = skipped + preview.skipped, repeated + preview.repeated
+            rows += [
+                {
+                    "topic": name, "group": r.broker, "queue": r.queue,
+                    "at": r.first if r.committed is None else r.committed, "to": r.target, "skipped": r.skipped,
+                    "repeated": r.repeated,
+                }
+                for r in preview.rows
+            ]  # fmt: skip
+    return {"group": group, "done": confirm, "skipped": skipped, "repeated": repeated, "queues": rows}
+
+
+async def _topics_of(admin: Admin, group: str) -> list[str]:
+    found = {queue.topic for queue in await admin.consume_stats(group)}
+    return sorted(name for name in found if not name.startswith(RETRY_PREFIX))

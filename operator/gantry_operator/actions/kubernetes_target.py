@@ -1,0 +1,93 @@
+"""A cluster on Kubernetes, for actions."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from gantry_operator.actions.errors import ActionError, Cause, api_server_error
+from gantry_operator.actions.target import Clients, LoggedRemarks, Remarks, Where
+
+if TYPE_CHECKING:
+    from gantry_operator.api import BrokerCluster
+    from gantry_operator.cluster.live_watch import Source
+
+
+class KubernetesTarget:
+    """A cluster on Kubernetes. Every call opens its own connection to the API: a command makes one or two."""
+
+    def __init__(
+        self, context: str | None, namespace: str | None, name: str | None, remarks: Remarks | None = None
+    ) -> None:
+        self._wanted = (context, namespace, name)
+        self.remarks: Remarks = LoggedRemarks() if remarks is None else remarks
+
+    @asynccontextmanager
+    async def _open(self) -> AsyncIterator[Any]:
+        try:
+            target = importlib.import_module("gantry_operator.platforms.kubernetes.targets.target")
+        except ModuleNotFoundError as error:
+            raise ActionError(
+                f"Kubernetes needs more than a plain install ({error.name} is missing): "
+                "pip install 'gantry-mq[operator]'"
+            ) from None
+        try:
+            async with target.KubeTarget(*self._wanted) as opened:
+                yield opened
+        except target.NoCluster as error:
+            raise ActionError(str(error), Cause.NO_CLUSTER) from None
+        except (target.TargetError, target.UserError) as error:
+            raise ActionError(str(error)) from None
+        except (target.ApiError, target.ApiUnavailable) as error:
+            raise api_server_error(error) from None
+
+    @property
+    def where(self) -> Where:
+        return Where(context=self._wanted[0] or "")
+
+    async def resource(self) -> dict[str, Any]:
+        async with self._open() as target:
+            resource: dict[str, Any] = await target.resource()
+            events = await target.events()
+        return resource | {"status": resource.get("status", {}) | {"events": events}}
+
+    async def preview(self, wanted: BrokerCluster | None, image: str) -> dict[str, Any]:
+        async with self._open() as target:
+            found: dict[str, Any] = await target.preview(wanted, image)
+            return found
+
+    async def switchover(self, group: str, to: str | None) -> str:
+        async with self._open() as target:
+            return str(await target.switchover(group, to))
+
+    async def demote(self, accept_loss: bool, timeout_s: float) -> str:
+        async with self._open() as target:
+            return str(await target.ask_site("demote", "", accept_loss=accept_loss, timeout_s=timeout_s))
+
+    async def promote(self, token: str, accept_loss: bool, timeout_s: float) -> None:
+        async with self._open() as target:
+            await target.ask_site("promote", token, accept_loss=accept_loss, timeout_s=timeout_s)
+
+    @asynccontextmanager
+    async def clients(self) -> AsyncIterator[Clients]:
+        async with self._open() as target:
+            yield Clients(
+                await target.name_servers(), await target.super_user(), await target.client_tls(), target.group_names
+            )
+
+    @asynccontextmanager
+    async def live(self) -> AsyncIterator[Source]:
+        async with self._open() as target, target.live_source() as source:
+            yield source
+
+    @asynccontextmanager
+    async def users(self) -> AsyncIterator[Any]:
+        async with self._open() as target:
+            yield target.users
+
+    @asynccontextmanager
+    async def resources(self) -> AsyncIterator[Any]:
+        async with self._open() as target:
+            yield target.topics

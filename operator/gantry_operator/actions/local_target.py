@@ -1,0 +1,115 @@
+"""A cluster of this machine, for actions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from gantry_operator.actions.errors import ActionError, Cause
+from gantry_operator.actions.target import Clients, LoggedRemarks, Remarks, Where
+from gantry_operator.platforms.local.folder import ClusterFolder
+
+if TYPE_CHECKING:
+    from gantry_operator.api import BrokerCluster
+    from gantry_operator.cluster.live_watch import Source
+
+SWITCHOVER_S: Final = 20.0
+
+
+class LocalTarget:
+    """A cluster of this machine."""
+
+    def __init__(self, folder: ClusterFolder, remarks: Remarks | None = None) -> None:
+        self.folder = folder
+        self.remarks: Remarks = LoggedRemarks() if remarks is None else remarks
+
+    @property
+    def where(self) -> Where:
+        return Where(folder=str(self.folder.root))
+
+    async def resource(self) -> dict[str, Any]:
+        from gantry_operator.platforms.local.status import local_status
+
+        return (await local_status(self.folder)).to_object()
+
+    async def preview(self, wanted: BrokerCluster | None, image: str) -> dict[str, Any]:
+        from gantry_operator.platforms.local.manifest import load_saved
+        from gantry_operator.platforms.local.preview import ControlError, preview
+
+        if image:
+            raise ActionError(
+                "--image is for Kubernetes: processes of this machine run this installation", Cause.BAD_INPUT
+            )
+        try:
+            return preview(self.folder, load_saved(self.folder) if wanted is None else wanted)
+        except ControlError as error:
+            raise ActionError(str(error), Cause.BAD_INPUT) from None
+
+    async def switchover(self, group: str, to: str | None) -> str:
+        from gantry_operator.platforms.local import control
+        from gantry_operator.platforms.local.manifest import load_saved
+        from gantry_operator.platforms.local.status import why_asleep
+        from gantry_operator.platforms.local.switchover_once import switchover_once
+
+        asleep = why_asleep(load_saved(self.folder))
+        if asleep:
+            raise ActionError(asleep)
+        try:
+            if control.supervisor_of(self.folder) is None:
+                return await switchover_once(self.folder, group, to)
+            answer = await control.ask(self.folder, "switchover", SWITCHOVER_S, group=group, to=to)
+        except control.ControlError as error:
+            raise ActionError(str(error)) from None
+        return str(answer["done"])
+
+    async def demote(self, accept_loss: bool, timeout_s: float) -> str:
+        answer = await self._of_sites("demote", timeout_s, acceptLoss=accept_loss)
+        return str(answer["token"])
+
+    async def promote(self, token: str, accept_loss: bool, timeout_s: float) -> None:
+        await self._of_sites("promote", timeout_s, acceptLoss=accept_loss, token=token)
+
+    async def _of_sites(self, op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
+        from gantry_operator.platforms.local import control
+
+        try:
+            return await control.ask(self.folder, op, timeout_s + SWITCHOVER_S, timeout=timeout_s, **arguments)
+        except control.ControlError as error:
+            raise ActionError(str(error)) from None
+
+    @asynccontextmanager
+    async def clients(self) -> AsyncIterator[Clients]:
+        from gantry_operator.platforms.local.certificates import client_options
+        from gantry_operator.platforms.local.leaving_groups import running_cluster
+        from gantry_operator.platforms.local.manifest import load_saved
+        from gantry_operator.platforms.local.status import name_server_addresses, why_nothing_runs
+        from gantry_operator.platforms.local.users import super_user
+
+        saved = load_saved(self.folder)
+        servers = name_server_addresses(self.folder)
+        why = why_nothing_runs(self.folder, saved)
+        if why:
+            raise ActionError(why)
+        tls = client_options(saved, self.folder)
+        names = running_cluster(self.folder, saved).group_names
+        yield Clients(servers, super_user(self.folder), tls, names)
+
+    def live(self) -> AbstractAsyncContextManager[Source]:
+        from gantry_operator.platforms.local.status import live_source
+
+        return live_source(self.folder)
+
+    @asynccontextmanager
+    async def users(self) -> AsyncIterator[Any]:
+        from gantry_operator.actions.local_users import LocalUsers
+        from gantry_operator.platforms.local.manifest import load_saved
+
+        yield LocalUsers(self.folder, load_saved(self.folder).name)
+
+    @asynccontextmanager
+    async def resources(self) -> AsyncIterator[Any]:
+        from gantry_operator.actions.local_resources import LocalResources
+        from gantry_operator.platforms.local.manifest import load_saved
+
+        yield LocalResources(self.folder, load_saved(self.folder).name, self.remarks)

@@ -1,0 +1,173 @@
+"""Create, list, import and delete users, and rotate their keys."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from gantry_operator.access import ADMIN
+from gantry_operator.access.wanted import ACCESS_KEY, SECRET_KEY
+from gantry_operator.actions.errors import ActionError, Cause
+from gantry_operator.actions.plain_acl import Account
+from gantry_operator.actions.target import Remarks, Target
+from gantry_operator.api import BrokerUser
+from gantry_operator.api.manifest import problems_of
+
+IN_FORCE_S: Final = 10.0
+"""Seconds to wait until the members know a change."""
+
+POLL_S: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class NewUser:
+    """The options of `gantry user create`."""
+
+    name: str
+    access_key: str | None
+    super_user: bool
+    allow: Sequence[str]
+    deny: Sequence[str]
+    existing_secret: str | None = None
+
+
+def rule_of(text: str, decision: str) -> dict[str, Any]:
+    """A rule from `TYPE:NAME:ACTIONS`: Topic:orders-*:Pub,Sub. A `*` at the end is a prefix, alone every name.
+
+    Raises ActionError.
+    """
+    parts = text.split(":")
+    if len(parts) != 3 or not all(parts):
+        raise ActionError(
+            f"{text!r} is no rule: write TYPE:NAME:ACTIONS, for example Topic:orders-*:Pub,Sub", Cause.BAD_INPUT
+        )
+    kind, name, actions = parts
+    pattern = "Any" if name == "*" else "Prefix" if name.endswith("*") else "Literal"
+    return {
+        "type": kind,
+        "name": "" if pattern == "Any" else name.removesuffix("*"),
+        "pattern": pattern,
+        "actions": [a.strip() for a in actions.split(",") if a.strip()],
+        "decision": decision,
+    }
+
+
+def user_of(wanted: NewUser, cluster: str, namespace: str) -> BrokerUser:
+    """Raises ActionError."""
+    spec: dict[str, Any] = {
+        "superUser": wanted.super_user,
+        "rules": [rule_of(t, "Allow") for t in wanted.allow] + [rule_of(t, "Deny") for t in wanted.deny],
+    }
+    if wanted.access_key is not None:
+        spec["accessKey"] = wanted.access_key
+    if wanted.existing_secret is not None:
+        spec["secret"] = {"name": wanted.existing_secret}
+    try:
+        return BrokerUser.make(wanted.name, cluster, namespace, **spec)
+    except ValidationError as error:
+        raise ActionError("; ".join(map(str, problems_of(error.errors(), BrokerUser))), Cause.BAD_INPUT) from None
+
+
+async def create_user(target: Target, wanted: NewUser) -> str:
+    """Create a user. Returns where its key lies. Raises ActionError."""
+    if wanted.name == ADMIN:
+        raise ActionError(f"{ADMIN} is the super user that every cluster has: write another name", Cause.BAD_INPUT)
+    async with target.users() as found:
+        user = user_of(wanted, found.cluster, found.namespace)
+        await found.create(user)
+        await _in_force(found, wanted.name, target.remarks)
+        place: str = await found.key_place(wanted.name)
+        return place
+
+
+async def list_users(target: Target) -> list[dict[str, Any]]:
+    """The BrokerUsers by name, without their keys. Raises ActionError."""
+    async with target.users() as found:
+        return sorted(await found.list(), key=lambda u: str(u["metadata"]["name"]))
+
+
+async def delete_user(target: Target, name: str) -> None:
+    """Raises ActionError."""
+    if name == ADMIN:
+        raise ActionError(f"{ADMIN} is the super user that every cluster has: it cannot be deleted", Cause.BAD_INPUT)
+    async with target.users() as found:
+        await found.delete(name)
+
+
+async def rotate_key(target: Target, name: str) -> str:
+    """Ask for a new key and wait for it. Returns where it lies. Raises ActionError."""
+    async with target.users() as found:
+        before = await found.key(name)
+        await found.rotate(name, f"{time.time_ns()}")
+        deadline = time.monotonic() + IN_FORCE_S
+        while await found.key(name) == before:
+            if time.monotonic() > deadline:
+                why = await found.why_not(name)
+                raise ActionError(
+                    f"the key of {name} has not changed: {why or 'is the operator running?'}", Cause.NOT_IN_TIME
+                )
+            await asyncio.sleep(POLL_S)
+        place: str = await found.key_place(name)
+        return place
+
+
+async def key_of(target: Target, name: str) -> tuple[str, str]:
+    """Return the access key and the secret key of a user. Raises ActionError."""
+    async with target.users() as found:
+        keys: tuple[str, str] = await found.key(name)
+        return keys
+
+
+async def import_accounts(target: Target, accounts: Sequence[Account]) -> list[str]:
+    """Create a user for each account. Returns their names. Raises ActionError."""
+    names = []
+    async with target.users() as found:
+        known = {str(u["metadata"]["name"]) for u in await found.list()}
+        twice = sorted(known & {a.name for a in accounts})
+        if twice:
+            raise ActionError(f"{', '.join(twice)} exists already: delete it first, or take it out of the file")
+        users = [_imported(a, found.cluster, found.namespace) for a in accounts]
+        for account, user in zip(accounts, users, strict=True):
+            assert user.spec.secret is not None
+            await found.put_secret(user.spec.secret.name, {ACCESS_KEY: account.access_key, SECRET_KEY: account.secret})
+            await found.create(user)
+            names.append(account.name)
+        for name in names:
+            await _in_force(found, name, target.remarks)
+    return names
+
+
+def _imported(account: Account, cluster: str, namespace: str) -> BrokerUser:
+    spec: dict[str, Any] = {
+        "accessKey": account.access_key, "superUser": account.admin, "rules": list(account.rules),
+        "secret": {"name": f"{cluster}-key-{account.name}"},
+    }  # fmt: skip
+    try:
+        return BrokerUser.make(account.name, cluster, namespace, **spec)
+    except ValidationError as error:
+        said = "; ".join(map(str, problems_of(error.errors(), BrokerUser)))
+        raise ActionError(f"account {account.access_key}: {said}", Cause.BAD_INPUT) from None
+
+
+async def _in_force(found: Any, name: str, remarks: Remarks) -> None:
+    """Wait until the members know the user, and say why if they do not. Raises ActionError for a refused user."""
+    deadline = time.monotonic() + IN_FORCE_S
+    why = "is the operator running?"
+    while time.monotonic() < deadline:
+        state = await found.state(name)
+        if state is None:
+            remarks.note(f"no `gantry up` runs: {name} is known to the brokers once one does")
+            return
+        status, reason, message = state
+        if status == "True":
+            return
+        if reason not in ("", "Waiting"):
+            raise ActionError(f"{name} is refused: {message}")
+        why = message or why
+        await asyncio.sleep(POLL_S)
+    raise ActionError(f"{name} is not in force after {IN_FORCE_S:.0f} s: {why}", Cause.NOT_IN_TIME)
