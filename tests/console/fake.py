@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 from gantry_operator.actions.errors import ActionError
+from gantry_operator.actions.target import LoggedRemarks
 from gantry_operator.console.access import OneTimeLinks, Session, Sessions
 from gantry_operator.console.app import make_app
 from gantry_operator.console.collector import Collector
@@ -64,6 +65,8 @@ def tables(topics: int = 3, now_ms: int = 1_000_000, sent: int = 0) -> dict[str,
 
 class NoBrokers:
     """A target whose brokers cannot be reached."""
+
+    remarks = LoggedRemarks()
 
     def clients(self) -> Any:
         raise ActionError("no broker answers")

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from gantry_operator.actions.errors import ActionError
 from gantry_operator.actions.kubernetes_target import KubernetesTarget
 from gantry_operator.api import BrokerCluster, BrokerTopic, BrokerUser
 from gantry_operator.cli import analytics_on_demand as ondemand
@@ -230,7 +231,7 @@ async def test_a_refusal_of_the_api_server_is_one_line(
 
     for module in (kube_target, ondemand):
         monkeypatch.setattr(module, "KubeTarget", Opened)
-    with pytest.raises(CliError, match="the Kubernetes API server refuses or does not answer: it is down"):
+    with pytest.raises(ActionError, match="the Kubernetes API server refuses or does not answer: it is down"):
         await command()
 
 

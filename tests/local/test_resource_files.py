@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from gantry_operator.actions.errors import ActionError
 from gantry_operator.actions.local_resources import LocalResources, keep_local
+from gantry_operator.actions.target import LoggedRemarks
 from gantry_operator.api import BrokerTopic, ConsumerGroup
 from gantry_operator.platforms.local import topics
 from gantry_operator.platforms.local.folder import ClusterFolder
@@ -60,7 +61,7 @@ async def test_a_resource_that_is_created_again_has_nothing_of_the_former_ones_s
     again = topics.LocalTopicStore(folder, lambda *_: None).observe()
     assert again is not None
     assert again.topics[0].known.generation == 1
-    await LocalResources(folder, "t").delete("BrokerTopic", "x")
+    await LocalResources(folder, "t", LoggedRemarks()).delete("BrokerTopic", "x")
     keep_local(folder, [BrokerTopic.make("x", "t", queuesPerGroup=2)], [])
     assert topics.described(folder, "BrokerTopic")[0]["status"] == {}
     for one in (store, topics.LocalTopicStore(folder, lambda *_: None)):
@@ -72,7 +73,7 @@ async def test_a_resource_that_is_created_again_has_nothing_of_the_former_ones_s
 async def test_a_deletion_that_is_done_removes_no_resource_that_was_written_again(folder: ClusterFolder) -> None:
     store = topics.LocalTopicStore(folder, lambda *_: None)
     keep_local(folder, [BrokerTopic.make("x", "t", deletionPolicy="Delete")], [])
-    await LocalResources(folder, "t").delete("BrokerTopic", "x")
+    await LocalResources(folder, "t", LoggedRemarks()).delete("BrokerTopic", "x")
     found = store.observe()
     assert found is not None
     assert found.topics[0].deleting
