@@ -1,4 +1,4 @@
-"""What a report is about: its parameters, and what is known of the log's surroundings."""
+"""What a report is about: its parameters, and the facts around the log."""
 
 from __future__ import annotations
 
