@@ -4,6 +4,7 @@
 # make nightly what has no time in .ci/run, for a whole night: docs/testing.md
 # make bench   most figures of docs/figures.md
 # make dist    wheels and source archives of both distributions, into dist/
+# make site    docs/ as a site, into build/site; a link that leads nowhere ends it
 # make wheels  wheels of the compiled core for x86-64 and aarch64, into dist/ (needs rustup)
 # make lock    write the lock files again, after a change of dependencies (needs uv)
 
@@ -14,7 +15,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 JOBS ?= 3
 
-.PHONY: help demo test lint nightly bench dist lock env core wheels clean
+.PHONY: help demo test lint nightly bench dist site lock env core wheels clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -36,6 +37,9 @@ bench: $(VENV)/.dev
 
 dist: $(VENV)/.dev
 	@$(BIN)/python -m distributions.build
+
+site: $(VENV)/.dev
+	@$(BIN)/python -m distributions.site
 
 lock:
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(or $(PYTHON),python3) requirements/lock.py
