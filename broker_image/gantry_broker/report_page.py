@@ -20,11 +20,11 @@ def pack(page: bytes) -> bytes | None:
     return packed if len(page) <= MAX_PAGE and len(packed) <= MAX_PACKED else None
 
 
-def unpack(packed: bytes) -> bytes | None:
-    """Return the page; None: these bytes are none, or more than a page may have."""
+def unpack(packed: bytes, most: int = MAX_PAGE) -> bytes | None:
+    """Return the page; None: these bytes are none, or more than `most`."""
     reader = zlib.decompressobj(wbits=31)
     try:
-        page = reader.decompress(packed, MAX_PAGE + 1)
+        page = reader.decompress(packed, most + 1)
     except zlib.error:
         return None
-    return page if reader.eof and len(page) <= MAX_PAGE else None
+    return page if reader.eof and len(page) <= most else None

@@ -6,8 +6,9 @@ those of RocketMQ 4.9.7 (`BrokerConfig`, `MessageStoreConfig`) unless a comment 
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
+from gantry_broker.protocol.digits import whole_number
 from gantry_broker.remoting.budget import CONNECTIONS_OF_ADDRESS
 
 
@@ -81,3 +82,16 @@ class BrokerSettings(BaseModel):
     )
     traceTopicEnable: bool = Field(False, description="Make the system topic that message traces go to.")
     brokerPermission: int = Field(6, ge=0, le=7, description="4 read, 2 write, 6 both.")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _digits(cls, value: object, info: ValidationInfo) -> object:
+        """Read a number that is a text. Pydantic would also take `1_000`, `+5` and ` 5 `, which RocketMQ reads
+        differently or not at all. Raises ValueError.
+        """
+        if not isinstance(value, str) or cls.model_fields[info.field_name or ""].annotation is not int:
+            return value
+        number = whole_number(value)
+        if number is None:
+            raise ValueError("a whole number in the digits 0 to 9 is expected")
+        return number

@@ -170,6 +170,11 @@ async def test_a_batch_acknowledges_some_of_a_pop(bench: Bench) -> None:
     assert answer.code == 0
     assert sorted(answer.ext["noEffect"].split(";")) == ["1:0", "1:2", "1:3", "2:0", "2:1", "2:4"]
     assert not (await bench.ask(RequestCode.BATCH_ACK_MESSAGE, body=body)).ext
+    for name in ("so", "pt", "it", "rq"):
+        body = fastjson.dumps({"brokerName": "demo-a", "acks": [{**entry, name: -1}, entry]})
+        answer = await bench.ask(RequestCode.BATCH_ACK_MESSAGE, {"results": "true"}, body)
+        assert answer.code == 0, "one entry that is wrong refuses no other"
+        assert {one.partition(":")[0] for one in answer.ext["noEffect"].split(";")} == {"0"}
     far = {**entry, "b": base64.b64encode(b"\xff").decode(), "q": 9}
     body = fastjson.dumps({"brokerName": "demo-a", "acks": [far]})
     assert (await bench.ask(RequestCode.BATCH_ACK_MESSAGE, body=body)).code == 0

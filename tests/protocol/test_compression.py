@@ -46,6 +46,13 @@ def test_any_bytes_are_a_body_or_refused(kind: Compression, body: bytes) -> None
     assert len(plain) <= 1_000
 
 
+@kinds
+def test_a_limit_of_no_bytes_is_one(kind: Compression) -> None:
+    assert decompress(compress(b"", kind), kind.value, 0) == b""
+    with pytest.raises(RecordError, match="over 0 bytes"):
+        decompress(compress(bytes(1_000_000), kind), kind.value, 0)
+
+
 def test_bodies_of_other_writers() -> None:
     assert decompress(b"plain", 0, 1) == b"plain"
     assert decompress(zlib.compress(b"old"), SysFlag.COMPRESSED, 100) == b"old", "4.x sets no kind"

@@ -21,7 +21,7 @@ from gantry_broker.http.limits import (
     STALLED_S,
     Phase,
     State,
-    longest_waiting,
+    most_dispensable,
     overdue,
 )
 from gantry_broker.timeslice import TimeSlices
@@ -67,6 +67,7 @@ def test_an_answer_may_take_for_ever_while_the_client_takes_it() -> None:
 @dataclass
 class Waiting:
     state: State
+    address: str = "192.0.2.1"
 
     def look(self, now: float) -> None:
         """Nothing to see."""
@@ -79,10 +80,22 @@ def test_the_one_that_waits_longest_makes_room() -> None:
     old, new = Waiting(State(Phase.HEAD, 1.0)), Waiting(State(Phase.HEAD, 2.0))
     trusted = Waiting(State(Phase.IDLE, 0.0, trusted=True))
     busy, closing = Waiting(State(Phase.ANSWER, 0.0)), Waiting(State(Phase.CLOSING, 3.0))
-    assert longest_waiting([new, old, trusted, busy]) is old
-    assert longest_waiting([trusted, busy]) is trusted
-    assert longest_waiting([busy]) is None
-    assert longest_waiting([new, old, closing]) is closing
+    assert most_dispensable([new, old, trusted, busy]) is old
+    assert most_dispensable([trusted, busy]) is trusted
+    assert most_dispensable([busy]) is None
+    assert most_dispensable([new, old, closing]) is closing
+    stalled = Waiting(State(Phase.ANSWER, 5.0, stalled_since=6.0))
+    assert most_dispensable([busy, stalled]) is stalled, "its client does not read"
+    assert most_dispensable([busy, stalled, new]) is new
+
+
+def test_an_address_with_many_connections_closes_its_own() -> None:
+    flood = [Waiting(State(Phase.HEAD, 10.0 + n), "192.0.2.9") for n in range(5)]
+    old = Waiting(State(Phase.HEAD, 1.0), "192.0.2.1")
+    assert most_dispensable([old, *flood]) is flood[0]
+    stalled = [Waiting(State(Phase.ANSWER, 3.0, stalled_since=3.0), "192.0.2.9") for _ in range(3)]
+    reader = Waiting(State(Phase.ANSWER, 0.0, stalled_since=1.0), "192.0.2.1")
+    assert most_dispensable([reader, *stalled]) is stalled[0]
 
 
 @pytest.mark.parametrize(

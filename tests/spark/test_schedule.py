@@ -10,7 +10,7 @@ import pytest
 import yaml
 from gantry_operator.api import BrokerCluster, cron
 from gantry_operator.api.status import AnalyticsStatus
-from gantry_operator.cli.analytics_on_demand import from_log
+from gantry_operator.cli.analytics_on_demand import MAX_REPORT, from_log
 from gantry_operator.cli.errors import CliError
 from gantry_operator.platforms.kubernetes.analytics import jobs, manifests
 from gantry_operator.platforms.kubernetes.analytics.status import analytics_status, from_termination_message, run_events
@@ -371,6 +371,9 @@ def test_the_pod_for_the_page_and_its_output(tmp_path: Path, capsys: pytest.Capt
     assert from_log(f"a warning\n{said}another\n") == page
     with pytest.raises(CliError, match="not complete"):
         from_log(said[: len(said) // 2])
+    bomb = "\n".join(showlog.to_lines(bytes(MAX_REPORT + 1)))
+    with pytest.raises(CliError, match=f"over {MAX_REPORT} bytes"):
+        from_log(bomb)
 
 
 def test_errors_of_java_become_one_line() -> None:

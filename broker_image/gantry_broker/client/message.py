@@ -152,10 +152,17 @@ class ReceivedMessage:
 
     @property
     def body(self) -> bytes:
-        """The decompressed body. Raises RecordError when the compressed one is damaged."""
-        if self._body is None:
-            self._body = self.record.payload()
-        return self._body
+        """The decompressed body. Raises RecordError when the compressed one is damaged.
+
+        It is kept for the next access, one of over `MAX_BODY` bytes is not: some KiB may become 64 MiB, and a consumer
+        holds many messages.
+        """
+        if self._body is not None:
+            return self._body
+        body = self.record.payload()
+        if len(body) <= MAX_BODY:
+            self._body = body
+        return body
 
     @property
     def properties(self) -> dict[str, str]:

@@ -16,7 +16,7 @@ import h11
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from gantry_broker.http.limits import Connections, Phase, State, end_with
+from gantry_broker.http.limits import Connections, Phase, State, address_of, end_with
 from gantry_broker.inbox import Inbox
 
 PIECE: Final = 2 * 1024
@@ -51,6 +51,7 @@ class LimitedConnection(H11Protocol):
         super().__init__(**given)
         self.app_state = {**self.app_state, "connection": self}
         self.state = State(Phase.HEAD, self.loop.time())
+        self.address = ""
         self._table = table
         self._inbox = Inbox(table.slices, self, PIECE)
         self._reading = False
@@ -79,6 +80,7 @@ class LimitedConnection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = self._flow = _Flow(transport)
+        self.address = address_of(transport)
         self._table.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -88,6 +88,8 @@ class Limited(Protocol):
     """A connection, as `Connections` needs it."""
 
     state: State
+    address: str
+    """The peer's."""
 
     def look(self, now: float) -> None:
         """Bring `state` up to date."""
@@ -101,13 +103,28 @@ class Limited(Protocol):
 T = TypeVar("T", bound=Limited)
 
 
-def longest_waiting(connections: Iterable[T]) -> T | None:
-    """Return the connection to close when there are too many. One that is being closed goes first, then one without
-    a token before one with it, and of these the one that has waited longest. None: all have a request under way.
+def most_dispensable(connections: Iterable[T]) -> T | None:
+    """Return the connection to close when there are too many. One that is being closed goes first, then one that waits,
+    then one whose client does not read its answer; always one without a token before one with it. Of these it is one of
+    the address with the most connections, and there the one that has waited longest: no address closes the connections
+    of others. None: all have a request under way.
     """
-    waiting = [c for c in connections if c.state.phase is not Phase.ANSWER]
+    everyone = list(connections)
+    of_address = Counter(c.address for c in everyone if not c.state.trusted)
+
+    def rank(c: T) -> tuple[bool, int, float]:
+        return c.state.trusted, -of_address[c.address], c.state.since
+
+    waiting = [c for c in everyone if c.state.phase is not Phase.ANSWER]
     closing = [c for c in waiting if c.state.phase is Phase.CLOSING]
-    return min(closing or waiting, key=lambda c: (c.state.trusted, c.state.since), default=None)
+    stalled = [c for c in everyone if c.state.stalled_since is not None]
+    return min(closing or waiting or stalled, key=rank, default=None)
+
+
+def address_of(transport: asyncio.BaseTransport) -> str:
+    """Return the peer's address without its port; empty if it is not known."""
+    name = transport.get_extra_info("peername")
+    return str(name[0]) if name else ""
 
 
 class Connections:
@@ -126,9 +143,9 @@ class Connections:
         return len(self._all)
 
     def opened(self, connection: Limited) -> None:
-        """Add a connection. One too many closes the one that has waited longest, which may be this one."""
+        """Add a connection. One too many closes another one, or this one."""
         if len(self._all) >= self.most:
-            victim = longest_waiting(self._all)
+            victim = most_dispensable(self._all)
             if victim is None:
                 self.refuse("connections")
                 connection.end("503 Service Unavailable")

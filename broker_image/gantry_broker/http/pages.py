@@ -9,17 +9,21 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import Final, cast
 
 from gantry_broker import descriptors
 from gantry_broker.contracts.token_file import TokenFile
 from gantry_broker.http.guard import shows
 from gantry_broker.http.hosts import AllowedHosts
-from gantry_broker.http.limits import MAX_HEAD, Connections, Phase, State, end_with, handshakes
+from gantry_broker.http.limits import MAX_HEAD, Connections, Phase, State, address_of, end_with, handshakes
+from gantry_broker.inbox import Inbox
 from gantry_broker.remoting.tls_ports import PortsTls
+from gantry_broker.timeslice import TimeSlices
 
 log = logging.getLogger(__name__)
 
+SHARE: Final = 0.05
+"""The share of a core that making one page may take: until then its readers get the last one."""
 TEXT = "text/plain; charset=utf-8"
 
 
@@ -51,16 +55,20 @@ class PageServer:
         tls: PortsTls | None = None,
         token: TokenFile | None = None,
         closed: Pages | None = None,
+        slices: TimeSlices | None = None,
     ) -> None:
         """`tls`: the server speaks HTTPS if this has a certificate for it. `closed`: pages that need the `token`;
-        without a token file they are not served.
+        without a token file they are not served. `slices`: the time of the event loop that all connections share with
+        the other ports of the process.
         """
         self.token = token
         self.closed = {} if token is None or closed is None else closed
         self.pages = {**pages, **self.closed}
         self.hosts = hosts
         self._gate = None if tls is None else tls.http_gate(handshakes(most))
-        self.connections = Connections(most if self._gate is None else most - handshakes(most))
+        self.connections = Connections(most if self._gate is None else most - handshakes(most), slices)
+        self._kept: dict[str, tuple[Page, float]] = {}
+        """The last page by path, and until when by the event loop's clock it is given again."""
         self._where = (host, port)
         self._server: asyncio.Server | None = None
 
@@ -76,6 +84,21 @@ class PageServer:
     def _accept(self) -> asyncio.Protocol:
         return _Connection(self) if self._gate is None else self._gate.accept(lambda: _Connection(self))
 
+    async def page(self, path: str) -> Page:
+        """Make the page of a known path in its turn. Raises what making it raises."""
+        slices, loop = self.connections.slices, asyncio.get_running_loop()
+        await slices.grant()
+        kept = self._kept.get(path)
+        if kept is not None and loop.time() < kept[1]:
+            return kept[0]
+        begun, used_s = slices.clock(), slices.used_s
+        made = self.pages[path]()
+        slices.spent(begun, used_s)
+        if not isinstance(made, Page):
+            return await made
+        self._kept[path] = made, loop.time() + (slices.clock() - begun) / SHARE
+        return made
+
     def close(self) -> None:
         self.connections.close()
         if self._gate is not None:
@@ -86,7 +109,7 @@ class PageServer:
 
 
 class _Connection(asyncio.Protocol):
-    """Answer one GET and close."""
+    """Answer one GET and close. What it brings, and the page, wait for their turn: see `gantry_broker.inbox`."""
 
     def __init__(self, server: PageServer) -> None:
         self._server = server
@@ -95,6 +118,8 @@ class _Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
         self.state = State(Phase.HEAD, self._loop.time())
+        self.address = ""
+        self._inbox = Inbox(server.connections.slices, self)
 
     # ---- for Connections
 
@@ -110,25 +135,48 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self.address = address_of(transport)
         self._server.connections.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._inbox.leave()
         self._server.connections.closed(self)
         if self._task is not None:
             self._task.cancel()
 
     def data_received(self, data: bytes) -> None:
+        """Drop what comes after the head: a body, or another request."""
+        if self.state.phase is Phase.HEAD and self._transport is not None and not self._transport.is_closing():
+            self._inbox.received(data)
+
+    # ---- its input in turns: `inbox.Owner`
+
+    def handle(self, data: bytes) -> bool:
         if self.state.phase is not Phase.HEAD or self._transport is None or self._transport.is_closing():
-            return
+            return False
         self._head += data[: MAX_HEAD + 1]
         if b"\r\n\r\n" not in self._head and len(self._head) <= MAX_HEAD:
-            return
+            return False
         self.state.enter(Phase.ANSWER, self._loop.time())
         lines = self._head.split(b"\r\n\r\n", 1)[0].decode("latin-1").split("\r\n")
         if len(self._head) > MAX_HEAD:
             self._answer(Page(TEXT, b"the request is too long\n", "431 Request Header Fields Too Large"))
-            return
-        self._task = self._loop.create_task(self._respond(lines))
+        else:
+            self._task = self._loop.create_task(self._respond(lines))
+        return False
+
+    def pause_input(self, wait: bool) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading() if wait else self._transport.resume_reading()
+
+    def input_ended(self) -> None:
+        """Do nothing: what was read is handled."""
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    # ---- the answer
 
     async def _respond(self, lines: list[str]) -> None:
         words = lines[0].split(" ")
@@ -140,10 +188,9 @@ class _Connection(asyncio.Protocol):
                 self._answer(Page(TEXT, why + b"\n", "421 Misdirected Request"))
                 return
         path = words[1].split("?")[0] if len(words) == 3 else ""
-        make = self._server.pages.get(path)
         if words[0] not in ("GET", "HEAD"):
             self._answer(Page(TEXT, b"only GET is answered\n", "405 Method Not Allowed"))
-        elif make is None:
+        elif path not in self._server.pages:
             known = " ".join(sorted(self._server.pages))
             self._answer(Page(TEXT, f"nothing here; try {known}\n".encode(), "404 Not Found"))
         elif path in self._server.closed and (refusal := await self._without_token(fields)) is not None:
@@ -151,8 +198,7 @@ class _Connection(asyncio.Protocol):
             self._answer(refusal)
         else:
             try:
-                made = make()
-                page = made if isinstance(made, Page) else await made
+                page = await self._server.page(path)
             except Exception:
                 log.exception("the page %s", path)
                 page = Page(TEXT, b"this page cannot be made, see the log\n", "500 Internal Server Error")

@@ -67,8 +67,9 @@ class NameServer:
         if settings.http_port is not None:
             hosts = AllowedHosts(settings.http_hosts)
             self._http = PageServer(
-                self._pages(), settings.listen_host, settings.http_port, hosts=hosts, most=budget.http, tls=self.tls
-            )
+                self._pages(), settings.listen_host, settings.http_port, hosts=hosts, most=budget.http, tls=self.tls,
+                slices=self.service.slices,
+            )  # fmt: skip
         self._scanner: asyncio.Task[None] | None = None
 
     @property

@@ -63,8 +63,8 @@ def decompress(body: bytes, sys_flag: int, limit: int) -> bytes:
 
 def _zlib(body: bytes, limit: int) -> bytes:
     engine = zlib.decompressobj()
-    plain = engine.decompress(body, limit)
-    if engine.unconsumed_tail:
+    plain = engine.decompress(body, limit + 1)  # 0 would mean without a limit.
+    if len(plain) > limit:
         raise _too_long(limit)
     if not engine.eof:
         raise _truncated()

@@ -133,6 +133,7 @@ class Proxy:
                     tls=self._http_tls,
                     token=None if config.token_file is None else TokenFile(config.token_file),
                     closed={"/v1/clients": self._clients},
+                    slices=self.endpoint.shared.slices,
                 )
                 self._http_tls.start()
                 await self._pages.start()

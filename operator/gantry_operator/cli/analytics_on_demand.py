@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import gzip
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
+
+from gantry_broker.report_page import unpack
 
 from gantry_operator.actions.errors import api_server_error
 from gantry_operator.cli.errors import CliError, Exit
@@ -23,6 +24,8 @@ SHOW_TIMEOUT_S = 120.0
 SHOW_BEGIN = "-----BEGIN GANTRY REPORT-----"
 SHOW_END = "-----END GANTRY REPORT-----"
 """The lines around a file in the output of `gantry_spark.showlog`. That package may be missing here."""
+MAX_REPORT = 64 << 20
+"""Bytes of a file of a report. The pod's log is read as it is, so its lines may unpack to anything."""
 
 
 async def analyze(
@@ -148,6 +151,13 @@ def from_log(text: str) -> bytes:
     lines = text.splitlines()
     try:
         begin, end = lines.index(SHOW_BEGIN), lines.index(SHOW_END)
-        return gzip.decompress(base64.b64decode("".join(lines[begin + 1 : end]), validate=True))
-    except (ValueError, OSError, EOFError):
-        raise CliError("the report cannot be fetched: the log of the pod that shows it is not complete") from None
+        packed = base64.b64decode("".join(lines[begin + 1 : end]), validate=True)
+    except ValueError:
+        packed = b""
+    report = unpack(packed, MAX_REPORT)
+    if report is None:
+        raise CliError(
+            f"the report cannot be fetched: the log of the pod that shows it is not complete, or the report has over "
+            f"{MAX_REPORT} bytes"
+        )
+    return report

@@ -284,7 +284,7 @@ def make_app(
         q: str = "",
         sort: str = "name",
         system: bool = False,
-        page_number: Annotated[int, Query(alias="page", ge=1, le=1_000_000)] = 1,
+        page_number: Annotated[WholeNumber, Query(alias="page", ge=1, le=1_000_000)] = 1,
     ) -> Response:
         found = choose_topics(place.snapshot.tables.topics.values(), q, sort, system)
         return page(
@@ -310,7 +310,7 @@ def make_app(
         q: str = "",
         sort: str = "lag",
         system: bool = False,
-        page_number: Annotated[int, Query(alias="page", ge=1, le=1_000_000)] = 1,
+        page_number: Annotated[WholeNumber, Query(alias="page", ge=1, le=1_000_000)] = 1,
     ) -> Response:
         found = choose_groups(place.snapshot.tables.groups.values(), q, sort, system)
         return page(
@@ -418,7 +418,7 @@ def make_app(
         request: Request,
         place: Here,
         q: str = "",
-        page_number: Annotated[int, Query(alias="page", ge=1, le=1_000_000)] = 1,
+        page_number: Annotated[WholeNumber, Query(alias="page", ge=1, le=1_000_000)] = 1,
     ) -> Response:
         tables = place.snapshot.tables
         return page(

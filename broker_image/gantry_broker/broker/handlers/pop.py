@@ -260,7 +260,7 @@ def _present(broker: BrokerContext, entry: BatchAck) -> int:
         return 0
     start, bits = entry.start_offset, entry.bits
     if min(start, entry.pop_ms, entry.invisible_ms, entry.revive_queue) < 0:
-        raise BadField("acks", str(start), "so, pt, it and rq of 0 or more")
+        return 0  # No broker gave such a handle; the other entries count.
     low, high = broker.store.min_offset(topic, entry.queue_id), broker.store.max_offset(topic, entry.queue_id)
     size = bits.bit_length()
     if high < start + size:

@@ -62,6 +62,7 @@ from gantry_broker.http.hosts import AllowedHosts
 from gantry_broker.http.limits import IDLE_S, MAX_HEAD, Connections, handshakes
 from gantry_broker.http.openmetrics import content_type, metric, pieces
 from gantry_broker.http.otlp import OtlpPush
+from gantry_broker.http.query import WholeNumber
 from gantry_broker.http.server import Server, accept
 from gantry_broker.protocol import plausible
 from gantry_broker.protocol.limits import MAX_ACCESS
@@ -410,10 +411,10 @@ def make_app(broker: BrokerContext, streams: StatusStreams, families: Callable[[
     @app.get("/v1/log/bytes")
     async def log_part(
         start: Annotated[
-            int, Query(alias="from", ge=0, le=plausible.MAX_OFFSET, description="Offset of the first byte.")
+            WholeNumber, Query(alias="from", ge=0, le=plausible.MAX_OFFSET, description="Offset of the first byte.")
         ],
-        to: Annotated[int, Query(ge=0, le=plausible.MAX_OFFSET, description="Offset after the last byte.")],
-        rate: Annotated[int, Query(ge=0, description="Bytes per second at most; 0: no limit.")] = 0,
+        to: Annotated[WholeNumber, Query(ge=0, le=plausible.MAX_OFFSET, description="Offset after the last byte.")],
+        rate: Annotated[WholeNumber, Query(ge=0, description="Bytes per second at most; 0: no limit.")] = 0,
     ) -> StreamingResponse:
         return log_bytes(broker, start, to, rate)
 
