@@ -60,7 +60,7 @@ def weight(data: SubscriptionData) -> int:
 class Subscription:
     """One group's subscription to one topic, with the tag hashes as a set."""
 
-    __slots__ = ("codes", "data")
+    __slots__ = ("__weakref__", "codes", "data")
 
     def __init__(self, data: SubscriptionData) -> None:
         """`data.version` is the client's clock in ms; a pull with a higher one is newer than the heartbeat."""

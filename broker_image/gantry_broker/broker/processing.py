@@ -53,7 +53,9 @@ class RequestProcessor:
     def __init__(
         self, context: BrokerContext, handlers: Mapping[int, HandlerFunction], sender: Sender, max_bytes: int
     ) -> None:
-        """`handlers`: by request code; `max_bytes`: of memory for costly requests that wait for their turn."""
+        """`handlers`: by request code; `max_bytes`: of memory for costly requests that wait for their turn, and for those
+        that wait for something else, polls aside.
+        """
         self.process_again: Callable[[Connection, list[Frame]], None] = self.process
         """Takes sends in a later pass of the event loop."""
         self._context = context
@@ -67,6 +69,8 @@ class RequestProcessor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._polls: set[asyncio.Task[None]] = set()
         self._waiting_bytes = 0
+        self._task_bytes = 0
+        """Bytes of the requests of `_tasks`."""
         self._ends = 0.0
         """By `time.perf_counter`: when the present read has had its time."""
 
@@ -186,14 +190,21 @@ class RequestProcessor:
             return
         polls = frame.code in POP_POLLS
         tasks = self._polls if polls else self._tasks
-        if len(tasks) >= (MAX_POLLS if polls else MAX_TASKS):
+        size = 0 if polls else request_bytes(frame)
+        if len(tasks) >= (MAX_POLLS if polls else MAX_TASKS) or self._task_bytes + size > self._max_bytes:
             result.close()
             code = ResponseCode.POLLING_FULL if polls else ResponseCode.SYSTEM_BUSY
             self._answer(conn, frame, error_answer(frame, code, "too many requests wait"), begun)
             return
         task = asyncio.get_running_loop().create_task(self._later(conn, frame, result, begun))
         tasks.add(task)
-        task.add_done_callback(tasks.discard)
+        self._task_bytes += size
+
+        def ended(task: asyncio.Task[None]) -> None:
+            tasks.discard(task)
+            self._task_bytes -= size
+
+        task.add_done_callback(ended)
 
     async def _later(
         self, conn: Connection, frame: Frame, work: Coroutine[Any, Any, Frame | None], begun: float

@@ -48,7 +48,7 @@ from gantry_broker.broker.pop.service import PopService
 from gantry_broker.broker.ports import Ports
 from gantry_broker.broker.processing import RequestProcessor
 from gantry_broker.broker.pull.checks import Pull, PullChecks
-from gantry_broker.broker.pull.filters import Filters
+from gantry_broker.broker.pull.filters import Filters, most_bytes
 from gantry_broker.broker.pull.held import HeldPulls
 from gantry_broker.broker.pull.service import PullService
 from gantry_broker.broker.pull.slave_reads import SlaveReads
@@ -131,7 +131,7 @@ def wire(
     loop_watch, slices = LoopWatch(), TimeSlices()
     shared = Shared(budget, lambda: settings.maxConnectionsPerAddress, slices)
     slices.on_ran = loop_watch.holds.ran
-    clients, locks, filters = ClientTable(max_links(memory)), QueueLocks(), Filters()
+    clients, locks, filters = ClientTable(max_links(memory)), QueueLocks(), Filters(most_bytes(memory))
     access = AccessControl(config, store)
     held: HeldPulls[Pull] = HeldPulls(owners=lambda pull: owners_of(pull.conn))
     stats = Stats(started_ms)

@@ -232,7 +232,11 @@ class NameService:
         return Frame.response_to(frame, ResponseCode.SUCCESS, ext={ACCESS_VERSION: str(version)})
 
     def _waits(self, conn: Connection, frame: Frame) -> bool:
-        waits = self._early.keep((conn, frame), steady_ms(), anybody=self.routes.has_master())
+        # Of the header only what the answer needs: 1,000 requests of 256 KiB each may wait.
+        question = Frame(frame.code, frame.opaque, frame.flag, ext={}, serialize=frame.serialize)
+        if (topic := frame.ext.get("topic")) is not None:
+            question.ext["topic"] = topic
+        waits = self._early.keep((conn, question), steady_ms(), anybody=self.routes.has_master())
         if waits:
             asyncio.get_running_loop().call_later((PATIENCE_MS + 10) / 1000, self._answer_early)
         return waits

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gantry_broker.admission import owners_of
 from gantry_broker.broker.errors import RequestRejected, failure_answer
 from gantry_broker.broker.forward import FORWARDED_HERE
-from gantry_broker.broker.handlers.requests import Later, Result, json_body, ok
+from gantry_broker.broker.handlers.requests import Later, Result, forget_content, json_body, ok
 from gantry_broker.broker.metadata.topics import group_fault, topic_fault
 from gantry_broker.broker.pop.requests import (
     MAX_INVISIBLE_MS,
@@ -104,6 +104,7 @@ def pop(broker: BrokerContext, conn: Connection, frame: Frame) -> Result:
     if header.maxMsgNums == 0:
         nothing_asked = Popped(status=PopStatus.NO_MESSAGE, pop_ms=now, invisible_ms=int(header.invisibleTime))
         return _popped(frame, nothing_asked)
+    forget_content(frame)
     give: list[Callable[[Frame], None]] = []
 
     def found(popped: Popped | Exception) -> None:
@@ -169,6 +170,7 @@ async def notification(broker: BrokerContext, conn: Connection, frame: Frame) ->
         attempt_id=header.attemptId or None,
         owners=owners_of(conn),
     )
+    forget_content(frame)
     found, full = await broker.pop.has_messages(request)
     return ok(frame, {"hasMsg": "true" if found else "false", "pollingFull": "true" if full else "false"})
 

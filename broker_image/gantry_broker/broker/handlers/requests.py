@@ -43,6 +43,13 @@ async def json_object(slices: TimeSlices, table: Mapping[str, T], to_json: Calla
     return b"{" + b",".join(parts) + b"}"
 
 
+def forget_content(request: Frame) -> None:
+    """Drops fields and body of a request that may wait long, once they are read: a header may have 256 KiB, and its
+    answer needs none of it.
+    """
+    request.ext, request.body = {}, b""
+
+
 def ok(request: Frame, ext: dict[str, str] | None = None, body: bytes = b"", remark: str | None = None) -> Frame:
     """Returns the answer SUCCESS."""
     return Frame.response_to(request, 0, remark, ext, body)

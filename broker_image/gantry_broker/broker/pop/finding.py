@@ -27,6 +27,7 @@ from gantry_broker.protocol.pop_handle import (
 from gantry_broker.timeslice import SLICE_S
 
 if TYPE_CHECKING:
+    from gantry_broker.broker.clients import Subscription
     from gantry_broker.broker.metadata.tables import Metadata
     from gantry_broker.broker.pop.log import PopLog
     from gantry_broker.broker.pull.sql92 import Filter
@@ -56,6 +57,8 @@ class Wanted:
     codes: frozenset[int] | None = None
     """Tag codes of the messages; None: any."""
     condition: Filter | None = None
+    subscription: Subscription | None = None
+    """What the filter was made of: it counts while the pop waits (`Filters.subscription`)."""
 
 
 @dataclass(slots=True)

@@ -349,16 +349,20 @@ class PopService:
         request.max_messages = min(max(request.max_messages, 1), MAX_MESSAGES)
         begun = perf_counter()
         try:
-            subscription = self._filters.subscription(request.topic, request.expression or "*", request.expression_type)
+            owner = str(request.owners[-1]) if request.owners else ""
+            subscription = self._filters.subscription(
+                request.topic, request.expression or "*", request.expression_type, owner
+            )
+            request.expression = subscription.data.expression  # One text for all pops with this filter.
             if subscription.is_tag:
                 every = subscription.data.expression in ("", "*")
-                return Wanted(request, None if every else subscription.codes or None)
+                return Wanted(request, None if every else subscription.codes or None, None, subscription)
             if not self._settings.enablePropertyFilter:
                 raise RequestRejected(
                     ResponseCode.SYSTEM_ERROR,
                     f"The broker does not support consumer to filter message by {subscription.data.expression_type}",
                 )
-            return Wanted(request, None, self._filters.compiled(subscription.data.expression))
+            return Wanted(request, None, self._filters.compiled(subscription.data.expression), subscription)
         except FilterSyntaxError as error:
             raise RequestRejected(
                 ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"parse the consumer's subscription failed: {error}"

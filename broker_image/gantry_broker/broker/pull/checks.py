@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+from gantry_broker.admission import owners_of
 from gantry_broker.broker.clients import Subscription
 from gantry_broker.broker.errors import RequestRejected
 from gantry_broker.broker.metadata.tables import offset_key
@@ -268,7 +269,7 @@ class PullChecks:
             )
         if header.maxMsgNums < 1:
             raise BadField("maxMsgNums", str(header.maxMsgNums), "a whole number of 1 or more")
-        members, subscription = self._subscription(header, group)
+        members, subscription = self._subscription(conn, header, group)
         asked = Consumption(header, topic, group, members, subscription)
         if asked.sql is not None:
             self._may_filter(asked.sql)
@@ -303,10 +304,13 @@ class PullChecks:
             self._of_templates.clear()
         self._of_templates[frame.template] = asked
 
-    def _subscription(self, header: PullHeader, group: SubscriptionGroup) -> tuple[ConsumerGroup | None, Subscription]:
+    def _subscription(
+        self, conn: Connection, header: PullHeader, group: SubscriptionGroup
+    ) -> tuple[ConsumerGroup | None, Subscription]:
         if header.sysFlag & PullFlag.SUBSCRIPTION:
             try:
-                return None, self._filters.subscription(header.topic, header.subscription or "*", header.expressionType)
+                expression, owner = header.subscription or "*", owners_of(conn)[1]
+                return None, self._filters.subscription(header.topic, expression, header.expressionType, owner)
             except FilterSyntaxError as error:
                 raise RequestRejected(
                     ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"parse the consumer's subscription failed: {error}"

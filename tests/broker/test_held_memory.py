@@ -1,0 +1,148 @@
+"""What requests that wait may hold: a few bytes, or some KiB, of a peer become no large memory of the broker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+import pytest
+from gantry_broker.broker.errors import RequestRejected
+from gantry_broker.broker.pull.filters import Filters
+from gantry_broker.namesrv.kv import KvConfig
+from gantry_broker.namesrv.service import NameService
+from gantry_broker.protocol.codes import RequestCode, ResponseCode
+from gantry_broker.protocol.frame import Frame
+from gantry_broker.remoting.connection import Connection
+
+from tests.broker.conftest import Bench, Wire
+
+MIB = 1 << 20
+
+
+def many_tags(seed: int, count: int = 2_000) -> str:
+    return "||".join(f"{seed:x}{n:x}" for n in range(count))
+
+
+def test_large_filters_count_while_something_holds_them() -> None:
+    filters = Filters(10 * MIB)
+    held = []
+    with pytest.raises(RequestRejected, match="are over the limit of") as refused:
+        for seed in range(100):
+            held.append(filters.subscription("T", many_tags(seed), "TAG", "user a"))
+    assert refused.value.code == ResponseCode.SYSTEM_BUSY
+    assert 2 < len(held) < 20
+    assert filters.held_bytes <= 5 * MIB, "one owner may hold as much as is free"
+    assert filters.subscription("T", many_tags(0), "TAG", "user b")
+    assert filters.subscription("T", "a || b", "TAG", "user a"), "a small one does not count"
+    before = filters.held_bytes
+    held.clear()
+    assert filters.subscription("T", many_tags(200), "TAG", "user a")
+    assert filters.held_bytes < before
+
+
+def test_expressions_of_sql_count_too() -> None:
+    filters, held = Filters(10 * MIB), []
+    with pytest.raises(RequestRejected):
+        for seed in range(1_000):
+            held.append(filters.subscription("T", f"a = {seed} AND " + "b = 1 AND " * 700 + "c = 1", "SQL92"))
+    assert len(held) < 100
+
+
+def pulls(bench: Bench, count: int) -> Iterator[Frame]:
+    for seed in range(count):
+        yield bench.frame(
+            RequestCode.PULL_MESSAGE,
+            bench.pull_ext(offset=1, sysFlag=6, suspendTimeoutMillis=60_000, subscription=many_tags(seed)),
+        )
+
+
+def pops(bench: Bench, count: int) -> Iterator[Frame]:
+    for seed in range(count):
+        ext = {
+            "consumerGroup": "G", "topic": "T", "queueId": 3, "maxMsgNums": 1, "invisibleTime": 60_000,
+            "pollTime": 60_000, "bornTime": bench.broker.clock.unix_ms(), "initMode": 1, "expType": "TAG",
+            "exp": many_tags(seed),
+        }  # fmt: skip
+        yield bench.frame(RequestCode.POP_MESSAGE, ext)
+
+
+@pytest.mark.parametrize("make", [pulls, pops])
+async def test_requests_that_wait_with_large_filters_are_bounded(
+    bench: Bench, make: Callable[[Bench, int], Iterator[Frame]]
+) -> None:
+    assert (await bench.send(b"x")).code == 0
+    filters = bench.broker.filters
+    filters._most_bytes = 8 * MIB
+    held = Wire(40_001)
+    for frame in make(bench, 40):
+        bench.give(frame, wire=held)
+        async with asyncio.timeout(10):
+            while bench.broker.slices.queue:
+                await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        while not held.frames:
+            await asyncio.sleep(0.01)
+    assert {frame.code for frame in held.frames} == {ResponseCode.SYSTEM_BUSY}
+    assert len(held.frames) > 20, "the others wait"
+    assert filters.held_bytes <= 5 * MIB
+    small = bench.frame(
+        RequestCode.PULL_MESSAGE, bench.pull_ext(offset=1, sysFlag=6, suspendTimeoutMillis=1, subscription="a || b")
+    )
+    before = len(held.frames)
+    bench.give(small, wire=held)
+    assert len(held.frames) == before, "a usual one waits"
+
+
+async def test_a_poll_that_waits_holds_nothing_of_its_header(bench: Bench) -> None:
+    assert (await bench.send(b"x")).code == 0
+    for code in (RequestCode.POP_MESSAGE, RequestCode.NOTIFICATION):
+        [frame] = pops(bench, 1)
+        frame.ext |= {"exp": "*", "bulk": "y" * 200_000}
+        frame.body = b"z" * 60_000
+        frame.code = code
+        bench.give(frame)
+        await asyncio.sleep(0)
+        async with asyncio.timeout(5):
+            while not (len(bench.broker.pop._waiting) or len(bench.broker.pop._notified)):
+                await asyncio.sleep(0.01)
+        assert not (frame.ext or frame.body)
+        bench.broker.pop.settle()
+
+
+async def test_requests_that_wait_in_tasks_are_bounded_by_their_bytes(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = asyncio.Event()
+
+    async def stored(change: object) -> None:
+        await waits.wait()
+
+    monkeypatch.setattr(bench.broker.changes, "append_and_wait", stored)
+    bench.parts.processor._max_bytes = MIB
+    frames = [
+        bench.frame(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "G", "bulk": "y" * 200_000}) for _ in range(20)
+    ]
+    for frame in frames:
+        bench.give(frame)
+        await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        while len(bench.wire.frames) < 10:
+            await asyncio.sleep(0.01)
+    assert {frame.code for frame in bench.wire.frames} == {ResponseCode.SYSTEM_BUSY}
+    waits.set()
+    async with asyncio.timeout(10):
+        while len(bench.wire.frames) < 20:
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0)
+    assert bench.parts.processor._task_bytes == 0
+    assert (await bench.ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "G"})).code == 0
+
+
+async def test_a_question_before_the_first_master_holds_its_topic_alone() -> None:
+    service = NameService("ns", KvConfig(None))
+    conn = Connection(service)
+    service.on_open(conn)
+    frame = Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, 7, ext={"topic": "T", "bulk": "y" * 200_000})
+    service.on_frames(conn, [frame])
+    [(_, (_, kept))] = service._early._waiting
+    assert (kept.ext, kept.opaque, kept.code) == ({"topic": "T"}, 7, frame.code)
