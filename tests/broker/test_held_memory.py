@@ -15,6 +15,7 @@ from gantry_broker.protocol.frame import Frame
 from gantry_broker.remoting.connection import Connection
 
 from tests.broker.conftest import Bench, Wire
+from tests.support.running import until
 
 MIB = 1 << 20
 
@@ -23,13 +24,23 @@ def many_tags(seed: int, count: int = 2_000) -> str:
     return "||".join(f"{seed:x}{n:x}" for n in range(count))
 
 
+def held_until_refused(filters: Filters, expression: Callable[[int], str], kind: str) -> list[object]:
+    """Hold filters of one user until another one is refused."""
+    held: list[object] = []
+    for seed in range(1_000):
+        try:
+            held.append(filters.subscription("T", expression(seed), kind, "user a"))
+        except RequestRejected:
+            break
+    with pytest.raises(RequestRejected, match="are over the limit of") as refused:
+        filters.subscription("T", expression(1_000), kind, "user a")
+    assert refused.value.code == ResponseCode.SYSTEM_BUSY
+    return held
+
+
 def test_large_filters_count_while_something_holds_them() -> None:
     filters = Filters(10 * MIB)
-    held = []
-    with pytest.raises(RequestRejected, match="are over the limit of") as refused:
-        for seed in range(100):
-            held.append(filters.subscription("T", many_tags(seed), "TAG", "user a"))
-    assert refused.value.code == ResponseCode.SYSTEM_BUSY
+    held = held_until_refused(filters, many_tags, "TAG")
     assert 2 < len(held) < 20
     assert filters.held_bytes <= 5 * MIB, "one owner may hold as much as is free"
     assert filters.subscription("T", many_tags(0), "TAG", "user b")
@@ -41,10 +52,8 @@ def test_large_filters_count_while_something_holds_them() -> None:
 
 
 def test_expressions_of_sql_count_too() -> None:
-    filters, held = Filters(10 * MIB), []
-    with pytest.raises(RequestRejected):
-        for seed in range(1_000):
-            held.append(filters.subscription("T", f"a = {seed} AND " + "b = 1 AND " * 700 + "c = 1", "SQL92"))
+    filters = Filters(10 * MIB)
+    held = held_until_refused(filters, lambda seed: f"a = {seed} AND " + "b = 1 AND " * 700 + "c = 1", "SQL92")
     assert len(held) < 100
 
 
@@ -76,12 +85,8 @@ async def test_requests_that_wait_with_large_filters_are_bounded(
     held = Wire(40_001)
     for frame in make(bench, 40):
         bench.give(frame, wire=held)
-        async with asyncio.timeout(10):
-            while bench.broker.slices.queue:
-                await asyncio.sleep(0)
-    async with asyncio.timeout(10):
-        while not held.frames:
-            await asyncio.sleep(0.01)
+        await until(lambda: not bench.broker.slices.queue)
+    await until(lambda: held.frames)
     assert {frame.code for frame in held.frames} == {ResponseCode.SYSTEM_BUSY}
     assert len(held.frames) > 20, "the others wait"
     assert filters.held_bytes <= 5 * MIB
@@ -101,11 +106,9 @@ async def test_a_poll_that_waits_holds_nothing_of_its_header(bench: Bench) -> No
         frame.body = b"z" * 60_000
         frame.code = code
         bench.give(frame)
-        await asyncio.sleep(0)
-        async with asyncio.timeout(5):
-            while not (len(bench.broker.pop._waiting) or len(bench.broker.pop._notified)):
-                await asyncio.sleep(0.01)
-        assert not (frame.ext or frame.body)
+        await until(lambda: len(bench.broker.pop._waiting) or len(bench.broker.pop._notified))
+        assert not frame.ext
+        assert not frame.body
         bench.broker.pop.settle()
 
 
@@ -125,16 +128,10 @@ async def test_requests_that_wait_in_tasks_are_bounded_by_their_bytes(
     for frame in frames:
         bench.give(frame)
         await asyncio.sleep(0)
-    async with asyncio.timeout(10):
-        while len(bench.wire.frames) < 10:
-            await asyncio.sleep(0.01)
+    await until(lambda: len(bench.wire.frames) >= 10)
     assert {frame.code for frame in bench.wire.frames} == {ResponseCode.SYSTEM_BUSY}
     waits.set()
-    async with asyncio.timeout(10):
-        while len(bench.wire.frames) < 20:
-            await asyncio.sleep(0.01)
-    await asyncio.sleep(0)
-    assert bench.parts.processor._task_bytes == 0
+    await until(lambda: len(bench.wire.frames) == 20 and bench.parts.processor._task_bytes == 0)
     assert (await bench.ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "G"})).code == 0
 
 

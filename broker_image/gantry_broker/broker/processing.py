@@ -53,8 +53,8 @@ class RequestProcessor:
     def __init__(
         self, context: BrokerContext, handlers: Mapping[int, HandlerFunction], sender: Sender, max_bytes: int
     ) -> None:
-        """`handlers`: by request code; `max_bytes`: of memory for costly requests that wait for their turn, and for those
-        that wait for something else, polls aside.
+        """`handlers`: by request code; `max_bytes`: of memory for costly requests that wait for their turn, and as much
+        for those that wait for something else, polls aside.
         """
         self.process_again: Callable[[Connection, list[Frame]], None] = self.process
         """Takes sends in a later pass of the event loop."""

@@ -16,8 +16,10 @@ for `EXPIRE_MS`, and at once one whose connection breaks. Gantry's additions, fo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import TypeVar
 
 from gantry_broker.protocol import plausible
 from gantry_broker.protocol.bodies import (
@@ -31,6 +33,10 @@ from gantry_broker.protocol.bodies import (
 )
 from gantry_broker.protocol.codes import MASTER_ID, Perm, TopicFlag
 
+T = TypeVar("T")
+
+PART = 4_000
+"""Topics that one step of a list reads, in 1 ms."""
 EXPIRE_MS = 120_000
 GRACE_MS = 30_000
 
@@ -324,11 +330,20 @@ class RouteTable:
 
     def topics(self, cluster: str | None = None) -> list[str]:
         """Return the names of all topics, or of a cluster's."""
-        found: dict[str, None] = {}
-        for group in self.groups.values():
+        return list(dict.fromkeys(chain.from_iterable(self.topics_in_parts(cluster))))
+
+    def topics_in_parts(self, cluster: str | None = None) -> Iterator[list[str]]:
+        """Yield the names of all topics, or of a cluster's, in parts of `PART`: a name comes once for each group.
+
+        Topics may change between two parts.
+        """
+        for group in list(self.groups.values()):
             if cluster is None or group.cluster == cluster:
-                found.update(dict.fromkeys(group.topics))
-        return list(found)
+                yield from _parts(list(group.topics))
+
+    def topic_count(self) -> int:
+        """Return how many topics all groups have; a topic counts for each group that has it."""
+        return sum(len(group.topics) for group in self.groups.values())
 
     def system_topics(self, listener: str = "") -> tuple[list[str], str | None]:
         """Return the names of clusters and groups, which brokers register as topics, and the address of some broker."""
@@ -342,13 +357,18 @@ class RouteTable:
 
     def unit_topics(self, *, unit: bool | None, subscribed: bool | None) -> list[str]:
         """Return topics by the bits of their system flag; None: either."""
-        found = {
-            topic: None
-            for group in self.groups.values()
-            for topic, data in group.topics.items()
-            if _matches(data.sys_flag, TopicFlag.UNIT, unit) and _matches(data.sys_flag, TopicFlag.UNIT_SUB, subscribed)
-        }
-        return list(found)
+        return list(dict.fromkeys(chain.from_iterable(self.unit_topics_in_parts(unit=unit, subscribed=subscribed))))
+
+    def unit_topics_in_parts(self, *, unit: bool | None, subscribed: bool | None) -> Iterator[list[str]]:
+        """Yield the same in parts, as `topics_in_parts`."""
+        for group in list(self.groups.values()):
+            for part in _parts(list(group.topics.items())):
+                yield [
+                    topic
+                    for topic, data in part
+                    if _matches(data.sys_flag, TopicFlag.UNIT, unit)
+                    and _matches(data.sys_flag, TopicFlag.UNIT_SUB, subscribed)
+                ]
 
     # Changes by administrators
 
@@ -364,6 +384,11 @@ class RouteTable:
         """Return how many topics a group has; 0 for an unknown group."""
         group = self.groups.get(group_name)
         return 0 if group is None else len(group.topics)
+
+
+def _parts(items: list[T]) -> Iterator[list[T]]:
+    for start in range(0, len(items), PART):
+        yield items[start : start + PART]
 
 
 def _queue_data(group: str, config: TopicConfig) -> QueueData:

@@ -10,7 +10,7 @@ import logging
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 import orjson
@@ -202,6 +202,8 @@ class NameService:
             return await self._update_access(frame)
         if frame.code in _KEPT:
             return await self._change_kv(frame)
+        if frame.code in _LISTS:
+            return await self._list_topics(frame)
         try:
             header = _registration_header(frame)
             _check_name(conn, header.clusterName, header.brokerName, header.gantryMember)
@@ -373,25 +375,33 @@ class NameService:
         info = self.routes.cluster_info(conn.listener)
         return Frame.response_to(frame, ResponseCode.SUCCESS, body=fastjson.dumps(info.to_json()))
 
-    def _all_topics(self, conn: Connection, frame: Frame) -> Frame:
-        return Frame.response_to(frame, ResponseCode.SUCCESS, body=topic_list(self.routes.topics()))
-
-    def _topics_by_cluster(self, conn: Connection, frame: Frame) -> Frame:
-        topics = self.routes.topics(ClusterHeader.parse(frame).cluster)
-        return Frame.response_to(frame, ResponseCode.SUCCESS, body=topic_list(topics))
-
     def _system_topics(self, conn: Connection, frame: Frame) -> Frame:
         topics, address = self.routes.system_topics(conn.listener)
         return Frame.response_to(frame, ResponseCode.SUCCESS, body=topic_list(topics, address))
 
-    def _unit_topics(self, conn: Connection, frame: Frame) -> Frame:
+    async def _list_topics(self, frame: Frame) -> Frame:
+        """Answer with names of topics, of which there may be 200,000."""
+        try:
+            parts = self._listed(frame)
+        except BadField as error:
+            return Frame.response_to(frame, error.code, str(error))
+        names: dict[str, None] = {}
+        async for part in self.slices.sliced(parts):
+            names.update(dict.fromkeys(part))
+        return Frame.response_to(frame, ResponseCode.SUCCESS, body=topic_list(names))
+
+    def _listed(self, frame: Frame) -> Iterator[list[str]]:
+        """Return the names in parts. Raises BadField."""
+        if frame.code == RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER:
+            return self.routes.topics_in_parts()
+        if frame.code == RequestCode.GET_TOPICS_BY_CLUSTER:
+            return self.routes.topics_in_parts(ClusterHeader.parse(frame).cluster)
         unit, subscribed = {
             RequestCode.GET_UNIT_TOPIC_LIST: (True, None),
             RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: (None, True),
             RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: (False, True),
         }[RequestCode(frame.code)]
-        topics = self.routes.unit_topics(unit=unit, subscribed=subscribed)
-        return Frame.response_to(frame, ResponseCode.SUCCESS, body=topic_list(topics))
+        return self.routes.unit_topics_in_parts(unit=unit, subscribed=subscribed)
 
     def _delete_topic(self, conn: Connection, frame: Frame) -> Frame:
         header = DeleteTopicInNamesrvHeader.parse(frame)
@@ -485,12 +495,12 @@ class NameService:
 
 
 def _is_long(conn: Connection, frame: Frame) -> bool:
-    """Whether a task answers the request: a change that waits for the disk, an access table, or a registration that is
-    read in slices. Ports for clients refuse a registration before they read its body. True for every compressed one:
-    its size shows only after decompression.
+    """Whether a task answers the request: a change that waits for the disk, an access table, a list of topics, or a
+    registration that is read in slices. Ports for clients refuse a registration before they read its body. True for
+    every compressed one: its size shows only after decompression.
     """
     if conn.identity is None:
-        return frame.code in _KEPT
+        return frame.code in _KEPT or frame.code in _LISTS
     if frame.code == GantryCode.UPDATE_ACCESS:
         return True
     if frame.code != RequestCode.REGISTER_BROKER:
@@ -570,7 +580,7 @@ def metrics(service: NameService) -> str:
     families = [
         one("groups", "gauge", "Broker groups that are registered.", len(routes.groups)),
         one("brokers", "gauge", "Brokers that are registered.", brokers),
-        one("topics", "gauge", "Topics that have a route.", len(routes.topics())),
+        one("topics", "gauge", "Topics of all groups; one counts for each.", routes.topic_count()),
         one("connections", "gauge", "Open connections.", service.connections),
         one("connections_cut_total", "counter", "Connections closed because of the bytes that they held.", shared.cut),
         one("unfinished_frame_bytes", "gauge", "Bytes of incomplete frames.", shared.held),
@@ -596,16 +606,21 @@ CHANGE: Final = "_change_kv"
 """The method that answers after the write to the disk, in a task."""
 ACCESS: Final = "_update_access"
 """The method that reads an access table, in a task."""
+LIST: Final = "_list_topics"
+"""The method that lists topics, in a task."""
 
 
 def _methods(names: Mapping[int, str]) -> dict[int, Answer]:
     """Return the methods that answer at once. Raises AttributeError when the service has no such method."""
-    return {code: getattr(NameService, name) for code, name in names.items() if name and name not in (CHANGE, ACCESS)}
+    return {
+        code: getattr(NameService, name) for code, name in names.items() if name and name not in (CHANGE, ACCESS, LIST)
+    }
 
 
 _ANSWERS: Final = _methods({int(code): row.name_server for code, row in REQUESTS.items()})
 _ANSWERS_TO_BROKERS: Final = _methods({int(code): row.registration for code, row in REQUESTS.items()})
 _KEPT: Final = frozenset(int(code) for code, row in REQUESTS.items() if row.name_server == CHANGE)
 """Changes that the NameServer keeps on its disk."""
-SERVED: Final = frozenset((*_ANSWERS, *_ANSWERS_TO_BROKERS, *_KEPT))
+_LISTS: Final = frozenset(int(code) for code, row in REQUESTS.items() if row.name_server == LIST)
+SERVED: Final = frozenset((*_ANSWERS, *_ANSWERS_TO_BROKERS, *_KEPT, *_LISTS))
 """The request codes that a NameServer counts each by itself."""

@@ -215,15 +215,15 @@ REQUESTS: Final[dict[int, Request]] = {
     RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: Request(broker="topicadmin.consumed_by", right=topic("topic", GET)),
     RequestCode.GET_ROUTEINFO_BY_TOPIC: Request(name_server="_route", registration="_route", right=route),
     RequestCode.GET_ALL_TOPIC_CONFIG: Request(broker="topicadmin.all_topics", right=LISTS),
-    RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: Request(name_server="_all_topics", right=LISTS),
-    RequestCode.GET_TOPICS_BY_CLUSTER: Request(name_server="_topics_by_cluster", right=LISTS),
+    RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: Request(name_server="_list_topics", right=LISTS),
+    RequestCode.GET_TOPICS_BY_CLUSTER: Request(name_server="_list_topics", right=LISTS),
     RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: Request(name_server="_system_topics", right=LISTS),
     RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: Request(broker="topicadmin.system_topic_list", right=LISTS),
-    RequestCode.GET_UNIT_TOPIC_LIST: Request(broker="topicadmin.unit_topics", name_server="_unit_topics", right=LISTS),
+    RequestCode.GET_UNIT_TOPIC_LIST: Request(broker="topicadmin.unit_topics", name_server="_list_topics", right=LISTS),
     RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: Request(
-        broker="topicadmin.unit_topics", name_server="_unit_topics", right=LISTS
+        broker="topicadmin.unit_topics", name_server="_list_topics", right=LISTS
     ),
-    RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: Request(name_server="_unit_topics", right=LISTS),
+    RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: Request(name_server="_list_topics", right=LISTS),
     RequestCode.CLEAN_UNUSED_TOPIC: Request(
         broker="topicadmin.clean_unused", right=cluster(UPDATE), audited=True, writes=True, every_member=True
     ),

@@ -11,6 +11,7 @@ from fastapi import Depends, FastAPI, HTTPException, Query, Request
 from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from fastapi.staticfiles import StaticFiles
 from gantry_broker.client.deadletters import origin_topic
+from gantry_broker.http.query import WholeNumber
 from gantry_broker.protocol.codes import DLQ_PREFIX
 from gantry_broker.theme import THEME
 from starlette.exceptions import HTTPException as StarletteHTTPException

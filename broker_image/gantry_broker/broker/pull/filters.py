@@ -12,7 +12,6 @@ from gantry_broker.protocol.bodies import SubscriptionData
 from gantry_broker.protocol.codes import EXPRESSION_TAG, ResponseCode
 from gantry_broker.protocol.heartbeats import MAX_EXPRESSION
 
-
 MOST_BYTES: Final = 64 << 20
 """Bytes of the large filters that requests hold, in a process without another limit."""
 SMALL: Final = 600
