@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from gantry_broker.protocol.codes import FORMER_MASTER_ID
 from gantry_operator.migration import steps
-from gantry_operator.migration.steps import Finish, Limits, Phase, Record, Refused, Seen, SetSource
+from gantry_operator.migration.steps import Carry, Finish, Limits, Phase, Record, Refused, Seen, SetSource
 
 LIMITS = Limits(lag=1000, settle=6.0, quiet=0.5, quiet_at_most=5.0)
 
@@ -31,10 +31,16 @@ class World:
         self.leads: dict[str, int] = {}
         self.accepted: dict[str, int] = {}
         self.stopped = False
+        self.can_carry = rng.random() < 0.7
+        self.late = False
+        """An abort has waited long enough for a copy's member."""
+        self.carries = {"a": False, "b": False}
 
     def turn(self) -> None:
         self.now += self.rng.choice((0.2, 1.0, 3.0))
         for name in self.end:
+            if self.rng.random() < 0.02:
+                self.carries[name] = False  # The copy's member was started again.
             # Deliveries of delayed messages go on.
             if (not self.refuses[name] and self.rng.random() < 0.8) or self.rng.random() < 0.05:
                 self.end[name] += self.rng.randrange(1, 50)
@@ -54,14 +60,26 @@ class World:
                 permission=None if silent else self.permission[name],
                 broker_id=None if silent else self.number[name],
                 refuses=None if silent else self.refuses[name],
-                routed=name in self.leads and self.number[name] == FORMER_MASTER_ID and self.rng.random() < 0.7,
+                can_carry=self.can_carry and name not in self.leads,
+                carries=None if name in self.leads or silent else self.carries[name],
+                routed=(name in self.leads or self.carries[name])
+                and self.number[name] == FORMER_MASTER_ID
+                and self.rng.random() < 0.7,
             )
         return found
 
     def act(self, action: steps.Action) -> None:
         if self.rng.random() < 0.15:
             return
+        if isinstance(action, Carry):
+            assert self.can_carry
+            self.carries[action.group] = action.on
+            return
         if isinstance(action, SetSource):
+            aside = action.broker_id == FORMER_MASTER_ID
+            assert aside or not self.carries[action.group] or self.late, "two masters in the routes"
+            if aside and not action.refuses and self.number[action.group] != FORMER_MASTER_ID:
+                assert self.carries[action.group], "a route without a master"
             self.permission[action.group], self.number[action.group] = action.permission, action.broker_id
             self.refuses[action.group] = action.refuses
             return
@@ -77,7 +95,7 @@ def test_a_cutover_goes_on_or_goes_back_wherever_it_is_killed(seed: int) -> None
     world = World(rng)
     saved = json.dumps(Record().to_json())
     aborts = 0
-    for _ in range(400):
+    for _ in range(600):
         world.turn()
         record = Record.from_json(json.loads(saved))  # Each pass may be that of a new process.
         if record.phase is Phase.DONE:
@@ -88,6 +106,7 @@ def test_a_cutover_goes_on_or_goes_back_wherever_it_is_killed(seed: int) -> None
                 assert world.permission == world.first
                 assert not any(world.refuses.values())
                 assert set(world.number.values()) == {0}
+                assert not any(world.carries.values())
                 assert not world.leads
                 record = steps.begin(record, seen, LIMITS, world.now)
             elif aborts < 3 and rng.random() < 0.05:
@@ -99,6 +118,7 @@ def test_a_cutover_goes_on_or_goes_back_wherever_it_is_killed(seed: int) -> None
             continue
         made = steps.step(record, seen, LIMITS, world.now)
         saved = json.dumps(made.record.to_json())
+        world.late = made.record.phase is Phase.ABORTING and world.now - record.since >= LIMITS.quiet_at_most
         if rng.random() < 0.1:
             continue  # Killed between the record and its actions.
         for action in made.actions:
@@ -137,6 +157,20 @@ def test_there_is_no_way_back_once_a_group_may_finish() -> None:
     for phase in (Phase.FINISHING, Phase.TAKING, Phase.DONE):
         with pytest.raises(Refused, match="Gantry may have taken messages"):
             steps.abort(Record(phase), 0)
+
+
+def test_clients_have_time_to_learn_the_new_address_before_producers_are_refused() -> None:
+    seen = ready(can_carry=True, carries=False)
+    record = steps.begin(Record(), {"a": seen}, LIMITS, 100)
+    assert steps.step(record, {"a": seen}, LIMITS, 100).actions == (Carry("a", True),)
+    seen = replace(seen, carries=True)
+    aside = steps.step(record, {"a": seen}, LIMITS, 101)
+    assert aside.actions == (SetSource("a", 6, FORMER_MASTER_ID, False),)
+    seen = replace(seen, broker_id=FORMER_MASTER_ID, routed=True)
+    routed = steps.step(record, {"a": seen}, LIMITS, 102)
+    assert routed.record.phase is Phase.ROUTED
+    assert steps.step(routed.record, {"a": seen}, LIMITS, 133).record.phase is Phase.ROUTED
+    assert steps.step(routed.record, {"a": seen}, LIMITS, 135).record.phase is Phase.READERS_OFF
 
 
 def test_consumers_have_time_to_commit_before_producers_are_refused() -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import orjson
 
-from gantry_broker.broker.metadata.tables import route_permission
+from gantry_broker.broker.metadata.tables import RELEASED, route_permission
 from gantry_broker.protocol.bodies import DataVersion, TopicConfig
 from gantry_broker.protocol.codes import ACCESS_VERSION, CONTROL_TOPIC, GantryCode, Perm, RequestCode, ResponseCode
 from gantry_broker.protocol.digits import whole_number
@@ -208,8 +208,8 @@ class Registrar:
             if config is None:
                 gone.append(name)
             else:
-                pieces.append(_topic_json(name, config, permission))
-        body = _registration_body(tables.topic_version, pieces, gone)
+                pieces.append(topic_json(name, config, permission))
+        body = registration_body(tables.topic_version, pieces, gone)
         return body if len(body) <= SMALL_BODY else None
 
     def body(self) -> bytes:
@@ -232,9 +232,9 @@ class Registrar:
                 continue
             piece = before.get(name)
             if piece is None or piece[0] is not config or piece[1] != permission:
-                piece = (config, permission, _topic_json(name, config, permission))
+                piece = (config, permission, topic_json(name, config, permission))
             pieces[name] = piece
-        return _registration_body(tables.topic_version, [piece[2] for piece in pieces.values()], [])
+        return registration_body(tables.topic_version, [piece[2] for piece in pieces.values()], [])
 
     async def _register(self, address: str) -> bool:
         """Registers; returns False when the NameServer refused. Raises RemotingError."""
@@ -242,6 +242,9 @@ class Registrar:
             return True  # This member has no role yet, so it has no place in a route.
         if address in self._sources and not self._role.leading:
             return True  # The former slaves of the source may still be there, under the same numbers.
+        if address in self._sources and RELEASED in self._meta.working.marks:
+            await self._release(address)
+            return True
         client = self._client_of(address)
         tables, permission = self._meta.working, self._permission()
         now_held = _Held(tables, tables.topic_version, permission)
@@ -271,6 +274,26 @@ class Registrar:
             log.warning("NameServer %s refused the registration: %s", address, remark)
         return False
 
+    async def _release(self, address: str) -> None:
+        """Leave a source's NameServer after a rollback, once: later the former broker has this place, and NameServers
+        of 4.9 remove whatever broker has it. One that did not hear this drops the broker after two minutes. Raises
+        RemotingError.
+        """
+        if self.last_ok_ms.pop(address, None) is not None:
+            self._held.pop(address, None)
+            header = self._leaving()
+            frame = Frame(RequestCode.UNREGISTER_BROKER, ext=header.ext())
+            await self._client_of(address).request(address, frame, TIMEOUT_S)
+
+    def _leaving(self) -> UnregisterBrokerHeader:
+        config = self._config
+        return UnregisterBrokerHeader(
+            brokerName=config.group,
+            brokerAddr=self._role.address,
+            clusterName=config.cluster,
+            brokerId=Long(self._role.broker_id),
+        )
+
     async def _has_access_table(self, address: str, held: str) -> bool:
         """Sends the access table to a NameServer that has none or an older one. False: it must be tried again."""
         table = self._access.table_json
@@ -290,13 +313,7 @@ class Registrar:
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-        config = self._config
-        header = UnregisterBrokerHeader(
-            brokerName=config.group,
-            brokerAddr=self._role.address,
-            clusterName=config.cluster,
-            brokerId=Long(self._role.broker_id),
-        )
+        header = self._leaving()
 
         async def leave(address: str) -> None:
             with contextlib.suppress(RemotingError):
@@ -311,7 +328,7 @@ class Registrar:
         return self._source if address in self._sources else self._client
 
 
-def _topic_json(name: str, config: TopicConfig, permission: int) -> bytes:
+def topic_json(name: str, config: TopicConfig, permission: int) -> bytes:
     """Return `"name":{...}`, without the rights that the broker has not."""
     value = config.to_json()
     if permission != 6:
@@ -319,7 +336,7 @@ def _topic_json(name: str, config: TopicConfig, permission: int) -> bytes:
     return orjson.dumps(name) + b":" + orjson.dumps(value)
 
 
-def _registration_body(version: DataVersion, topics: list[bytes], gone: list[str]) -> bytes:
+def registration_body(version: DataVersion, topics: list[bytes], gone: list[str]) -> bytes:
     """Return `RegisterBody` as JSON; `gone`: deleted topics, of REGISTER_CHANGES alone."""
     return b"".join(
         (

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from gantry_broker.broker.archiving import archive_status
-from gantry_broker.broker.metadata.tables import DRAIN, JOINED
+from gantry_broker.broker.metadata.tables import DRAIN, JOINED, RELEASED
 from gantry_broker.contracts.models import AccessStatus, DiskStatus, GroupMarks, MemberStatus, Rates
 from gantry_broker.version import VERSION
 
@@ -41,7 +41,7 @@ def member_status(broker: BrokerContext, connections: int) -> MemberStatus:
         dead_letters=broker.dead_letters.total,
         certificates=broker.tls.expiry(),
         access=AccessStatus(version=broker.access.version, changes=len(broker.access.changes)),
-        marks=GroupMarks(drain=marks.get(DRAIN, ""), joined=JOINED in marks),
+        marks=GroupMarks(drain=marks.get(DRAIN, ""), joined=JOINED in marks, released=RELEASED in marks),
         archive=archive_status(broker.sites.report or broker.archiving.report),
         site=broker.sites.status(),
         rates=Rates(

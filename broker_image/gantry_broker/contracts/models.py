@@ -261,6 +261,7 @@ class GroupMarks(_Model):
         "", description="closing: routes show no permission to write. closed: sends are refused."
     )
     joined: bool = Field(False, description="It has the topics and consumer groups of its cluster.")
+    released: bool = Field(False, description="It was rolled back: it stays away from the source's NameServers.")
 
 
 class MarksRequest(_Model):
@@ -270,6 +271,7 @@ class MarksRequest(_Model):
 
     drain: Literal["", "closing", "closed"] | None = None
     joined: bool | None = None
+    released: bool | None = None
 
 
 class ConfigsRequest(_Model):

@@ -17,6 +17,7 @@ from gantry_operator.cli.archive import register as register_archive
 from gantry_operator.cli.console import register as register_console
 from gantry_operator.cli.debug import debug_app
 from gantry_operator.cli.errors import CliError, Exit, presented
+from gantry_operator.cli.export import register as register_export
 from gantry_operator.cli.migrate import register as register_migrate
 from gantry_operator.cli.on_cluster import on_cluster
 from gantry_operator.cli.options import (
@@ -77,6 +78,7 @@ def common(
 register_topics(app, EPILOG)
 register_archive(app, EPILOG)
 register_migrate(app)
+register_export(app, EPILOG)
 register_tables(app)
 dlq_app = typer.Typer(
     no_args_is_help=True,

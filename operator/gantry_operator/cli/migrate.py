@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import AsyncIterator
@@ -21,12 +22,17 @@ if TYPE_CHECKING:
 
     from gantry_operator.api import BrokerCluster
     from gantry_operator.api.migration import FromRocketMQ
+    from gantry_operator.migration import rolling_back
     from gantry_operator.migration.edge import Edge, SourcePlace
     from gantry_operator.migration.steps import Phase, Record
     from gantry_operator.platforms.local.folder import ClusterFolder
 
 RECORD = "migration.json"
 """In the cluster's folder: the record of the cutover."""
+ROLLBACK = "rollback.json"
+"""The record of a rollback."""
+ROLLBACK_COPY = "rollback-copy.json"
+"""What a rollback has copied."""
 
 migrate_app = typer.Typer(
     no_args_is_help=True,
@@ -133,10 +139,27 @@ def _read_record(folder: ClusterFolder) -> Record:
         raise CliError(f"{path} cannot be read: {error!r}") from None
 
 
+def _read_rollback(folder: ClusterFolder) -> rolling_back.Record:
+    """Raises CliError for an invalid file."""
+    from gantry_operator.migration import rolling_back
+
+    path = folder.root / ROLLBACK
+    try:
+        return rolling_back.Record.from_json(json.loads(path.read_text()))
+    except FileNotFoundError:
+        return rolling_back.Record()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CliError(f"{path} cannot be read: {error!r}") from None
+
+
 def _save_record(folder: ClusterFolder, record: Record) -> None:
+    _save(folder, RECORD, record.to_json())
+
+
+def _save(folder: ClusterFolder, name: str, value: dict[str, Any]) -> None:
     from gantry_operator.registry.file import write_durably
 
-    write_durably(folder.root / RECORD, json.dumps(record.to_json()))
+    write_durably(folder.root / name, json.dumps(value))
 
 
 @migrate_app.command()
@@ -272,6 +295,7 @@ def status(directory: DirOption = None, name: NameOption = None, output: OutputO
         print_json(
             {
                 "phase": record.phase.value,
+                "rollback": _read_rollback(folder).phase.value,
                 "groups": {
                     n: {
                         "state": f["seen"].state,
@@ -289,6 +313,8 @@ def status(directory: DirOption = None, name: NameOption = None, output: OutputO
         )
         return
     say(f"phase: {record.phase.value}")
+    if (rolled := _read_rollback(folder)).phase.value != "none":
+        say(f"rollback: {rolled.phase.value}")
     rows = []
     for n, f in found.items():
         seen, copy = f["seen"], f["copy"] or {}
@@ -316,6 +342,10 @@ def cutover(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say the steps and their times.")] = False,
     max_lag: Annotated[int, typer.Option(help="MiB that a copy may lack at the begin.")] = 64,
     settle: Annotated[float, typer.Option(help="Seconds for consumers to commit what they have had.")] = 6.0,
+    routes: Annotated[
+        float,
+        typer.Option(help="Seconds for clients to learn Gantry's address before writes pause; 0: they learn it after."),
+    ] = 32.0,
     timeout: Annotated[float, typer.Option(help="Seconds until it gives up; it can go on later.")] = 120.0,
     directory: DirOption = None,
     name: NameOption = None,
@@ -326,7 +356,7 @@ def cutover(
     from gantry_operator.migration.edge import drive
 
     folder = _folder(directory, name)
-    limits = steps.Limits(lag=max_lag << 20, settle=settle)
+    limits = steps.Limits(lag=max_lag << 20, settle=settle, routes=routes)
     record = _read_record(folder)
 
     async def go() -> None:
@@ -353,10 +383,10 @@ class _Shown:
     """Prints each phase once, with its time."""
 
     def __init__(self) -> None:
-        self._phase: Phase | None = None
+        self._phase: Phase | rolling_back.Phase | None = None
         self._since = time.monotonic()
 
-    def __call__(self, phase: Phase, waits: str) -> None:
+    def __call__(self, phase: Phase | rolling_back.Phase, waits: str) -> None:
         if phase is not self._phase:
             now = time.monotonic()
             if self._phase is not None:
@@ -373,6 +403,14 @@ def _show_steps(record: Record, limits: Any, lags: dict[str, int]) -> None:
     print_table(
         ["STEP", "SECONDS", "WHAT HAPPENS", "BACK"],
         [
+            *(
+                [
+                    ["routing", "1 to 5", "routes give Gantry's address, which leads to the source", "abort"],
+                    ["routed", f"{limits.routes:g}", "clients learn it", "abort"],
+                ]
+                if record.carried
+                else []
+            ),
             ["readers-off", f"{limits.settle:g}", "consumers get nothing, and commit what they have had", "abort"],
             ["writes-off", f"{limits.quiet:g} to {limits.quiet_at_most:g}", "producers are refused; the end arrives",
              "abort"],
@@ -408,6 +446,77 @@ def abort(
     except steps.Refused as error:
         raise CliError(str(error)) from None
     say("the source has its permission back")
+
+
+@migrate_app.command()
+def rollback(
+    back: Annotated[
+        bool, typer.Option("--abort", help="Go back to Gantry: the former brokers stand aside again.")
+    ] = False,
+    max_lag: Annotated[int, typer.Option(help="Messages that the copy may lack when Gantry ends writes.")] = 1_000,
+    settle: Annotated[float, typer.Option(help="Seconds for consumers to commit what they have had.")] = 6.0,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds without progress until it gives up; it can go on later.")
+    ] = 120.0,
+    directory: DirOption = None,
+    name: NameOption = None,
+) -> None:
+    """Return to the source after a cutover: it gets what was written since, by messages, and clients go back to it.
+
+    Producers and consumers go on until the last seconds. Broken off, the same command goes on.
+    """
+    from gantry_operator.cli.target import LocalTarget, run_async
+    from gantry_operator.migration import rolling_back, steps
+    from gantry_operator.migration.rolling_edge import AsideSession, BackCopy, RollbackEdge, drive
+
+    folder = _folder(directory, name)
+    cut = _read_record(folder)
+    limits = rolling_back.Limits(lag=max_lag, settle=settle)
+
+    async def go() -> rolling_back.Record:
+        from gantry_broker.client import Admin
+
+        record = _read_rollback(folder)
+        async with (
+            _edge(folder) as edge,
+            LocalTarget(folder).clients() as ours,
+            Admin(ours.name_servers, credentials=ours.credentials, tls=ours.tls) as gantry,
+        ):
+            rolling = RollbackEdge(edge, gantry, edge.http)
+            if back:
+                begun = rolling_back.abort(record, time.time())
+            else:
+                permissions = {n: g.permission for n, g in cut.groups.items() if g.permission is not None}
+                done = cut.phase is steps.Phase.DONE
+                begun = rolling_back.begin(record, permissions, await rolling.look(), time.time(), cut_over=done)
+            _save(folder, ROLLBACK, begun.to_json())
+            async with contextlib.AsyncExitStack() as stack:
+                if begun.phase in rolling_back.COPIES:
+                    masters = await rolling.masters()
+                    source = edge.place
+                    servers = ";".join(source.name_servers)
+                    session = AsideSession(servers, masters, source.credentials, source.tls)
+                    former = await stack.enter_async_context(Admin(session))
+                    ends = {edge.groups[n].broker: g.end or 0 for n, g in cut.groups.items()}
+                    rolling.copy = BackCopy(gantry, former, masters, ends, folder.root / ROLLBACK_COPY)
+                    await rolling.copy.begin()
+                shown, began = _Shown(), time.monotonic()
+                ended = await drive(
+                    rolling, begun, limits, lambda r: _save(folder, ROLLBACK, r.to_json()), timeout=timeout, say=shown
+                )
+                shown.end(time.monotonic() - began)
+                if rolling.copy is not None:
+                    say(f"{rolling.copy.sent()} messages are copied")
+                return ended
+
+    try:
+        ended = run_async(go())
+    except steps.Refused as error:
+        raise CliError(str(error)) from None
+    if ended.phase is rolling_back.Phase.DONE:
+        say("the source leads again. Next: when its clients work, stop the cluster (gantry down)")
+    else:
+        say("Gantry has its clients; the source stands aside")
 
 
 @migrate_app.command()
@@ -465,6 +574,9 @@ async def _copy(
                 moved = await made.move_groups() if groups else {}
         say(f"{sum(q.messages for found in made.queues.values() for q in found)} messages are copied")
         expired = sum(q.expired for found in made.queues.values() for q in found)
+        known = sum(q.known for found in made.queues.values() for q in found)
+        if known:
+            note(f"{known} messages are copies of what the target has, and were not sent back")
         if expired:
             note(f"{expired} messages had expired at the source before they were read")
         for group, queues in sorted(moved.items()):

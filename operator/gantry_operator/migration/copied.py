@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 from gantry_broker.protocol.codes import Prop, SysFlag
 from gantry_broker.protocol.digits import whole_number
@@ -21,6 +21,22 @@ DROPPED: Final = frozenset({
 """Properties that would delay, hide or hold a message again that was delivered already."""
 KEPT_FLAGS: Final = int(SysFlag.COMPRESSED) | 0x700
 """Bits of the system flag that say how the body is compressed."""
+
+
+class Place(NamedTuple):
+    """Where an original is."""
+
+    broker: str
+    queue: int
+    offset: int
+
+
+def place_of(mark: str) -> Place | None:
+    """The place that a mark names; None: it is no mark of a copy."""
+    head, _, offset = mark.rpartition("/")
+    broker, _, queue = head.rpartition("/")
+    numbers = whole_number(queue), whole_number(offset)
+    return Place(broker, *numbers) if broker and None not in numbers else None  # type: ignore[arg-type]
 
 
 @dataclass(slots=True)
@@ -39,6 +55,8 @@ class QueueCopy:
     """The offset to read next."""
     expired: int = 0
     """Messages that were gone at the source before they were read."""
+    known: int = 0
+    """Originals at the target in `runs`: the source has copies of them, which are not sent back."""
 
     def copied(self, offset: int, to: int) -> None:
         """Note a message. Raises ValueError for one that does not come after the last."""
@@ -51,6 +69,10 @@ class QueueCopy:
             self.runs.append([offset, to, 1])
         self.next = offset + 1
 
+    def follows(self, to: int) -> bool:
+        """Whether an offset at the target comes after the last copy."""
+        return not self.runs or to >= self.runs[-1][1] + self.runs[-1][2]
+
     @property
     def to_next(self) -> int:
         """The offset at the target after the last copy."""
@@ -58,7 +80,8 @@ class QueueCopy:
 
     @property
     def messages(self) -> int:
-        return sum(run[2] for run in self.runs)
+        """Messages that were sent to the target."""
+        return sum(run[2] for run in self.runs) - self.known
 
     def translate(self, offset: int) -> int:
         """The offset at the target at which a group goes on that stood at `offset`."""
@@ -76,8 +99,8 @@ class QueueCopy:
 
     def offset_of(self, mark: str) -> int | None:
         """The original's offset; None: the copy is of another queue."""
-        head, _, number = mark.rpartition("/")
-        return whole_number(number) if head == f"{self.broker}/{self.queue}" else None
+        place = place_of(mark)
+        return place.offset if place is not None and place[:2] == (self.broker, self.queue) else None
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
@@ -90,12 +113,14 @@ class QueueCopy:
         if any(len(run) != 3 or min(run) < 0 for run in made.runs):
             raise ValueError("runs has an entry that is no [offset, offset, count]")
         made.next, made.expired = int(value["next"]), int(value["expired"])
+        made.known = int(value.get("known", 0))
         return made
 
     def to_json(self) -> dict[str, Any]:
         return {
             "broker": self.broker, "queue": self.queue, "toBroker": self.to_broker, "toQueue": self.to_queue,
             "toStart": self.to_start, "runs": self.runs, "next": self.next, "expired": self.expired,
+            "known": self.known,
         }  # fmt: skip
 
 

@@ -1,26 +1,29 @@
 """Copies topics message by message between two clusters, in either direction: from RocketMQ to Gantry, or back.
 
 Keys, tags, properties, ids and born times stay, and the order within each queue. What was done is in a file, written
-while it goes on; a copy that was killed reads the end of the target's queues and goes on exactly there.
+while it goes on; a copy that was killed reads the end of the target's queues and goes on exactly there. A message that
+is itself a copy of one that the target has is not sent back.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from gantry_broker.client import Admin, MessageQueue
+from gantry_broker.client import Admin, MessageQueue, ReceivedMessage
 from gantry_broker.client.pulling import PullStatus
 from gantry_broker.client.subscription import subscription
-from gantry_broker.protocol.codes import AUTO_CREATE_TOPIC, RequestCode
+from gantry_broker.protocol.bodies import SubscriptionGroup, TopicConfig
+from gantry_broker.protocol.codes import AUTO_CREATE_TOPIC, PREDEFINED_GROUPS, RETRY_PREFIX, RequestCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import Long, SendHeader
 from gantry_broker.protocol.message import format_properties
 
-from gantry_operator.migration.copied import KEPT_FLAGS, MARK, QueueCopy, kept
+from gantry_operator.migration.copied import KEPT_FLAGS, MARK, Place, QueueCopy, kept, place_of
 from gantry_operator.migration.steps import Refused
 from gantry_operator.registry.file import write_durably
 
@@ -28,6 +31,8 @@ GROUP: Final = "TOOLS_CONSUMER"
 PRODUCER: Final = "GANTRY_COPY"
 SAVE_S: Final = 1.0
 BATCH: Final = 32
+ROUTED_S: Final = 0.2
+ROUTED_TRIES: Final = 50
 SETTLE_S: Final = 1.0
 """Seconds before the target's end is read after a start: a send of a former process may be on its way."""
 
@@ -41,6 +46,8 @@ class Copy:
         self._path = state
         self.queues: dict[str, list[QueueCopy]] = {}
         self._changed = False
+        self._originals: dict[tuple[str, int], dict[int, ReceivedMessage]] = {}
+        """By queue of the target: messages that were read to recognise copies of them."""
 
     def load(self) -> bool:
         """Read the file; False: there is none. Raises Refused for one of another form."""
@@ -83,11 +90,10 @@ class Copy:
         if await self._target.session.route(topic, fresh=True) is None:
             if names <= set(masters):
                 for name in sorted(names):
-                    count = sum(queue.broker == name for queue in sources)
-                    await self._target.create_topic(topic, queues=count, groups=[name])
+                    await self._create(topic, sum(queue.broker == name for queue in sources), {name: masters[name]})
             else:
-                await self._target.create_topic(topic, queues=-(-len(sources) // len(masters)))
-            await self._target.session.route(topic, fresh=True)
+                await self._create(topic, -(-len(sources) // len(masters)), masters)
+            await self._until_routed(topic)
         targets = sorted(await self._target.readable_queues(topic))
         same = {(queue.broker, queue.queue_id): queue for queue in targets}
         if all((queue.broker, queue.queue_id) in same for queue in sources):
@@ -99,13 +105,32 @@ class Copy:
                 f"topic {topic} has {len(targets)} queues at the target, and {len(sources)} at the source: a queue's "
                 "order needs a queue of its own. Make it with as many"
             )
-        found = []
-        for queue, to in pairs:
-            end = (await self._target.topic_stats(topic)).get(to)
-            found.append(
-                QueueCopy(queue.broker, queue.queue_id, to.broker, to.queue_id, 0 if end is None else end.max_offset)
-            )
-        return found
+        ends = await self._target.topic_stats(topic)
+        return [
+            QueueCopy(queue.broker, queue.queue_id, to.broker, to.queue_id, ends[to].max_offset if to in ends else 0)
+            for queue, to in pairs
+        ]
+
+    async def _create(self, topic: str, queues: int, masters: Mapping[str, str]) -> None:
+        """Make a topic at these masters of the target as the source has it: attributes tell what its messages are."""
+        found = TopicConfig(topic, queues, queues)
+        for address in (await self._source.masters()).values():
+            known = (await self._source.topic_config(address)).topics.get(topic)
+            if known is not None:
+                found = replace(known, read_queues=queues, write_queues=queues)
+                break
+        for address in masters.values():
+            await self._target.create_topic_at(address, found)
+
+    async def _until_routed(self, topic: str) -> None:
+        """Wait until the target's NameServer has a new topic; RocketMQ registers it beside its answer. Raises
+        Refused.
+        """
+        for _ in range(ROUTED_TRIES):
+            if await self._target.session.route(topic, fresh=True) is not None:
+                return
+            await asyncio.sleep(ROUTED_S)
+        raise Refused(f"the target's NameServer has no route of {topic}, which was just made there")
 
     async def _read_end(self, queue: QueueCopy, topic: str) -> None:
         """Take over what was sent and not recorded."""
@@ -159,11 +184,15 @@ class Copy:
             for message in got.messages:
                 if message.queue_offset < queue.next:
                     continue
+                if MARK in message.properties and await self._has_original(topic, queue, message):
+                    continue
                 record = message.record
                 properties = kept(message.properties) | {MARK: queue.origin(message.queue_offset)}
                 header = SendHeader(
                     PRODUCER, topic, AUTO_CREATE_TOPIC, 4, queue.to_queue, record.sys_flag & KEPT_FLAGS,
-                    Long(record.born_ms), record.flag, format_properties(properties).decode(), 0, False, None, False,
+                    Long(record.born_ms), record.flag, format_properties(properties).decode(),
+                    # RocketMQ counts a message's retries in this field.
+                    record.reconsume_times if topic.startswith(RETRY_PREFIX) else 0, False, None, False,
                     queue.to_broker,
                 )  # fmt: skip
                 frame = Frame(RequestCode.SEND_MESSAGE_V2, ext=header.short_ext(), body=record.body)
@@ -184,11 +213,52 @@ class Copy:
                     return
                 await asyncio.sleep(1.0)
 
+    async def _has_original(self, topic: str, queue: QueueCopy, message: ReceivedMessage) -> bool:
+        """Whether the message is a copy of one that the target has: it came from there."""
+        place = place_of(message.properties[MARK])
+        if place is None or not self._target.session.addresses(place.broker):
+            return False
+        original = await self._original(topic, place)
+        if original is None or (original.id, original.record.born_ms) != (message.id, message.record.born_ms):
+            return False
+        if (place.broker, place.queue) == (queue.to_broker, queue.to_queue) and queue.follows(place.offset):
+            queue.copied(message.queue_offset, place.offset)
+            queue.known += 1
+        else:
+            queue.next = message.queue_offset + 1
+        self._changed = True
+        return True
+
+    async def _original(self, topic: str, place: Place) -> ReceivedMessage | None:
+        known = self._originals.setdefault((place.broker, place.queue), {})
+        if place.offset not in known:
+            target = MessageQueue(topic, place.broker, place.queue)
+            got = await self._target.puller(GROUP).pull(
+                target, place.offset, subscription(topic), count=BATCH, suspend_ms=0
+            )
+            known.clear()
+            known.update((message.queue_offset, message) for message in got.messages)
+        return known.get(place.offset)
+
+    async def _make_groups(self, groups: Sequence[str]) -> None:
+        """Make the consumer groups that the target lacks: RocketMQ 5.x takes no offset of an unknown one."""
+        wanted: dict[str, SubscriptionGroup] = {}
+        for address in (await self._source.masters()).values():
+            known = await self._source.groups(address)
+            wanted.update({name: known[name] for name in groups if name in known and name not in wanted})
+        for broker, address in (await self._target.masters()).items():
+            there = await self._target.groups(address)
+            for name, group in wanted.items():
+                if name not in there:
+                    await self._target.create_group(group, groups=[broker])
+
     async def move_groups(self) -> dict[str, int]:
         """Set the offsets of the source's groups at the target, never back. Returns the queues by group."""
         moved: dict[str, int] = {}
         for topic, queues in self.queues.items():
-            for group in await self._source.topic_consumers(topic):
+            groups = [group for group in await self._source.topic_consumers(topic) if group not in PREDEFINED_GROUPS]
+            await self._make_groups(groups)
+            for group in groups:
                 for queue in queues:
                     old = await self._source.offset(group, MessageQueue(topic, queue.broker, queue.queue))
                     if old is None:

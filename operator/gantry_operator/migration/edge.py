@@ -18,7 +18,7 @@ from gantry_broker.remoting.tls import TlsOptions
 
 from gantry_operator.cluster.member_http import httpx
 from gantry_operator.migration import steps
-from gantry_operator.migration.steps import Action, Finish, Limits, Phase, Record, Refused, Seen, SetSource
+from gantry_operator.migration.steps import Action, Carry, Finish, Limits, Phase, Record, Refused, Seen, SetSource
 
 ANSWER_S: Final = 3.0
 FINISH_S: Final = 30.0
@@ -27,6 +27,10 @@ ACCEPTS_FROM: Final = "startAcceptSendRequestTimeStamp"
 NEVER_MS: Final = 4_102_444_800_000
 """The year 2100 in Unix ms."""
 FAILURES: Final = (RemotingError, ClientError, BodyError, OSError, asyncio.TimeoutError)
+
+
+Routes = Mapping[str, Mapping[str, Mapping[int, str]] | None]
+"""By NameServer: addresses by brokerName and brokerId; None: it does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +59,13 @@ class Edge:
     """Looks and acts for a migration. Use it as an async context manager."""
 
     def __init__(self, source: SourcePlace, groups: Sequence[GroupPlace], http: httpx.AsyncClient) -> None:
+        self.place = source
         self.groups = {group.name: group for group in groups}
         self._admins = {
             server: Admin(server, timeout=ANSWER_S, credentials=source.credentials, tls=source.tls)
             for server in source.name_servers
         }
-        self._http = http
+        self.http = http
         self._ends: dict[str, tuple[int, float]] = {}
 
     async def __aenter__(self) -> Edge:
@@ -74,7 +79,7 @@ class Edge:
 
     async def look(self) -> dict[str, Seen]:
         """See all groups."""
-        routes = dict(zip(self._admins, await asyncio.gather(*map(self._routes, self._admins)), strict=True))
+        routes = await self.routes()
         found = await asyncio.gather(*(self._see(group, routes) for group in self.groups.values()))
         return dict(zip(self.groups, found, strict=True))
 
@@ -82,7 +87,7 @@ class Edge:
         """The progress of a copy; None: no member of the group says that it follows."""
         for url in group.members[:1]:
             try:
-                answer = await self._http.get(f"{url}/migration", timeout=ANSWER_S)
+                answer = await self.http.get(f"{url}/migration", timeout=ANSWER_S)
                 if answer.status_code == 200:
                     return dict(answer.json())
             except (httpx.HTTPError, ValueError, TypeError):
@@ -97,7 +102,8 @@ class Edge:
             return None
         return {name: broker.addresses for name, broker in info.brokers.items()}
 
-    def _source_of(self, group: GroupPlace, routes: Mapping[str, Mapping[str, Mapping[int, str]] | None]) -> str | None:
+    def source_of(self, group: GroupPlace, routes: Routes) -> str | None:
+        """Return the address of a group's source; None: no NameServer knows one."""
         for table in routes.values():
             addresses = (table or {}).get(group.broker, {})
             for number in (FORMER_MASTER_ID, steps.MASTER):
@@ -105,11 +111,21 @@ class Edge:
                     return addresses[number]
         return None
 
-    async def _see(self, group: GroupPlace, routes: Mapping[str, Mapping[str, Mapping[int, str]] | None]) -> Seen:
+    async def settings_of(self, address: str) -> dict[str, str]:
+        """Return the settings of a source's broker. Raises as `FAILURES`."""
+        return await next(iter(self._admins.values())).broker_config(address)
+
+    async def routes(self) -> Routes:
+        """Return what each NameServer of the source says; None: it does not answer."""
+        return dict(zip(self._admins, await asyncio.gather(*map(self._routes, self._admins)), strict=True))
+
+    async def _see(self, group: GroupPlace, routes: Routes) -> Seen:
         status = await self.copy_status(group)
-        source = self._source_of(group, routes)
+        source = self.source_of(group, routes)
         state, problem, copy_end = None, "", None
+        can_carry, carries = False, None
         if status is not None:
+            can_carry, carries = status.get("canCarry") is True, status.get("carries") is True
             try:
                 state, problem, copy_end, connected = _copy_of(status)
             except (KeyError, TypeError, ValueError) as error:
@@ -145,6 +161,8 @@ class Edge:
             permission=permission,
             broker_id=broker_id,
             refuses=refuses,
+            can_carry=can_carry,
+            carries=carries,
             routed=all(address == group.address for address in known),
         )
 
@@ -162,7 +180,7 @@ class Edge:
     async def _leads(self, group: GroupPlace) -> bool:
         for url in group.members:
             try:
-                answer = await self._http.get(f"{url}/v1/status", timeout=ANSWER_S)
+                answer = await self.http.get(f"{url}/v1/status", timeout=ANSWER_S)
                 status = answer.json() if answer.status_code == 200 else {}
             except (httpx.HTTPError, ValueError):
                 continue
@@ -176,10 +194,14 @@ class Edge:
         if isinstance(action, SetSource):
             await self._set(group, action)
             return
+        page: str
+        body: dict[str, object]
+        if isinstance(action, Carry):
+            page, body = "carry", {"on": action.on}
+        else:
+            page, body = "finish", {"end": action.end}
         try:
-            answer = await self._http.post(
-                f"{group.members[0]}/migration/finish", json={"end": action.end}, timeout=FINISH_S
-            )
+            answer = await self.http.post(f"{group.members[0]}/migration/{page}", json=body, timeout=FINISH_S)
         except httpx.HTTPError as error:
             raise Refused(f"group {group.name}: its member does not answer: {error!r}") from error
         if answer.status_code != 200:
@@ -187,8 +209,8 @@ class Edge:
 
     async def _set(self, group: GroupPlace, action: SetSource) -> None:
         """The master, and its slaves: they would be read from under the numbers of Gantry's members."""
-        routes = {server: await self._routes(server) for server in self._admins}
-        source = self._source_of(group, routes)
+        routes = await self.routes()
+        source = self.source_of(group, routes)
         if source is None:
             raise Refused(f"group {group.name}: the source's NameServers know no master of {group.broker}")
         admin = next(iter(self._admins.values()))

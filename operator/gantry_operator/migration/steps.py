@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Final, Self
+from typing import Any, Final, Protocol, Self
 
 from gantry_broker.protocol.codes import FORMER_MASTER_ID
 
@@ -23,6 +23,10 @@ class Phase(StrEnum):
 
     FOLLOWING = "following"
     """The copies follow; the source is as it was."""
+    ROUTING = "routing"
+    """The source's NameServers give Gantry's address, which leads to the source for now."""
+    ROUTED = "routed"
+    """Clients learn that address: in their default configuration they look every 30 seconds."""
     READERS_OFF = "readers-off"
     """The source gives nothing to consumers any more, so that they commit what they have had."""
     WRITES_OFF = "writes-off"
@@ -42,6 +46,8 @@ class Limits:
 
     lag: int = 64 << 20
     """Bytes that a copy may lack when a cutover begins."""
+    routes: float = 32.0
+    """How long clients have to learn Gantry's address before the source ends writes; 0: they learn it afterwards."""
     settle: float = 6.0
     """How long consumers have to commit what they have had. They do so every five seconds."""
     quiet: float = 0.5
@@ -71,11 +77,14 @@ class Record:
     phase: Phase = Phase.FOLLOWING
     since: float = 0.0
     groups: Mapping[str, Group] = field(default_factory=dict)
+    carried: bool = False
+    """Whether Gantry's address was given to clients before the source ended writes."""
 
     def to_json(self) -> dict[str, Any]:
         return {
             "phase": self.phase.value,
             "since": self.since,
+            "carried": self.carried,
             "groups": {name: group.to_json() for name, group in self.groups.items()},
         }
 
@@ -84,14 +93,20 @@ class Record:
         """Raises ValueError, KeyError, TypeError, AttributeError for another content."""
         groups = {
             str(name): Group(
-                _whole(item["permission"], 0, 15), _whole(item["end"], 0, 2**63 - 1), item["finished"] is True
+                whole(item["permission"], 0, 15), whole(item["end"], 0, 2**63 - 1), item["finished"] is True
             )
             for name, item in value["groups"].items()
         }
-        return cls(Phase(value["phase"]), float(value["since"]), groups)
+        return cls(Phase(value["phase"]), float(value["since"]), groups, value.get("carried") is True)
+
+    @property
+    def number(self) -> int:
+        """The source's `brokerId` while it takes messages."""
+        return FORMER_MASTER_ID if self.carried else MASTER
 
 
-def _whole(value: Any, low: int, high: int) -> int | None:
+def whole(value: Any, low: int, high: int) -> int | None:
+    """Return a number of a record, or None. Raises ValueError."""
     if value is not None and (type(value) is not int or not low <= value <= high):
         raise ValueError(f"{value!r} is no number of {low} to {high}")
     return value
@@ -114,6 +129,10 @@ class Seen:
     """The source's `brokerId`."""
     refuses: bool | None = None
     """Whether the source refuses all sends."""
+    can_carry: bool = False
+    """Whether the copy's member can pass clients on to the source."""
+    carries: bool | None = None
+    """Whether it does so, and its address is registered."""
     routed: bool | None = None
     """Whether every NameServer of the source gives Gantry's address as the master's."""
 
@@ -122,6 +141,17 @@ class Seen:
         if self.copy_end is None or self.source_end is None:
             return None
         return max(self.source_end - self.copy_end, 0)
+
+
+class Settings(Protocol):
+    """What is seen of a source's settings. None: not known."""
+
+    @property
+    def permission(self) -> int | None: ...
+    @property
+    def broker_id(self) -> int | None: ...
+    @property
+    def refuses(self) -> bool | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +167,7 @@ class SetSource:
     `preSend` of 4.9.7 and 5.5.0, and their answers.
     """
 
-    def is_so(self, seen: Seen) -> bool:
+    def is_so(self, seen: Settings) -> bool:
         """Whether the source has these settings already."""
         return (seen.permission, seen.broker_id, seen.refuses) == (self.permission, self.broker_id, self.refuses)
 
@@ -150,7 +180,15 @@ class Finish:
     end: int
 
 
-Action = SetSource | Finish
+@dataclass(frozen=True, slots=True)
+class Carry:
+    """Let a copy's member pass clients on to the source, with its address in the routes; or end that."""
+
+    group: str
+    on: bool
+
+
+Action = SetSource | Finish | Carry
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,11 +225,17 @@ def begin(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) 
         if not group.permission & WRITE:
             raise Refused(f"group {name}: the source takes no writes already (brokerPermission={group.permission})")
     groups = {name: Group(permission=group.permission) for name, group in seen.items()}
+    if limits.routes > 0 and all(group.can_carry for group in seen.values()):
+        return Record(Phase.ROUTING, now, groups, carried=True)
     return Record(Phase.READERS_OFF, now, groups)
 
 
 def step(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) -> Step:
     """The next step of a cutover, or of an abort."""
+    if record.phase is Phase.ROUTING:
+        return _routing(record, seen, now)
+    if record.phase is Phase.ROUTED:
+        return _routed(record, seen, limits, now)
     if record.phase is Phase.READERS_OFF:
         return _readers_off(record, seen, limits, now)
     if record.phase is Phase.WRITES_OFF:
@@ -201,14 +245,45 @@ def step(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) -
     if record.phase is Phase.TAKING:
         return _taking(record, seen, now)
     if record.phase is Phase.ABORTING:
-        return _aborting(record, seen, now)
+        return _aborting(record, seen, limits, now)
     return Step(record)
 
 
+def _carried(record: Record, seen: Mapping[str, Seen]) -> tuple[Action, ...]:
+    """Carry clients on, also with a member that was started again."""
+    return tuple(Carry(name, True) for name in record.groups if record.carried and seen[name].carries is False)
+
+
+def _routing(record: Record, seen: Mapping[str, Seen], now: float) -> Step:
+    # Gantry's address first: a client that finds a route without a master keeps it for 30 seconds.
+    waits = "the source's NameServers take over Gantry's addresses"
+    if actions := _carried(record, seen):
+        return Step(record, actions, waits)
+    if not all(seen[name].carries for name in record.groups):
+        return Step(record, waits=waits)
+    aside = [
+        wanted
+        for name, group in record.groups.items()
+        if not (wanted := SetSource(name, group.permission or 0, FORMER_MASTER_ID, False)).is_so(seen[name])
+    ]
+    if aside or not all(seen[name].routed for name in record.groups):
+        return Step(record, tuple(aside), waits)
+    return Step(replace(record, phase=Phase.ROUTED, since=now))
+
+
+def _routed(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) -> Step:
+    if actions := _carried(record, seen):
+        return Step(record, actions, "clients are carried to the source")
+    left = limits.routes - (now - record.since)
+    if 0 < left <= limits.routes:
+        return Step(record, waits=f"clients learn Gantry's address: {left:.0f} s")
+    return Step(replace(record, phase=Phase.READERS_OFF, since=now))
+
+
 def _readers_off(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) -> Step:
-    actions = []
+    actions: list[Action] = list(_carried(record, seen))
     for name, group in record.groups.items():
-        wanted = SetSource(name, (group.permission or 0) & ~READ, MASTER, False)
+        wanted = SetSource(name, (group.permission or 0) & ~READ, record.number, False)
         if not wanted.is_so(seen[name]):
             actions.append(wanted)
     if actions:
@@ -220,7 +295,8 @@ def _readers_off(record: Record, seen: Mapping[str, Seen], limits: Limits, now: 
 
 
 def _writes_off(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) -> Step:
-    actions = [a for name in record.groups if not (a := SetSource(name, 0, FORMER_MASTER_ID, True)).is_so(seen[name])]
+    actions: list[Action] = list(_carried(record, seen))
+    actions += [a for name in record.groups if not (a := SetSource(name, 0, FORMER_MASTER_ID, True)).is_so(seen[name])]
     if actions:
         return Step(record, tuple(actions), "the source stops taking messages")
     late = not 0 <= now - record.since < limits.quiet_at_most
@@ -272,7 +348,7 @@ def abort(record: Record, now: float) -> Record:
     """Begin to go back. Raises Refused past the point of no return."""
     if record.phase in (Phase.FOLLOWING, Phase.ABORTING):
         return record
-    if record.phase in (Phase.READERS_OFF, Phase.WRITES_OFF):
+    if record.phase in (Phase.ROUTING, Phase.ROUTED, Phase.READERS_OFF, Phase.WRITES_OFF):
         return replace(record, phase=Phase.ABORTING, since=now)
     raise Refused(
         "Gantry may have taken messages already, which the source lacks: an abort is possible until the source's log "
@@ -280,7 +356,14 @@ def abort(record: Record, now: float) -> Record:
     )
 
 
-def _aborting(record: Record, seen: Mapping[str, Seen], now: float) -> Step:
+def _aborting(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) -> Step:
+    # The routes lead to Gantry's address until the source registers as the master again.
+    carries = {name: seen[name].carries for name in record.groups if record.carried}
+    ended = tuple(Carry(name, False) for name, on in carries.items() if on)
+    # A member that is dead registers nothing.
+    unknown = None in carries.values() and 0 <= now - record.since < limits.quiet_at_most
+    if ended or unknown:
+        return Step(record, ended, "Gantry leaves the routes")
     actions = tuple(
         wanted
         for name, group in record.groups.items()

@@ -15,7 +15,7 @@ from gantry_broker.broker.errors import NotStored, NotWritable, RequestRejected
 from gantry_broker.broker.handlers.groupadmin import checked_group
 from gantry_broker.broker.handlers.topicadmin import checked_topic
 from gantry_broker.broker.http.rocketmq_metrics import is_system_group
-from gantry_broker.broker.metadata.tables import DRAIN, JOINED, Change
+from gantry_broker.broker.metadata.tables import DRAIN, JOINED, RELEASED, Change
 from gantry_broker.broker.metadata.topics import is_system_topic
 from gantry_broker.contracts.models import ConfigsAnswer, ConfigsRequest, GroupMarks, MarksRequest
 from gantry_broker.protocol.bodies import BodyError, SubscriptionGroup, TopicConfig
@@ -94,10 +94,12 @@ async def mark(broker: BrokerContext, asked: MarksRequest) -> GroupMarks:
         wanted[DRAIN] = asked.drain
     if asked.joined is not None and asked.joined != (JOINED in marks):
         wanted[JOINED] = "yes" if asked.joined else ""
+    if asked.released is not None and asked.released != (RELEASED in marks):
+        wanted[RELEASED] = "yes" if asked.released else ""
     if wanted:
         await _append(broker, {"marks": wanted})
     marks = broker.meta.working.marks
-    return GroupMarks(drain=marks.get(DRAIN, ""), joined=JOINED in marks)
+    return GroupMarks(drain=marks.get(DRAIN, ""), joined=JOINED in marks, released=RELEASED in marks)
 
 
 async def _append(broker: BrokerContext, change: Change) -> None:

@@ -33,6 +33,8 @@ CLOSED: Final = "closed"
 """Sends are refused."""
 TIMERS_DELIVERED: Final = "timersDelivered"
 """The mark of a group that was migrated: RocketMQ has delivered its timer messages up to this time, in Unix ms."""
+RELEASED: Final = "released"
+"""The mark of a group that was rolled back: it stays away from the former cluster's NameServers."""
 JOINED: Final = "joined"
 """The mark of a broker group that has the topics and groups of its cluster."""
 CHUNK: Final = 200

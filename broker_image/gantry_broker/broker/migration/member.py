@@ -20,6 +20,7 @@ import orjson
 from gantry_broker.broker.metadata.tables import TIMERS_DELIVERED, Tables
 from gantry_broker.broker.metadata.topics import TIMER_TOPIC
 from gantry_broker.broker.migration import ha
+from gantry_broker.broker.migration.carrying import Carrier
 from gantry_broker.broker.migration.errors import MigrationError, SourceBroken
 from gantry_broker.broker.migration.following import Follower
 from gantry_broker.broker.migration.pops import LONGEST_MS, REVIVE_GROUP, InFlight, give_again, revive_topics
@@ -110,6 +111,14 @@ class Migration:
         self._finish: int | None = None
         self._finished = asyncio.Event()
         self._in_flight = InFlight()
+        self._carrier = (
+            None
+            if config.group_port is None
+            else Carrier(config.listen_host, config.group_port, lambda: self._present().address)
+        )
+        """None: the group's address leads to no port of this member."""
+        self._carries = False
+        self._registered = 0.0
         self._pops_at: int | None = None
         """The next offset of the timer topic to read."""
         self._rates: list[tuple[float, int]] = []
@@ -149,6 +158,9 @@ class Migration:
             "groups": None if tables is None else len(tables.groups),
             "offsets": None if tables is None else len(tables.offsets),
             "tablesAtMs": self._tables_at_ms or None,
+            "canCarry": self._carrier is not None,
+            "carries": self._carries and self._registered > 0,
+            "carried": 0 if self._carrier is None else self._carrier.clients,
         }
 
     def _rate(self, now: float) -> int | None:
@@ -194,11 +206,33 @@ class Migration:
             return 409, {"detail": f"the log is at {had}, not at {end}: {self._problem or 'the source sends no more'}"}
         return 200, {"end": end}
 
+    async def _carry_page(self, body: bytes) -> tuple[int, dict[str, Any]]:
+        try:
+            wanted = orjson.loads(body)["on"]
+            if type(wanted) is not bool:
+                raise ValueError(f"on is {wanted!r}")
+        except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+            return 400, {"detail": f'{error}: write {{"on": true}}'}
+        if wanted and (self._carrier is None or self._look is None or self._tables is None):
+            return 409, {"detail": self._problem or "this member cannot carry clients"}
+        if wanted and self._carrier is not None:
+            try:
+                await self._carrier.start()
+            except OSError as error:
+                return 409, {"detail": f"the group's port is taken: {error}"}
+        # Connections are carried on: clients have the address until they look for the next route.
+        self._carries, self._registered = wanted, 0.0
+        return 200, {"on": wanted}
+
     # The work
 
     async def run(self) -> None:
         """Follow until a finish. Raises OSError, StoreError."""
-        pages = {("GET", "/migration"): self._status_page, ("POST", "/migration/finish"): self._finish_page}
+        pages = {
+            ("GET", "/migration"): self._status_page,
+            ("POST", "/migration/finish"): self._finish_page,
+            ("POST", "/migration/carry"): self._carry_page,
+        }
         server = InterimServer(self._config, self.text, pages)
         await server.start()
         try:
@@ -215,6 +249,8 @@ class Migration:
                 await asyncio.Event().wait()
             await asyncio.sleep(0.05)  # The answer of the finish leaves.
         finally:
+            if self._carrier is not None:
+                await self._carrier.close()
             if self._store is not None:
                 self._store.close()
                 self._store = None
@@ -260,6 +296,7 @@ class Migration:
                 cluster=wanted.cluster,
                 credentials=self._credentials(),
                 tls=None if wanted.ca_file is None else TlsOptions(ca_file=wanted.ca_file),
+                own=self._config.group_address,
             )
             async with source:
                 await self._with(source)
@@ -307,6 +344,17 @@ class Migration:
         await asyncio.to_thread(save, tables, self._config.data_dir / "config", store.epochs)
         self._save_mark({**(mark_of(self._config.data_dir) or {}), "state": DONE, "end": store.end})
         self._finished.set()
+
+    async def _keep_carrying(self, source: Source, look: Look) -> None:
+        """Keep the routes to this member's address as the source's are."""
+        if not self._carries or self._tables is None or self._finish is not None:
+            return
+        try:
+            await source.register(look, self._tables, self._config.group_address)
+        except MigrationError as error:
+            self._problem = str(error)
+        else:
+            self._registered = time.monotonic() if self._carries else 0.0
 
     async def _read_pops(self, until: float) -> None:
         """Read on in the timer topic, where RocketMQ has what was popped, up to its end or a time of the loop."""
@@ -450,7 +498,8 @@ class Migration:
         while True:
             had, before_finish = store.end, self._finish is None
             look = self._saw(await source.look(), had)
-            often = not (whole_number(look.settings.get("brokerPermission", "")) or 0) & Perm.READ
+            await self._keep_carrying(source, look)
+            often = self._carries or not (whole_number(look.settings.get("brokerPermission", "")) or 0) & Perm.READ
             if before_finish and time.monotonic() - tables_at >= (LOOK_S / 2 if often else TABLES_S):
                 tables_at = time.monotonic()
                 tables = await source.tables(look.address)
@@ -466,5 +515,6 @@ class Migration:
                 await self._done()
                 return
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(0.05 if finish is not None else LOOK_S):
+                hurries = self._carries and not self._registered
+                async with asyncio.timeout(0.05 if finish is not None or hurries else LOOK_S):
                     await self._finished.wait()

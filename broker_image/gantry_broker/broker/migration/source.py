@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +13,14 @@ from typing import Final, Self
 from gantry_broker.broker.metadata import snapshots
 from gantry_broker.broker.metadata.tables import Tables
 from gantry_broker.broker.migration.errors import MigrationError, SourceBroken
+from gantry_broker.broker.registrar import registration_body, topic_json
 from gantry_broker.client import Admin, ClientError, Credentials
 from gantry_broker.protocol import fastjson, plausible
 from gantry_broker.protocol.bodies import BodyError, topic_stats_from_json
-from gantry_broker.protocol.codes import CONTROL_TOPIC, FORMER_MASTER_ID, MASTER_ID, RequestCode
+from gantry_broker.protocol.codes import CONTROL_TOPIC, FORMER_MASTER_ID, MASTER_ID, Perm, RequestCode
 from gantry_broker.protocol.digits import whole_number
-from gantry_broker.protocol.headers import Header, TopicHeader
+from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.headers import Header, Long, RegisterBrokerHeader, TopicHeader
 from gantry_broker.remoting.client import split_address
 from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.remoting.tls import TlsOptions
@@ -56,9 +59,14 @@ class Source:
         cluster: str | None = None,
         credentials: Credentials | None = None,
         tls: TlsOptions | ssl.SSLContext | None = None,
+        own: str = "",
     ) -> None:
-        """`name`: the brokerName. `cluster`: its cluster; None: any."""
+        """`name`: the brokerName. `cluster`: its cluster; None: any. `own`: an address in the routes that is not the
+        source's.
+        """
         self.name = name
+        self._own = own
+        self._address: str | None = None
         self._cluster = cluster
         self.admin = Admin(list(name_servers), timeout=TIMEOUT_S, credentials=credentials, tls=tls)
 
@@ -77,15 +85,39 @@ class Source:
             if broker is None or self._cluster not in (None, broker.cluster):
                 names = ", ".join(sorted(info.brokers)) or "none"
                 raise MigrationError(f"the NameServer knows no broker {self.name}; it knows {names}")
-            address = broker.addresses.get(FORMER_MASTER_ID) or broker.addresses.get(MASTER_ID)
+            known = [broker.addresses.get(number) for number in (FORMER_MASTER_ID, MASTER_ID)]
+            address = next((one for one in known if one not in (None, self._own)), None)
+            if address is None and self._own in known:
+                address = self._address  # It has not registered under its other number yet.
             if address is None:
                 raise MigrationError(f"broker {self.name} has no master now")
+            self._address = address
             settings = await self.admin.broker_config(address)
             runtime = await self.admin.runtime_info(address)
         except FAILURES as error:
             raise MigrationError(f"broker {self.name} of the source does not answer: {error}") from error
         slaves = len([number for number in broker.addresses if number not in (MASTER_ID, FORMER_MASTER_ID)])
         return look_of(self.name, broker.cluster, address, settings, runtime, slaves)
+
+    async def register(self, look: Look, tables: Tables, address: str) -> None:
+        """Register an address as the master's with every NameServer, and the source's topics. Raises MigrationError."""
+        topics = [topic_json(name, config, Perm.READ | Perm.WRITE) for name, config in sorted(tables.topics.items())]
+        body = registration_body(tables.topic_version, topics, [])
+        header = RegisterBrokerHeader(
+            brokerName=look.name,
+            brokerAddr=address,
+            clusterName=look.cluster,
+            brokerId=Long(MASTER_ID),
+            haServerAddr=address,
+            bodyCrc32=Long(zlib.crc32(body) & 0x7FFFFFFF),
+        )
+        session = self.admin.session
+        for server in session.name_servers:
+            frame = Frame(RequestCode.REGISTER_BROKER, ext=header.ext(), body=body)
+            try:
+                await session.call_checked(server, frame, f"registration with {server}", TIMEOUT_S)
+            except FAILURES as error:
+                raise MigrationError(f"NameServer {server} does not take the new address: {error}") from error
 
     async def first_offsets(self, address: str, topics: Sequence[str]) -> dict[tuple[str, int], int]:
         """The first queue offset of each queue of these topics. Raises MigrationError."""

@@ -1,0 +1,169 @@
+"""Carries clients of a source to it while they learn their new address, so that a cutover's pause is short.
+
+RocketMQ's clients look for a new route every 30 seconds. So Gantry's address is in the routes before the source ends
+writes, and until Gantry leads, every connection to it is passed on to the source. At the cutover these connections end,
+and clients find Gantry at the address that they have.
+
+A consumer keeps its connection to the source, which stands aside in the routes, and sends its heartbeats there, too.
+RocketMQ would count a consumer with two connections twice and give the second one queues that nobody reads. So a
+heartbeat that names consumers is answered here and not passed on. Source: `ConsumerGroupInfo.getAllClientId` of 4.9.7,
+`MQClientInstance.sendHeartbeatToAllBroker`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from struct import Struct
+from typing import Final
+
+import orjson
+
+from gantry_broker.protocol import fastjson
+from gantry_broker.protocol.codes import RequestCode, ResponseCode, SerializeType
+from gantry_broker.protocol.frame import MAX_FRAME, Frame, FrameDecoder, FrameError, encode_frame
+from gantry_broker.remoting.client import split_address
+from gantry_broker.remoting.errors import RemotingError
+
+log = logging.getLogger(__name__)
+
+CONNECT_S: Final = 3.0
+READ: Final = 64 << 10
+MOST: Final = 10_000
+"""Connections at once."""
+TLS: Final = b"\x16"
+"""The first byte of a connection with TLS."""
+_LENGTHS: Final = Struct(">iI")
+_CODE: Final = Struct(">h")
+_JSON, _COMPACT = int(SerializeType.JSON), int(SerializeType.ROCKETMQ)
+
+
+def code_of(serialize: int, header: bytes) -> int | None:
+    """Return the code of a request; None: the header cannot be read."""
+    if serialize == _COMPACT:
+        return int(_CODE.unpack_from(header)[0]) if len(header) >= _CODE.size else None
+    if serialize != _JSON:
+        return None
+    try:
+        code = orjson.loads(header).get("code")
+    except (orjson.JSONDecodeError, AttributeError):
+        return None
+    return code if type(code) is int else None
+
+
+def names_consumers(body: bytes) -> bool:
+    """Whether a heartbeat names consumers; True where that cannot be read."""
+    try:
+        value = fastjson.loads(body)
+        return bool(value.get("consumerDataSet")) if isinstance(value, dict) else True
+    except (fastjson.JsonError, ValueError):
+        return True
+
+
+class Carrier:
+    """Listens at the group's address and passes connections on to the source."""
+
+    def __init__(self, host: str, port: int, target: Callable[[], str]) -> None:
+        """`target`: the source's address now."""
+        self._host, self._port, self._target = host, port, target
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.clients = 0
+
+    async def start(self) -> None:
+        """Raises OSError when the port is taken."""
+        if self._server is None:
+            self._server = await asyncio.start_server(self._accepted, self._host, self._port, limit=READ)
+
+    @property
+    def port(self) -> int:
+        """The port that it listens at; 0: none."""
+        return 0 if self._server is None else int(self._server.sockets[0].getsockname()[1])
+
+    async def close(self) -> None:
+        """End all connections, and free the port."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.clients >= MOST:
+            writer.transport.abort()
+            return
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self.clients += 1
+        try:
+            await self._carry(reader, writer)
+        finally:
+            self.clients -= 1
+            self._tasks.discard(task)
+            writer.transport.abort()
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            first = await reader.readexactly(1)
+            async with asyncio.timeout(CONNECT_S):
+                source_reader, source_writer = await asyncio.open_connection(*split_address(self._target()), limit=READ)
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, RemotingError) as error:
+            log.info("a client cannot be carried to the source: %s", error)
+            return
+        if first == TLS:  # Nothing of it can be read here.
+            source_writer.write(first)
+            works = [_copy(reader, source_writer), _copy(source_reader, writer)]
+        else:
+            works = [_up(first, reader, source_writer, writer), _down(source_reader, writer)]
+        ways = [asyncio.create_task(work) for work in works]
+        try:
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for way in ways:
+                way.cancel()
+            source_writer.transport.abort()
+            await asyncio.gather(*ways, return_exceptions=True)
+
+
+async def _up(
+    first: bytes, reader: asyncio.StreamReader, source: asyncio.StreamWriter, client: asyncio.StreamWriter
+) -> None:
+    """Pass on what the client sends, frame by frame. `first`: its first byte."""
+    with contextlib.suppress(OSError, asyncio.IncompleteReadError, FrameError):
+        while True:
+            head = first + await reader.readexactly(_LENGTHS.size - len(first))
+            first = b""
+            length, mark = _LENGTHS.unpack(head)
+            size = mark & 0xFFFFFF
+            if not 4 + size <= length <= MAX_FRAME:
+                return
+            rest = await reader.readexactly(length - 4)
+            if code_of(mark >> 24, rest[:size]) == RequestCode.HEART_BEAT and names_consumers(rest[size:]):
+                (frame,) = FrameDecoder().feed(head + rest)
+                client.write(encode_frame(Frame.response_to(frame, ResponseCode.SUCCESS)))
+                continue
+            source.write(head + rest)
+            await source.drain()
+
+
+async def _down(source: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
+    """Pass on what the source sends in whole frames: `_up` answers between them."""
+    with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+        while True:
+            head = await source.readexactly(4)
+            length = int.from_bytes(head, "big", signed=True)
+            if not 4 <= length <= MAX_FRAME:
+                return
+            client.write(head + await source.readexactly(length))
+            await client.drain()
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await reader.read(READ):
+            writer.write(data)
+            await writer.drain()

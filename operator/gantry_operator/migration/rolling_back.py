@@ -1,0 +1,300 @@
+"""The steps of a rollback, pure: what was recorded and what is seen gives the next actions and the next record.
+
+After a cutover the former brokers get what was written since, by messages, beside the clients that go on. Then Gantry
+ends writes and reads, the rest and the offsets arrive, and the former brokers take their place in the routes again. As
+with the steps of a cutover, a record is written before its actions, so that a rollback that is killed goes on, or goes
+back with an abort. Once Gantry leaves the routes there is no way back: the former brokers may take messages from then
+on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any, Final, Self
+
+from gantry_broker.protocol.codes import FORMER_MASTER_ID
+
+from gantry_operator.migration.steps import MASTER, READ, WRITE, Refused, SetSource, whole
+
+BOTH: Final = READ | WRITE
+
+
+class Phase(StrEnum):
+    """Where a rollback is. The values are kept in files."""
+
+    NONE = "none"
+    COPYING = "copying-back"
+    """The former brokers take messages of the copy; clients do not see them."""
+    WRITES_OFF = "gantry-writes-off"
+    """Gantry takes nothing from producers; consumers read on, and the rest is copied."""
+    READERS_OFF = "gantry-readers-off"
+    """Gantry gives nothing to consumers, so that they commit what they have had."""
+    OFFSETS = "offsets"
+    """The former brokers get the offsets of the consumer groups."""
+    LEAVING = "leaving"
+    """Gantry leaves the NameServers of the former cluster. There is no way back from here."""
+    RETURNING = "returning"
+    """The former brokers take their place again."""
+    DONE = "rolled-back"
+    ABORTING = "aborting-rollback"
+
+
+COPIES: Final = frozenset({Phase.COPYING, Phase.WRITES_OFF, Phase.READERS_OFF, Phase.OFFSETS})
+"""Phases in which what was copied is needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How patient a rollback is. Times in seconds."""
+
+    lag: int = 1_000
+    """Messages that the copy may lack when Gantry ends writes."""
+    settle: float = 6.0
+    """How long consumers have to commit what they have had. They do so every five seconds."""
+    quiet: float = 0.5
+    """Gantry's queues must not have grown for so long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What is recorded of one group."""
+
+    source: int = BOTH
+    """The former broker's `brokerPermission` before the cutover."""
+    gantry: int = BOTH
+    """Gantry's `brokerPermission` before the rollback."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"source": self.source, "gantry": self.gantry}
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What is kept of a rollback. `since`: Unix seconds of the present phase's begin."""
+
+    phase: Phase = Phase.NONE
+    since: float = 0.0
+    groups: Mapping[str, Group] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "phase": self.phase.value,
+            "since": self.since,
+            "groups": {name: group.to_json() for name, group in self.groups.items()},
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        """Raises ValueError, KeyError, TypeError, AttributeError for another content."""
+        groups = {
+            str(name): Group(whole(item["source"], 0, 15) or 0, whole(item["gantry"], 0, 7) or 0)
+            for name, item in value["groups"].items()
+        }
+        return cls(Phase(value["phase"]), float(value["since"]), groups)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One group as it is now. None: not known."""
+
+    problem: str = ""
+    gantry: int | None = None
+    """Gantry's `brokerPermission`."""
+    released: bool | None = None
+    """Whether Gantry stays away from the former cluster's NameServers."""
+    listed: bool | None = None
+    """Whether one of them still gives Gantry's address."""
+    permission: int | None = None
+    """The former broker's `brokerPermission`."""
+    broker_id: int | None = None
+    refuses: bool | None = None
+    """Whether it refuses all sends."""
+    returned: bool | None = None
+    """Whether every NameServer gives the former broker as the master."""
+    missing: int | None = None
+    """Messages that the copy lacks."""
+    quiet: float = 0.0
+    """Seconds for which the copy is known to have had everything."""
+    moved: bool = False
+    """Whether the offsets were moved since reads ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetGantry:
+    """Change Gantry's `brokerPermission`."""
+
+    group: str
+    permission: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Let Gantry leave the former cluster's NameServers, and stay away."""
+
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
+class MoveOffsets:
+    """Give the former broker the offsets of all consumer groups."""
+
+    group: str
+
+
+Action = SetSource | SetGantry | Release | MoveOffsets
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What to do now: write the record, then act. `waits`: for people, what is missing for the next phase."""
+
+    record: Record
+    actions: tuple[Action, ...] = ()
+    waits: str = ""
+    copies: bool = False
+    """Whether the copy has to run in this phase."""
+
+
+def begin(
+    record: Record, permissions: Mapping[str, int], seen: Mapping[str, Seen], now: float, *, cut_over: bool
+) -> Record:
+    """Begin a rollback, or go on with one. `permissions`: the former brokers', before the cutover. `cut_over`: whether
+    the cutover is done. Raises Refused.
+    """
+    if record.phase is Phase.DONE:
+        raise Refused("the rollback is done")
+    if record.phase is Phase.ABORTING:
+        raise Refused("an abort of the rollback is under way: finish it first (gantry migrate rollback --abort)")
+    if record.phase is not Phase.NONE:
+        return record
+    if not cut_over:
+        raise Refused("the cutover is not done: before its last steps gantry migrate abort goes back at once")
+    for name, group in seen.items():
+        if group.permission is None:
+            raise Refused(f"group {name}: {group.problem or 'the former broker does not answer: start it again'}")
+        # One that was started again has 0: RocketMQ's masters take no other at a start.
+        if group.broker_id not in (FORMER_MASTER_ID, MASTER):
+            raise Refused(
+                f"group {name}: the former broker has brokerId={group.broker_id}, and {FORMER_MASTER_ID} since the "
+                "cutover: name the broker that was the master then"
+            )
+        if group.gantry is None:
+            raise Refused(f"group {name}: {group.problem or 'Gantry has no leader that answers'}")
+    groups = {name: Group(permissions.get(name, BOTH), group.gantry or BOTH) for name, group in seen.items()}
+    return Record(Phase.COPYING, now, groups)
+
+
+def step(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) -> Step:
+    """The next step of a rollback, or of its abort."""
+    phase = record.phase
+    if phase is Phase.COPYING:
+        return _copying(record, seen, limits, now)
+    if phase is Phase.WRITES_OFF:
+        return _writes_off(record, seen, limits, now)
+    if phase is Phase.READERS_OFF:
+        return _readers_off(record, seen, limits, now)
+    if phase is Phase.OFFSETS:
+        return _offsets(record, seen, now)
+    if phase is Phase.LEAVING:
+        return _leaving(record, seen, now)
+    if phase is Phase.RETURNING:
+        return _returning(record, seen, now)
+    if phase is Phase.ABORTING:
+        return _aborting(record, seen, now)
+    return Step(record)
+
+
+def _opened(record: Record, seen: Mapping[str, Seen]) -> list[Action]:
+    """The former brokers take messages, aside of the routes."""
+    return [a for name in record.groups if not (a := SetSource(name, BOTH, FORMER_MASTER_ID, False)).is_so(seen[name])]
+
+
+def _set_gantry(record: Record, seen: Mapping[str, Seen], permission: int) -> list[Action]:
+    return [SetGantry(name, permission) for name in record.groups if seen[name].gantry != permission]
+
+
+def _missing(seen: Mapping[str, Seen]) -> int | None:
+    counts = [group.missing for group in seen.values()]
+    return None if None in counts else sum(count or 0 for count in counts)
+
+
+def _copying(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) -> Step:
+    if actions := _opened(record, seen):
+        return Step(record, tuple(actions), "the former brokers take messages")
+    missing = _missing(seen)
+    if missing is None or missing > limits.lag:
+        known = "the copy begins" if missing is None else f"{missing} messages are missing"
+        return Step(record, waits=known, copies=True)
+    return Step(replace(record, phase=Phase.WRITES_OFF, since=now), copies=True)
+
+
+def _writes_off(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) -> Step:
+    if actions := _set_gantry(record, seen, READ) + _opened(record, seen):
+        return Step(record, tuple(actions), "Gantry stops taking messages", copies=True)
+    missing = _missing(seen)
+    if missing is None or missing or any(group.quiet < limits.quiet for group in seen.values()):
+        return Step(record, waits=f"{missing or 0} messages are missing", copies=True)
+    return Step(replace(record, phase=Phase.READERS_OFF, since=now), copies=True)
+
+
+def _readers_off(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) -> Step:
+    if actions := _set_gantry(record, seen, 0):
+        return Step(record, tuple(actions), "Gantry stops giving messages to consumers")
+    left = limits.settle - (now - record.since)
+    if 0 < left <= limits.settle:
+        return Step(record, waits=f"consumers commit what they have had: {left:.0f} s")
+    return Step(replace(record, phase=Phase.OFFSETS, since=now))
+
+
+def _offsets(record: Record, seen: Mapping[str, Seen], now: float) -> Step:
+    actions = [MoveOffsets(name) for name in record.groups if not seen[name].moved]
+    if actions:
+        return Step(record, tuple(actions), "the offsets of consumer groups are moved")
+    return Step(replace(record, phase=Phase.LEAVING, since=now))
+
+
+def _leaving(record: Record, seen: Mapping[str, Seen], now: float) -> Step:
+    actions = tuple(Release(name) for name in record.groups if not seen[name].released)
+    if actions or any(seen[name].listed is not False for name in record.groups):
+        return Step(record, actions, "Gantry leaves the former NameServers")
+    return Step(replace(record, phase=Phase.RETURNING, since=now))
+
+
+def _returning(record: Record, seen: Mapping[str, Seen], now: float) -> Step:
+    actions = tuple(
+        wanted
+        for name, group in record.groups.items()
+        if not (wanted := SetSource(name, group.source or BOTH, MASTER, False)).is_so(seen[name])
+    )
+    if actions or not all(seen[name].returned for name in record.groups):
+        return Step(record, actions, "the former brokers take their place")
+    return Step(replace(record, phase=Phase.DONE, since=now))
+
+
+def abort(record: Record, now: float) -> Record:
+    """Begin to go back to Gantry. Raises Refused past the point of no return."""
+    if record.phase in (Phase.NONE, Phase.ABORTING):
+        return record
+    if record.phase in (Phase.COPYING, Phase.WRITES_OFF, Phase.READERS_OFF, Phase.OFFSETS):
+        return replace(record, phase=Phase.ABORTING, since=now)
+    raise Refused(
+        "the former brokers may have taken messages already, which Gantry lacks. Go on with gantry migrate rollback"
+    )
+
+
+def _aborting(record: Record, seen: Mapping[str, Seen], now: float) -> Step:
+    actions: list[Action] = [
+        SetGantry(name, group.gantry) for name, group in record.groups.items() if seen[name].gantry != group.gantry
+    ]
+    actions += [
+        wanted
+        for name in record.groups
+        # A former broker that was stopped takes no messages.
+        if seen[name].permission is not None
+        and not (wanted := SetSource(name, 0, FORMER_MASTER_ID, True)).is_so(seen[name])
+    ]
+    if actions:
+        return Step(record, tuple(actions), "Gantry gets its permission back")
+    return Step(Record(Phase.NONE, now))

@@ -1,0 +1,362 @@
+"""The edge of `rolling_back`: copies to the former brokers, asks both sides, and acts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from gantry_broker.broker.metadata import snapshots
+from gantry_broker.broker.metadata.tables import Tables
+from gantry_broker.broker.metadata.topics import is_system_topic
+from gantry_broker.client import Admin, Credentials, MessageQueue
+from gantry_broker.client.session import Session
+from gantry_broker.client.subscription import subscription
+from gantry_broker.protocol import fastjson
+from gantry_broker.protocol.bodies import BodyError, TopicConfig, topic_stats_from_json
+from gantry_broker.protocol.codes import MASTER_ID, Perm, RequestCode
+from gantry_broker.protocol.digits import whole_number
+from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.headers import Long, TopicHeader, UpdateOffsetHeader
+from gantry_broker.remoting.tls import TlsOptions
+
+from gantry_operator.cluster.member_http import httpx
+from gantry_operator.migration import rolling_back
+from gantry_operator.migration.copied import QueueCopy
+from gantry_operator.migration.copying import GROUP, SETTLE_S, Copy
+from gantry_operator.migration.edge import ACCEPTS_FROM, ANSWER_S, FAILURES, POLL_S, Edge, GroupPlace, Routes
+from gantry_operator.migration.rolling_back import Limits, MoveOffsets, Phase, Record, Seen, SetGantry
+from gantry_operator.migration.steps import Refused, SetSource
+
+TABLES_S: Final = 5.0
+"""Seconds between two looks for new topics."""
+ROUND_S: Final = 0.1
+"""Seconds between two rounds of the copy."""
+
+
+class AsideSession(Session):
+    """A client of brokers that stand aside in the routes: it knows their addresses, and no others."""
+
+    def __init__(
+        self, name_servers: str, masters: Mapping[str, str], credentials: Credentials | None, tls: TlsOptions | None
+    ) -> None:
+        super().__init__(name_servers, credentials=credentials, tls=tls)
+        self._aside = {name: {MASTER_ID: address} for name, address in masters.items()}
+
+    def address(self, broker: str, broker_id: int = MASTER_ID) -> str | None:
+        return self._aside.get(broker, {}).get(broker_id)
+
+    def addresses(self, broker: str) -> dict[int, str]:
+        return self._aside.get(broker, {})
+
+
+class BackCopy(Copy):
+    """The copy of all topics of Gantry's groups to the former brokers, from the cutover on."""
+
+    def __init__(
+        self, gantry: Admin, former: Admin, masters: Mapping[str, str], ends: Mapping[str, int], state: Path
+    ) -> None:
+        """`masters`: addresses of the former brokers by brokerName. `ends`: of their logs, at the cutover."""
+        super().__init__(gantry, former, (), state)
+        self._masters = masters
+        self._ends = ends
+        self._tables_at = -math.inf
+        self._unsure = False
+        self.missing: int | None = None
+        """Messages that the last round found; None: none has ended."""
+        self.quiet_since: float | None = None
+        """The begin of the first round of those that found nothing."""
+
+    async def begin(self) -> None:
+        """Go on behind what a former process sent. Raises Refused, and errors of clients."""
+        if self.load():
+            await asyncio.sleep(SETTLE_S)
+            await self._read_ends()
+        self.save()
+
+    async def _read_ends(self) -> None:
+        for topic, queues in self.queues.items():
+            for queue in queues:
+                await self._read_end(queue, topic)
+
+    async def round(self) -> None:
+        """Copy all that is there."""
+        began = time.monotonic()
+        if began - self._tables_at >= TABLES_S:
+            await self.look_for_topics()
+            self._tables_at = time.monotonic()
+            if self._changed:  # Before the first message of a new queue: its copies are looked for from there on.
+                self.save()
+        if self._unsure:  # The last round broke off: what it sent may not be noted.
+            await self._read_ends()
+        before, self._unsure = self.sent(), True
+        await self.run(follow=False)
+        self._unsure = False
+        self.missing = self.sent() - before
+        self.quiet_since = (self.quiet_since or began) if not self.missing else None
+
+    def sent(self) -> int:
+        """Messages that were sent so far."""
+        return sum(queue.messages for queues in self.queues.values() for queue in queues)
+
+    async def look_for_topics(self) -> None:
+        """Give the former brokers the topics that they lack, and copy their queues, too."""
+        masters = await self._source.masters()
+        for broker, former in self._masters.items():
+            await self._make_former_groups(masters[broker], former)  # RocketMQ takes no retry of an unknown group.
+            there = (await self._target.topic_config(former)).topics
+            for name, topic in (await self._source.topic_config(masters[broker])).topics.items():
+                if is_system_topic(name) or name in (broker,) or not topic.perm & Perm.READ:
+                    continue
+                if not _holds(there.get(name), topic):
+                    await self._target.create_topic_at(former, topic)
+                known = {(queue.broker, queue.queue) for queue in self.queues.get(name, ())}
+                wanted = [n for n in range(max(topic.read_queues, topic.write_queues)) if (broker, n) not in known]
+                if wanted:
+                    await self._add(name, broker, masters[broker], former, wanted)
+
+    async def _make_former_groups(self, ours: str, former: str) -> None:
+        there = await self._target.groups(former)
+        for name, group in (await self._source.groups(ours)).items():
+            if name not in there:
+                frame = Frame(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=fastjson.dumps(group.to_json()))
+                await self._target.session.call_checked(former, frame, f"creation of group {name}")
+
+    async def _add(self, topic: str, broker: str, ours: str, former: str, numbers: list[int]) -> None:
+        here, there = await _bounds(self._source, ours, topic), await _bounds(self._target, former, topic)
+        for number in numbers:
+            low, high = here.get(number, (0, 0))
+            made = QueueCopy(broker, number, broker, number, there.get(number, (0, 0))[1])
+            made.next = await self._first_since(MessageQueue(topic, broker, number), low, high, self._ends[broker])
+            self.queues.setdefault(topic, []).append(made)
+        self._changed = True
+
+    async def _first_since(self, queue: MessageQueue, low: int, high: int, end: int) -> int:
+        """Return the first queue offset whose record is at or behind an offset of the log, by bisection."""
+        puller = self._source.puller(GROUP)
+        while low < high:
+            middle = (low + high) // 2
+            got = await puller.pull(queue, middle, subscription(queue.topic), count=1, suspend_ms=0)
+            if got.messages and got.messages[0].queue_offset < high:
+                at = got.messages[0]
+                if at.record.phys_offset >= end:
+                    high = middle
+                else:
+                    low = at.queue_offset + 1
+            else:
+                high = middle
+        return low
+
+    async def move_offsets(self, broker: str, ours: str) -> None:
+        """Give the former broker the offsets of all groups, never back. Raises errors of clients."""
+        former = self._masters[broker]
+        await self._make_former_groups(ours, former)
+        offsets, known = await _offsets(self._source, ours), await _offsets(self._target, former)
+        for key, queues in offsets.items():
+            topic, _, group = key.rpartition("@")
+            copies = {queue.queue: queue for queue in self.queues.get(topic, ()) if queue.broker == broker}
+            for number, offset in queues.items():
+                copy = copies.get(number)
+                if copy is None:
+                    continue
+                # Below the first copy both logs are the same, and so are their offsets.
+                first = copy.runs[0][0] if copy.runs else copy.next
+                new = copy.translate(offset) if offset >= first else min(offset, copy.to_start)
+                if known.get(key, {}).get(number, -1) < new:
+                    header = UpdateOffsetHeader(group, topic, number, Long(new))
+                    await self._target.ask(former, RequestCode.UPDATE_CONSUMER_OFFSET, header)
+
+
+def _holds(there: TopicConfig | None, wanted: TopicConfig) -> bool:
+    return (
+        there is not None
+        and there.read_queues >= wanted.read_queues
+        and there.write_queues >= wanted.write_queues
+        and there.perm == wanted.perm
+    )
+
+
+async def _bounds(admin: Admin, address: str, topic: str) -> dict[int, tuple[int, int]]:
+    body = await admin.ask(address, RequestCode.GET_TOPIC_STATS_INFO, TopicHeader(topic=topic))
+    found = topic_stats_from_json(body)
+    return {queue.queue_id: (max(o.min_offset, 0), max(o.max_offset, 0)) for queue, o in found.items()}
+
+
+async def _offsets(admin: Admin, address: str) -> dict[str, dict[int, int]]:
+    tables = Tables()
+    try:
+        snapshots.read_offsets(tables, fastjson.loads(await admin.ask(address, RequestCode.GET_ALL_CONSUMER_OFFSET)))
+    except (BodyError, fastjson.JsonError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise BodyError(f"the offsets of {address} cannot be read: {error}") from error
+    return tables.offsets
+
+
+class RollbackEdge:
+    """Looks and acts for a rollback."""
+
+    def __init__(self, edge: Edge, gantry: Admin, http: httpx.AsyncClient) -> None:
+        """`gantry`: a client of the new cluster's own NameServers."""
+        self._edge, self._gantry, self._http = edge, gantry, http
+        self.copy: BackCopy | None = None
+        self._moved: set[str] = set()
+
+    async def masters(self) -> dict[str, str]:
+        """The former brokers' addresses by brokerName. Raises Refused."""
+        routes = await self._edge.routes()
+        found = {}
+        for group in self._edge.groups.values():
+            address = self._edge.source_of(group, routes)
+            if address is None:
+                raise Refused(f"group {group.name}: the former NameServers know no former broker: start it again")
+            found[group.broker] = address
+        return found
+
+    async def look(self) -> dict[str, Seen]:
+        """See all groups."""
+        routes = await self._edge.routes()
+        return {name: await self._see(group, routes) for name, group in self._edge.groups.items()}
+
+    async def _see(self, group: GroupPlace, routes: Routes) -> Seen:
+        problem, source = "", self._edge.source_of(group, routes)
+        seen = Seen(missing=None if self.copy is None else self.copy.missing, moved=group.name in self._moved)
+        known = [(table or {}).get(group.broker, {}) for table in routes.values()]
+        if None not in routes.values():
+            seen = replace(
+                seen,
+                listed=any(table.get(MASTER_ID) == group.address for table in known),
+                returned=source is not None and all(table.get(MASTER_ID) == source for table in known),
+            )
+        if self.copy is not None and self.copy.quiet_since is not None:
+            seen = replace(seen, quiet=time.monotonic() - self.copy.quiet_since)
+        if source is None:
+            problem = "the former NameServers know no former broker: start it again"
+        else:
+            try:
+                config = await self._edge.settings_of(source)
+                accepts_from = whole_number(config.get(ACCEPTS_FROM, ""))
+                seen = replace(
+                    seen,
+                    permission=whole_number(config.get("brokerPermission", "")),
+                    broker_id=whole_number(config.get("brokerId", "")),
+                    refuses=None if accepts_from is None else accepts_from > time.time() * 1000,
+                )
+            except FAILURES as error:
+                problem = f"the former broker {source} does not answer: {error}"
+        try:
+            config = await self._gantry.broker_config(await self._leader(group))
+            seen = replace(seen, gantry=whole_number(config.get("brokerPermission", "")))
+        except FAILURES as error:
+            problem = problem or f"Gantry's leader does not answer: {error}"
+        status = await self._status(group)
+        if status is not None:
+            seen = replace(seen, released=bool((status.get("marks") or {}).get("released")))
+        return replace(seen, problem=problem)
+
+    async def _leader(self, group: GroupPlace) -> str:
+        return (await self._gantry.masters()).get(group.broker, group.address)
+
+    async def _leading_url(self, group: GroupPlace) -> tuple[str, dict[str, Any]] | None:
+        for url in group.members:
+            with contextlib.suppress(httpx.HTTPError, ValueError):
+                answer = await self._http.get(f"{url}/v1/status", timeout=ANSWER_S)
+                status = answer.json() if answer.status_code == 200 else {}
+                if isinstance(status, dict) and status.get("role") == "Master":
+                    return url, status
+        return None
+
+    async def _status(self, group: GroupPlace) -> dict[str, Any] | None:
+        found = await self._leading_url(group)
+        return None if found is None else found[1]
+
+    async def act(self, action: rolling_back.Action) -> None:
+        """Do it. Raises Refused when it was not done."""
+        group = self._edge.groups[action.group]
+        if isinstance(action, SetSource):
+            await self._edge.act(action)
+            return
+        try:
+            if isinstance(action, SetGantry):
+                changes = {"brokerPermission": str(action.permission)}
+                await self._gantry.update_broker_config(await self._leader(group), changes)
+            elif isinstance(action, MoveOffsets):
+                assert self.copy is not None
+                await self.copy.move_offsets(group.broker, await self._leader(group))
+                self._moved.add(group.name)
+            else:
+                await self._release(group)
+        except FAILURES as error:
+            raise Refused(f"group {group.name}: {type(action).__name__}: {error}") from error
+
+    async def _release(self, group: GroupPlace) -> None:
+        found = await self._leading_url(group)
+        if found is None:
+            raise Refused(f"group {group.name}: no member leads")
+        try:
+            answer = await self._http.put(f"{found[0]}/v1/marks", json={"released": True}, timeout=ANSWER_S)
+        except httpx.HTTPError as error:
+            raise Refused(f"group {group.name}: {error!r}") from error
+        if answer.status_code != 200:
+            raise Refused(f"group {group.name}: {answer.text[:300]}")
+
+
+async def drive(
+    edge: RollbackEdge,
+    record: Record,
+    limits: Limits,
+    save: Callable[[Record], None],
+    *,
+    timeout: float,
+    say: Callable[[Phase, str], None] = lambda phase, waits: None,
+) -> Record:
+    """Make steps until the rollback is done, or its abort. Raises Refused after `timeout` seconds without progress."""
+    ends, problem, copied = time.monotonic() + timeout, "", -1
+    copying: asyncio.Task[None] | None = None
+    try:
+        while True:
+            seen = await edge.look()
+            made = rolling_back.step(record, seen, limits, time.time())
+            if made.record != record:
+                save(made.record)
+                record, ends = made.record, time.monotonic() + timeout
+            say(record.phase, made.waits)
+            if record.phase in (Phase.DONE, Phase.NONE):
+                return record
+            if copying is not None and copying.done():
+                error = copying.exception()
+                problem, copying = f"the copy broke off: {error}", None
+            if made.copies and not made.actions and copying is None and edge.copy is not None:
+                copying = asyncio.create_task(_copy(edge.copy))
+            elif not made.copies and copying is not None:
+                copying.cancel()
+                await asyncio.gather(copying, return_exceptions=True)
+                copying = None
+            for result in await asyncio.gather(*(edge.act(action) for action in made.actions), return_exceptions=True):
+                if isinstance(result, Refused):
+                    problem = str(result)
+                elif isinstance(result, BaseException):
+                    raise result
+            now_copied = edge.copy.sent() if edge.copy is not None else 0
+            if now_copied != copied:
+                copied, ends = now_copied, time.monotonic() + timeout
+            if time.monotonic() > ends:
+                raise Refused(f"no progress for {timeout:g} s, in phase {record.phase.value}: {problem or made.waits}")
+            if not made.actions:
+                await asyncio.sleep(POLL_S)
+    finally:
+        if copying is not None:
+            copying.cancel()
+            await asyncio.gather(copying, return_exceptions=True)
+
+
+async def _copy(copy: BackCopy) -> None:
+    while True:
+        await copy.round()
+        await asyncio.sleep(ROUND_S)
+
+
+__all__ = ["AsideSession", "BackCopy", "RollbackEdge", "drive"]

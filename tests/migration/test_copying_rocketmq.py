@@ -1,0 +1,94 @@
+"""Topics are copied by messages from a real Apache RocketMQ to Gantry, and back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gantry_operator.platforms.local.folder import ClusterFolder
+from gantry_operator.platforms.local.ports import Ports
+
+from benchmarks.rig.driver import Driver
+from benchmarks.rig.processes import NamespaceUnavailable
+from benchmarks.rig.target import Target
+from tests.migration.scene import Scene, scene
+
+COUNT = 2_000
+
+
+def ours_of(made: Scene) -> Target:
+    ports = Ports.load(ClusterFolder(made.folder).ports)
+    source = made.source
+    name_server = ports.address(next(name for name in ports.taken if name.startswith("moved-namesrv")))
+    return Target(
+        "gantry", name_server, ports.address("group/a"), source.cluster, source.broker_name, source.prefix, 0, [],
+        source.log,
+    )  # fmt: skip
+
+
+def copy(made: Scene, source: str, target: str, topics: str, state: Path) -> str:
+    return made.gantry(
+        "migrate", "copy", "--from", source, "--to", target, "--topics", topics, "--state", str(state)
+    ).stdout
+
+
+def rows(clients: Driver, topic: str, group: str, count: int) -> dict[int, list[tuple[Any, ...]]]:
+    """By queue, in their order: what a consumer sees of each message."""
+    got = clients.run("consume", topic=topic, group=group, run="run", count=count, each=True, mode="pull", settle_ms=0)
+    found: dict[int, list[tuple[Any, ...]]] = {}
+    for line in got.of("message"):
+        own = {
+            name: value for name, value in line["properties"].items()
+            if name in ("n", "a", "word", "KEYS", "TAGS", "UNIQ_KEY")
+        }  # fmt: skip
+        found.setdefault(line["queue"], []).append(
+            (line["n"], line["msgId"], line["bornMs"], line["size"], line.get("keys"), line.get("tags"), own)
+        )
+    return found
+
+
+@pytest.mark.timeout(290)
+@pytest.mark.parametrize(("server", "client"), [("server49", "49"), ("server55", "55")])
+def test_copies_to_gantry_and_back(java_side: Path, tmp_path: Path, server: str, client: str) -> None:
+    try:
+        with scene(tmp_path, server) as made:
+            there_and_back(made, tmp_path, client)
+    except NamespaceUnavailable as error:
+        pytest.skip(f"a copy from Apache RocketMQ is not tested here: {error}")
+
+
+def there_and_back(made: Scene, base: Path, client: str) -> None:
+    theirs = made.driver(client)
+    theirs.mqadmin("updateTopic", "-c", made.source.cluster, "-t", "Orders", "-r", "4", "-w", "4")
+    options: dict[str, Any] = {"topic": "Orders", "run": "run", "keys": "k", "tags": "A,B", "properties": True}
+    theirs.run("produce", count=COUNT, size=300, threads=2, **options)
+    theirs.run("produce", first=COUNT, count=10, size=50_000, compress_over=1_000, **options)
+    theirs.run("consume", topic="Orders", group="billing", run="run", count=COUNT + 10, settle_ms=100)
+    theirs.run("produce", first=COUNT + 10, count=100, size=300, **options)
+    made.write(bootstrap=None)
+    spec = json.loads(made.file.read_text())
+    del spec["spec"]["bootstrap"]
+    made.file.write_text(json.dumps(spec))
+    made.gantry("up", str(made.file), "--dir", str(made.folder), "--detach")
+    gantry = ours_of(made)
+    ours = Driver(gantry, client, "JSON", base / "driver-ours.log")
+    made._drivers.append(ours)
+    total = COUNT + 110
+    for _ in range(2):
+        said = copy(made, made.source.namesrv, gantry.namesrv, "Orders", base / "there.json")
+        assert f"{total} messages are copied" in said, said
+    assert rows(ours, "Orders", "look", total) == rows(theirs, "Orders", "look", total)
+    rest = ours.run("consume", topic="Orders", group="billing", run="run", count=100, settle_ms=1_000)
+    assert (rest.summary["received"], rest.summary["unique"]) == (100, 100), "billing goes on where it was"
+
+    ours.run("produce", first=total, count=200, size=300, **options)
+    ours.mqadmin("updateTopic", "-c", made.source.cluster, "-t", "New", "-r", "4", "-w", "4")
+    ours.run("produce", topic="New", count=30, size=300, run="run")
+    said = copy(made, gantry.namesrv, made.source.namesrv, "Orders,New", base / "back.json")
+    assert "230 messages are copied" in said, said
+    assert rows(theirs, "Orders", "look", total + 200) == rows(ours, "Orders", "look", total + 200)
+    assert rows(theirs, "New", "look", 30) == rows(ours, "New", "look", 30)
+    back = theirs.run("consume", topic="Orders", group="billing", run="run", count=200, settle_ms=1_000)
+    assert (back.summary["received"], back.summary["unique"]) == (200, 200), "billing goes on where it was at Gantry"

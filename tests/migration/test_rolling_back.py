@@ -1,0 +1,166 @@
+"""The steps of a rollback in seeded histories: kills, answers that are missing, aborts, and clients that go on."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from gantry_broker.protocol.codes import FORMER_MASTER_ID
+from gantry_operator.migration import rolling_back
+from gantry_operator.migration.rolling_back import (
+    Limits,
+    MoveOffsets,
+    Phase,
+    Record,
+    Release,
+    Seen,
+    SetGantry,
+)
+from gantry_operator.migration.steps import Refused, SetSource
+
+LIMITS = Limits(lag=50, settle=6.0, quiet=0.5)
+
+
+class World:
+    """Gantry, the former brokers and the copy between them."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.now = 1000.0
+        self.written = {"a": 0, "b": 0}
+        self.copied = {"a": 0, "b": 0}
+        self.gantry = {"a": 6, "b": 6}
+        self.released = {"a": False, "b": False}
+        self.listed = {"a": True, "b": True}
+        self.permission = {"a": 0, "b": 0}
+        self.number = {"a": FORMER_MASTER_ID, "b": FORMER_MASTER_ID}
+        self.refuses = {"a": True, "b": True}
+        self.moved: set[str] = set()
+        self.known: set[str] = set()
+        """The groups of which the present process knows that it has moved their offsets."""
+        self.full_since: dict[str, float] = {}
+
+    def turn(self, copies: bool) -> None:
+        self.now += self.rng.choice((0.2, 1.0, 3.0))
+        for name in self.written:
+            if self.gantry[name] & 2 and not self.released[name]:
+                self.written[name] += self.rng.randrange(20)
+            if copies and self.rng.random() < 0.7:
+                assert not self.refuses[name], "the former broker would refuse the copy"
+                assert self.gantry[name] & 4, "Gantry would refuse the copy's reads"
+                if self.copied[name] != self.written[name] or name not in self.full_since:
+                    self.full_since[name] = self.now
+                self.copied[name] = self.written[name]
+            elif self.copied[name] != self.written[name]:
+                self.full_since.pop(name, None)
+            if self.released[name] and self.rng.random() < 0.7:
+                self.listed[name] = False
+
+    def seen(self) -> dict[str, Seen]:
+        found = {}
+        for name in self.written:
+            silent, quiet = self.rng.random() < 0.1, self.now - self.full_since.get(name, self.now)
+            found[name] = Seen(
+                gantry=None if self.rng.random() < 0.1 else self.gantry[name],
+                released=self.released[name],
+                listed=None if silent else self.listed[name],
+                permission=None if silent else self.permission[name],
+                broker_id=None if silent else self.number[name],
+                refuses=None if silent else self.refuses[name],
+                returned=None if silent else self.number[name] == 0 and self.rng.random() < 0.8,
+                missing=self.written[name] - self.copied[name],
+                quiet=quiet,
+                moved=name in self.known,
+            )
+        return found
+
+    def act(self, action: rolling_back.Action) -> None:
+        if self.rng.random() < 0.15:
+            return
+        if isinstance(action, SetSource):
+            if action.broker_id == 0:
+                assert not self.listed[action.group], "two masters in the routes"
+                assert self.copied == self.written, "the former broker returns without messages"
+                assert self.moved == set(self.written), "the former broker returns without offsets"
+            self.permission[action.group], self.number[action.group] = action.permission, action.broker_id
+            self.refuses[action.group] = action.refuses
+        elif isinstance(action, SetGantry):
+            self.gantry[action.group] = action.permission
+        elif isinstance(action, MoveOffsets):
+            assert self.gantry[action.group] == 0, "consumers may still commit"
+            self.moved.add(action.group)
+            self.known.add(action.group)
+        else:
+            assert isinstance(action, Release)
+            self.released[action.group] = True
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_a_rollback_goes_on_or_goes_back_wherever_it_is_killed(seed: int) -> None:
+    rng = random.Random(seed)
+    world = World(rng)
+    saved: Any = json.dumps(Record().to_json())
+    aborts = 0
+    for _ in range(600):
+        record = Record.from_json(json.loads(saved))
+        seen = world.seen()
+        if record.phase is Phase.NONE:
+            try:
+                record = rolling_back.begin(record, {"a": 6, "b": 7}, seen, world.now, cut_over=True)
+            except Refused:
+                world.turn(False)
+                continue
+        elif record.phase is not Phase.DONE and aborts < 2 and rng.random() < 0.02:
+            try:
+                record, aborts = rolling_back.abort(record, world.now), aborts + 1
+            except Refused:
+                assert record.phase in (Phase.LEAVING, Phase.RETURNING)
+        made = rolling_back.step(record, seen, LIMITS, world.now)
+        saved = json.dumps(made.record.to_json())
+        if made.record.phase is Phase.DONE:
+            break
+        if made.record.phase is Phase.NONE and aborts:
+            assert world.gantry == {"a": 6, "b": 6}
+        killed = rng.random() < 0.1
+        if killed:
+            world.known.clear()
+        for action in made.actions[: rng.randrange(len(made.actions) + 1) if killed else None]:
+            world.act(action)
+        world.turn(made.copies and not made.actions and rng.random() < 0.9)
+    else:
+        pytest.fail(f"it does not end: {saved}")
+    assert world.permission == {"a": 6, "b": 7}
+    assert world.number == {"a": 0, "b": 0}
+    assert not any(world.refuses.values())
+    assert not any(world.listed.values())
+    assert world.copied == world.written
+
+
+def test_what_refuses_to_begin() -> None:
+    ready = Seen(gantry=6, permission=0, broker_id=FORMER_MASTER_ID, refuses=True)
+    with pytest.raises(Refused, match="the cutover is not done"):
+        rolling_back.begin(Record(), {}, {"a": ready}, 0.0, cut_over=False)
+    silent = replace(ready, permission=None, problem="the former broker does not answer")
+    with pytest.raises(Refused, match="the former broker does not answer"):
+        rolling_back.begin(Record(), {}, {"a": silent}, 0.0, cut_over=True)
+    with pytest.raises(Refused, match="brokerId=3"):
+        rolling_back.begin(Record(), {}, {"a": replace(ready, broker_id=3)}, 0.0, cut_over=True)
+    with pytest.raises(Refused, match="the rollback is done"):
+        rolling_back.begin(Record(Phase.DONE), {}, {"a": ready}, 0.0, cut_over=True)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        {},
+        {"phase": "x", "since": 0, "groups": {}},
+        {"phase": "none", "since": 0, "groups": {"a": {"source": 99, "gantry": 6}}},
+    ],
+)
+def test_a_record_of_another_form_is_refused(value: Any) -> None:
+    with pytest.raises((ValueError, KeyError, TypeError, AttributeError)):
+        Record.from_json(value)
