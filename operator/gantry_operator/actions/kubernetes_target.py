@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +65,11 @@ class KubernetesTarget:
     async def demote(self, accept_loss: bool, timeout_s: float) -> str:
         async with self._open() as target:
             return str(await target.ask_site("demote", "", accept_loss=accept_loss, timeout_s=timeout_s))
+
+    async def migrate(self, request: str, timeout_s: float, say: Callable[[str], None]) -> str:
+        """Ask the operator for a step of a migration. Return what it says. Raises ActionError."""
+        async with self._open() as target:
+            return str(await target.ask_migration(request, timeout_s, say))
 
     async def promote(self, token: str, accept_loss: bool, timeout_s: float) -> None:
         async with self._open() as target:

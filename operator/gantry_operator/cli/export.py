@@ -180,8 +180,9 @@ def _from_cluster(
     context: str | None,
     namespace: str | None,
 ) -> dict[str, Exported]:
+    from gantry_operator.actions.local_target import LocalTarget
     from gantry_operator.api import parse_manifest
-    from gantry_operator.cli.target import LocalTarget, find_target, run_async
+    from gantry_operator.cli.target import find_target, run_async
 
     target = find_target(directory, name, context, namespace)
     if isinstance(target, LocalTarget):
@@ -213,7 +214,7 @@ def _from_cluster(
 
 
 def _from_files(target: object, cluster: BrokerCluster, group: str | None, to: Path) -> dict[str, Exported]:
-    from gantry_operator.cli.target import LocalTarget
+    from gantry_operator.actions.local_target import LocalTarget
     from gantry_operator.migration import exporting
     from gantry_operator.plan import plan
 

@@ -1,4 +1,4 @@
-"""`gantry migrate`: a running Apache RocketMQ moves to a cluster of this machine, with its clients as they are."""
+"""`gantry migrate`: a running Apache RocketMQ moves to a cluster, with its clients as they are, and back."""
 
 from __future__ import annotations
 
@@ -7,13 +7,22 @@ import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from gantry_operator.cli.errors import CliError, Exit
-from gantry_operator.cli.options import DirOption, NameOption, Output, OutputOption
+from gantry_operator.cli.options import (
+    ContextOption,
+    DirOption,
+    NameOption,
+    NamespaceOption,
+    Output,
+    OutputOption,
+    on_kubernetes,
+)
 from gantry_operator.cli.output import note, print_json, print_table, say, size
 from gantry_operator.cli.progress import Progress
 
@@ -36,8 +45,7 @@ ROLLBACK_COPY = "rollback-copy.json"
 
 migrate_app = typer.Typer(
     no_args_is_help=True,
-    help="Move from a running Apache RocketMQ 4.9 or 5.x to a cluster of this machine. "
-    "The manifest has spec.bootstrap.fromRocketMQ.",
+    help="Move from a running Apache RocketMQ 4.9 or 5.x, and back. The manifest has spec.bootstrap.fromRocketMQ.",
     rich_markup_mode="rich",
 )
 FileArgument = Annotated[Path, typer.Argument(help="A manifest with spec.bootstrap.fromRocketMQ.", show_default=False)]
@@ -152,7 +160,7 @@ def _read_rollback(folder: ClusterFolder) -> rolling_back.Record:
         raise CliError(f"{path} cannot be read: {error!r}") from None
 
 
-def _save_record(folder: ClusterFolder, record: Record) -> None:
+async def _save_record(folder: ClusterFolder, record: Record) -> None:
     _save(folder, RECORD, record.to_json())
 
 
@@ -277,10 +285,19 @@ async def _until_following(folder: ClusterFolder, timeout: float) -> None:
 
 
 @migrate_app.command()
-def status(directory: DirOption = None, name: NameOption = None, output: OutputOption = Output.text) -> None:
+def status(
+    directory: DirOption = None,
+    name: NameOption = None,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+    output: OutputOption = Output.text,
+) -> None:
     """Show how far the copies are."""
     from gantry_operator.cli.target import run_async
 
+    if on_kubernetes(context, namespace):
+        _show_operators(context, namespace, name, output)
+        return
     folder = _folder(directory, name)
     record = _read_record(folder)
 
@@ -315,26 +332,93 @@ def status(directory: DirOption = None, name: NameOption = None, output: OutputO
     say(f"phase: {record.phase.value}")
     if (rolled := _read_rollback(folder)).phase.value != "none":
         say(f"rollback: {rolled.phase.value}")
+    _print_copies(
+        {
+            n: _Copied(f["seen"].state, f["seen"].copy_end, f["seen"].lag, f["seen"].problem, f["copy"] or {})
+            for n, f in found.items()
+        }
+    )
+
+
+class _Copied(NamedTuple):
+    """What a line of the table says of one group."""
+
+    state: str | None
+    end: int | None
+    lag: int | None
+    problem: str
+    copy: dict[str, Any]
+
+
+def _print_copies(groups: dict[str, _Copied]) -> None:
     rows = []
-    for n, f in found.items():
-        seen, copy = f["seen"], f["copy"] or {}
-        rate = copy.get("rate")
+    for name, group in groups.items():
+        rate = group.copy.get("rate")
         rows.append(
             [
-                n,
-                seen.state or "-",
-                "-" if seen.copy_end is None else size(seen.copy_end - (copy.get("start") or 0)),
-                "-" if seen.lag is None else size(seen.lag),
+                name,
+                group.state or "-",
+                "-" if group.end is None else size(group.end - (group.copy.get("start") or 0)),
+                "-" if group.lag is None else size(group.lag),
                 "-" if rate is None else f"{size(rate)}/s",
-                copy.get("topics") or "-",
-                copy.get("groups") or "-",
-                seen.problem or "-",
+                group.copy.get("topics") or "-",
+                group.copy.get("groups") or "-",
+                group.problem or "-",
             ]
         )
     print_table(
         ["GROUP", "STATE", "COPIED", "MISSING", "RATE", "TOPICS", "GROUPS", "PROBLEM"], rows,
         right=["COPIED", "MISSING", "RATE", "TOPICS", "GROUPS"],
     )  # fmt: skip
+
+
+def _show_operators(context: str | None, namespace: str | None, name: str | None, output: Output) -> None:
+    """The record and the copies of a cluster on Kubernetes. Raises CliError."""
+    from gantry_operator.actions.kubernetes_target import KubernetesTarget
+    from gantry_operator.cli.target import run_async
+    from gantry_operator.platforms.kubernetes.targets.target import migration_of
+
+    target = KubernetesTarget(context, namespace, name)
+
+    async def ask() -> tuple[str, dict[str, dict[str, Any]]]:
+        from gantry_operator.cluster.member_http import httpx
+
+        phase = migration_of(await target.resource()).phase.value
+        found: dict[str, dict[str, Any]] = {}
+        async with target.live() as live:
+            for member in (await live.facts()).members:
+                try:
+                    answer = await live.client.get(f"{member.url}/migration", timeout=3.0)
+                    if answer.status_code == 200:
+                        found.setdefault(member.group, dict(answer.json()))
+                except (httpx.HTTPError, ValueError, TypeError):
+                    continue
+        return phase, found
+
+    phase, copies = run_async(ask())
+    if output == Output.json:
+        print_json({"phase": phase, "groups": copies})
+        return
+    say(f"phase: {phase}")
+    _print_copies(
+        {
+            group: _Copied(str(copy.get("state")), copy.get("end"), copy.get("lag"), str(copy.get("problem", "")), copy)
+            for group, copy in copies.items()
+        }
+    )
+
+
+def _ask_operator(
+    op: str, timeout: float, context: str | None, namespace: str | None, name: str | None, **limits: Any
+) -> None:
+    """Raises CliError."""
+    from gantry_operator.actions.kubernetes_target import KubernetesTarget
+    from gantry_operator.cli.target import run_async
+    from gantry_operator.platforms.kubernetes.migration_request import new_request
+
+    request = new_request(op, timeout_s=timeout, **limits)
+    target = KubernetesTarget(context, namespace, name)
+    say(run_async(target.migrate(request, timeout, lambda phase: say(f"phase: {phase}"))))
 
 
 @migrate_app.command()
@@ -349,12 +433,22 @@ def cutover(
     timeout: Annotated[float, typer.Option(help="Seconds until it gives up; it can go on later.")] = 120.0,
     directory: DirOption = None,
     name: NameOption = None,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
 ) -> None:
-    """Let Gantry take over from the source. Broken off, the same command goes on."""
+    """Let Gantry take over from the source. Broken off, the same command goes on.
+
+    On Kubernetes the operator makes the steps, and clients learn the new address afterwards (as with --routes 0).
+    """
     from gantry_operator.cli.target import run_async
     from gantry_operator.migration import steps
     from gantry_operator.migration.edge import drive
 
+    if on_kubernetes(context, namespace):
+        if dry_run:
+            raise CliError("--dry-run is for clusters of this machine", Exit.USAGE)
+        _ask_operator("cutover", timeout, context, namespace, name, lag_mib=max_lag, settle_s=settle)
+        return
     folder = _folder(directory, name)
     limits = steps.Limits(lag=max_lag << 20, settle=settle, routes=routes)
     record = _read_record(folder)
@@ -366,10 +460,10 @@ def cutover(
             if dry_run:
                 _show_steps(begun, limits, {n: s.lag or 0 for n, s in seen.items()})
                 return
-            _save_record(folder, begun)
+            await _save_record(folder, begun)
             shown = _Shown()
             began = time.monotonic()
-            await drive(edge, begun, limits, lambda r: _save_record(folder, r), timeout=timeout, say=shown)
+            await drive(edge, begun, limits, partial(_save_record, folder), timeout=timeout, say=shown)
             shown.end(time.monotonic() - began)
         say("Gantry leads. Next: stop the source's brokers, and do not start them again")
 
@@ -427,19 +521,24 @@ def abort(
     timeout: Annotated[float, typer.Option(help="Seconds until it gives up; it can go on later.")] = 60.0,
     directory: DirOption = None,
     name: NameOption = None,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
 ) -> None:
     """Give the source its permission back. The copies follow on, so that a cutover can begin again."""
     from gantry_operator.cli.target import run_async
     from gantry_operator.migration import steps
     from gantry_operator.migration.edge import drive
 
+    if on_kubernetes(context, namespace):
+        _ask_operator("abort", timeout, context, namespace, name)
+        return
     folder = _folder(directory, name)
 
     async def go() -> None:
         begun = steps.abort(_read_record(folder), time.time())
-        _save_record(folder, begun)
+        await _save_record(folder, begun)
         async with _edge(folder) as edge:
-            await drive(edge, begun, steps.Limits(), lambda r: _save_record(folder, r), timeout=timeout)
+            await drive(edge, begun, steps.Limits(), partial(_save_record, folder), timeout=timeout)
 
     try:
         run_async(go())
@@ -465,7 +564,8 @@ def rollback(
 
     Producers and consumers go on until the last seconds. Broken off, the same command goes on.
     """
-    from gantry_operator.cli.target import LocalTarget, run_async
+    from gantry_operator.actions.local_target import LocalTarget
+    from gantry_operator.cli.target import run_async
     from gantry_operator.migration import rolling_back, steps
     from gantry_operator.migration.rolling_edge import AsideSession, BackCopy, RollbackEdge, drive
 

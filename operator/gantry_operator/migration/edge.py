@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -52,7 +53,7 @@ class SourcePlace:
 
     name_servers: tuple[str, ...]
     credentials: Credentials | None = None
-    tls: TlsOptions | None = None
+    tls: TlsOptions | ssl.SSLContext | None = None
 
 
 class Edge:
@@ -249,12 +250,14 @@ async def drive(
     edge: Edge,
     record: Record,
     limits: Limits,
-    save: Callable[[Record], None],
+    save: Callable[[Record], Awaitable[None]],
     *,
     timeout: float,
     say: Callable[[Phase, str], None] = lambda phase, waits: None,
 ) -> Record:
-    """Make steps until the cutover is done, or the abort. Raises Refused after `timeout` seconds."""
+    """Make steps until the cutover is done, or the abort. `save`: before the actions of a record. Raises Refused after
+    `timeout` seconds, and what `save` raises.
+    """
     ends = time.monotonic() + timeout
     problem = ""
     while True:
@@ -262,7 +265,7 @@ async def drive(
         now = time.time()
         made = steps.step(record, seen, limits, now)
         if made.record != record:
-            save(made.record)
+            await save(made.record)
             record = made.record
         say(record.phase, made.waits)
         if record.phase in (Phase.DONE, Phase.FOLLOWING):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import ssl
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -43,7 +44,11 @@ class AsideSession(Session):
     """A client of brokers that stand aside in the routes: it knows their addresses, and no others."""
 
     def __init__(
-        self, name_servers: str, masters: Mapping[str, str], credentials: Credentials | None, tls: TlsOptions | None
+        self,
+        name_servers: str,
+        masters: Mapping[str, str],
+        credentials: Credentials | None,
+        tls: TlsOptions | ssl.SSLContext | None,
     ) -> None:
         super().__init__(name_servers, credentials=credentials, tls=tls)
         self._aside = {name: {MASTER_ID: address} for name, address in masters.items()}

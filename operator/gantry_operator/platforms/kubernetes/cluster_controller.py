@@ -12,6 +12,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -23,6 +24,8 @@ from gantry_operator.cluster.member_http import tls_context
 from gantry_operator.cluster.observed import ObservedMember, ObservedState
 from gantry_operator.cluster.restart import kept_alive
 from gantry_operator.cluster.status import proxy_events
+from gantry_operator.migration.edge import Edge
+from gantry_operator.migration.steps import Refused
 from gantry_operator.plan import Plan
 from gantry_operator.platforms.kubernetes import allowed
 from gantry_operator.platforms.kubernetes.analytics.reconciler import JOBS, PODS
@@ -35,6 +38,7 @@ from gantry_operator.platforms.kubernetes.cluster_resource import ClusterResourc
 from gantry_operator.platforms.kubernetes.manifests import external
 from gantry_operator.platforms.kubernetes.manifests.desired_objects import NAME_SERVERS
 from gantry_operator.platforms.kubernetes.members.member_state import missing_objects
+from gantry_operator.platforms.kubernetes.migration_requests import MigrationRequests
 from gantry_operator.platforms.kubernetes.monitoring import metrics
 from gantry_operator.platforms.kubernetes.objects import mounted_files, volumes
 from gantry_operator.platforms.kubernetes.objects.object_reconciler import ReconcileResult
@@ -99,6 +103,9 @@ class ClusterController:
         )
         self._requests = SwitchoverRequests(resource, self.control, platform.events, self._dirty.set)
         self._site_requests = SiteRequests(resource, self.control.sites, self._dirty.set, self._why_no_groups)
+        self._migration_requests = MigrationRequests(
+            resource, self._migration, platform.events.record, self._dirty.set, self._why_no_groups
+        )
         self._tasks: list[asyncio.Task[None]] = []
 
     # ---- life cycle
@@ -121,6 +128,7 @@ class ClusterController:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._requests.close()
         await self._site_requests.close()
+        await self._migration_requests.close()
         await self.control.close()
         await self.platform.close()
         metrics.SHOWN.hide(self.platform.figures)
@@ -293,6 +301,13 @@ class ClusterController:
     def _look_for_requests(self) -> None:
         self._requests.look()
         self._site_requests.look()
+        self._migration_requests.look()
+
+    def _migration(self) -> AbstractAsyncContextManager[Edge]:
+        """Raises Refused."""
+        if self.control.cluster is None or self.control.plan is None:
+            raise Refused("the groups are not known yet")
+        return self.platform.migration(self.control.cluster, self.control.plan)
 
     def _why_no_groups(self) -> str | None:
         """Why the groups are not known; empty: they are known; None: the spec was not looked at yet."""

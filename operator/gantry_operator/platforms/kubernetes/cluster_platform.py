@@ -7,24 +7,29 @@ needs of them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+
+from gantry_broker.client import Credentials
 
 from gantry_operator.api import BrokerCluster
 from gantry_operator.api.status import Addresses, BrokerClusterStatus, LastFailover, ProxyStatus, VersionStatus
 from gantry_operator.api.versions import PROTOCOL_VERSION, package_version
 from gantry_operator.cluster.maintenance import UpgradeQueue
-from gantry_operator.cluster.member_http import make_client
+from gantry_operator.cluster.member_http import make_client, tls_context
 from gantry_operator.cluster.observed import ObservedState
 from gantry_operator.cluster.platform import Change, Event, LedGroup, MemberProcess
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
 from gantry_operator.cluster.status import last_failover
 from gantry_operator.cluster.upgrade_check import Running, Upgrade, release_of
+from gantry_operator.migration.edge import Edge, GroupPlace, SourcePlace
+from gantry_operator.migration.steps import Refused
 from gantry_operator.plan import Plan
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.analytics.reconciler import JOBS, PODS, AnalyticsReconciler
-from gantry_operator.platforms.kubernetes.api.client import KubeApi, Object
+from gantry_operator.platforms.kubernetes.api.client import SECRET, KubeApi, Object
 from gantry_operator.platforms.kubernetes.api.events import EventRecorder
 from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache
 from gantry_operator.platforms.kubernetes.api.lease_registry import LeaseRegistry
@@ -42,7 +47,7 @@ from gantry_operator.platforms.kubernetes.members.pod_replacement import PodRepl
 from gantry_operator.platforms.kubernetes.members.role_labels import RoleLabels
 from gantry_operator.platforms.kubernetes.monitoring.cluster_figures import ClusterFigures
 from gantry_operator.platforms.kubernetes.objects import volumes
-from gantry_operator.platforms.kubernetes.objects.certificates import CertificateReconciler
+from gantry_operator.platforms.kubernetes.objects.certificates import CertificateReconciler, decoded
 from gantry_operator.platforms.kubernetes.objects.object_reconciler import ObjectReconciler
 from gantry_operator.platforms.kubernetes.resources.topics import KubernetesTopicStore
 from gantry_operator.platforms.kubernetes.resources.users import KubernetesAccessStore
@@ -110,6 +115,40 @@ class ClusterPlatform:
         self.proxies_shown: ProxyStatus | None = former.proxy
         """The proxies as last shown."""
         self._addresses_shown = former.addresses
+
+    @asynccontextmanager
+    async def migration(self, cluster: BrokerCluster, wanted: Plan) -> AsyncIterator[Edge]:
+        """What a cutover from RocketMQ asks and changes. Raises Refused, ApiError, ApiUnavailable."""
+        source = None if cluster.spec.bootstrap is None else cluster.spec.bootstrap.fromRocketMQ
+        if source is None:
+            raise Refused("the cluster has no spec.bootstrap.fromRocketMQ")
+        keys, tls = None, None
+        if source.accessKeySecret is not None:
+            data = decoded(await self.shared.api.get(SECRET, self.namespace, source.accessKeySecret))
+            try:
+                keys = Credentials(data["accessKey"].decode().strip(), data["secretKey"].decode().strip())
+            except (KeyError, ValueError) as error:
+                raise Refused(f"Secret {source.accessKeySecret} has no accessKey and secretKey: {error}") from None
+        if source.tls is not None:
+            authorities = decoded(await self.shared.api.get(SECRET, self.namespace, source.tls.caSecret))
+            tls = tls_context(authorities.get("ca.crt", b""))
+            if tls is None:
+                raise Refused(f"Secret {source.tls.caSecret} has no ca.crt with certificates")
+        groups = [
+            GroupPlace(
+                group.name,
+                source.broker_of(group.name, cluster.broker_name(group.name)),
+                f"{names.service_host(names.master_service(cluster.name, group.name), cluster.namespace)}"
+                f":{names.BROKER_PORT}",
+                tuple(member.http_url for member in self.pods.members(group.name)),
+            )
+            for group in wanted.groups
+        ]
+        silent = [group.name for group in groups if not group.members]
+        if silent:
+            raise Refused(f"no pod of group {', '.join(silent)} runs")
+        async with Edge(SourcePlace(tuple(source.nameServers), keys, tls), groups, self.http) as edge:
+            yield edge
 
     async def close(self) -> None:
         await self.pods.close()

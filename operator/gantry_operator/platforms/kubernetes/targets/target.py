@@ -11,7 +11,7 @@ import logging
 import os
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,8 +25,9 @@ from gantry_operator.cluster.live import LiveCluster, MemberPlace
 from gantry_operator.cluster.live_watch import Source
 from gantry_operator.cluster.maintenance import wait_for
 from gantry_operator.cluster.member_http import make_client, tls_context
+from gantry_operator.migration.steps import Record, Refused
 from gantry_operator.plan import AUTHORITIES, CERTIFICATE, KEY, plan
-from gantry_operator.platforms.kubernetes import names, site_request
+from gantry_operator.platforms.kubernetes import migration_request, names, site_request
 from gantry_operator.platforms.kubernetes.api.client import (
     BROKER_CLUSTER,
     EVENT,
@@ -246,6 +247,33 @@ class KubeTarget:
             "status.site"
         )
 
+    async def ask_migration(
+        self, request: str, timeout_s: float, say: Callable[[str], None] = lambda phase: None
+    ) -> str:
+        """Ask the operator for a step of a migration, as `migration_request.new_request` writes it. Returns its answer.
+        `say` gets each phase. Raises TargetError with the reason.
+        """
+        patch = {"metadata": {"annotations": {migration_request.MIGRATE: request}}}
+        await self.api.merge(BROKER_CLUSTER, self.namespace, self.name, patch)
+        deadline, shown = time.monotonic() + timeout_s + SWITCHOVER_S, ""
+        while time.monotonic() < deadline:
+            resource = await self.resource()
+            phase = migration_of(resource).phase.value
+            if phase != shown:
+                say(phase)
+                shown = phase
+            said = answer_to(request, resource, migration_request.MIGRATE_RESULT)
+            if said is not None:
+                return said
+            await asyncio.sleep(0.2)
+        await self.api.merge(
+            BROKER_CLUSTER, self.namespace, self.name, {"metadata": {"annotations": {migration_request.MIGRATE: None}}}
+        )
+        raise TargetError(
+            "the operator did not answer: is it running? The request is withdrawn; what has begun goes on with the "
+            "same command"
+        )
+
     async def _withdrawn(self, request: str) -> str | None:
         """Withdraw a request without an answer. Returns an answer that arrived meanwhile. Raises like `answer_to`."""
         while True:
@@ -406,6 +434,16 @@ class KubeTarget:
 
 def _no_groups(error: ManifestError) -> TargetError:
     return TargetError(f"the spec is refused, and the status names no running groups: {error}")
+
+
+def migration_of(resource: Object) -> Record:
+    """The record of a cutover. Raises TargetError for an invalid one."""
+    try:
+        return migration_request.read_record(
+            (resource["metadata"].get("annotations") or {}).get(migration_request.MIGRATION)
+        )
+    except Refused as error:
+        raise TargetError(str(error)) from None
 
 
 def answer_to(request: str, resource: Object, annotation: str = SWITCHOVER_RESULT) -> str | None:
