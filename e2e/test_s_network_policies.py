@@ -18,6 +18,7 @@ import pytest
 import yaml
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.analytics import manifests
+from gantry_operator.platforms.kubernetes.manifests import spark
 from gantry_operator.platforms.kubernetes.manifests.pod_parts import scheme_of
 from kube import (
     BROKER_IMAGE,
@@ -52,7 +53,7 @@ EFFECT_S = 30.0
 MADE_HERE = "e2e-made-here"
 """Label of the pods that the test makes, and the operator does not."""
 OPEN_PORT = 8000
-DRIVER_PORT = manifests.DRIVER_PORT
+DRIVER_PORT = spark.DRIVER_PORT
 
 CONNECT = """
 import concurrent.futures, json, socket, sys

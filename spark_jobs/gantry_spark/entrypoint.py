@@ -1,8 +1,8 @@
 """The entry point of the Spark image.
 
-Commands: `report ...` runs the driver in client mode. `executor` is Spark's own command on Kubernetes. `show ...`
-writes the last report to the log. Spark's own images use a shell script for this. The variables and the command line of
-an executor are those of Spark 4.
+Commands: `report ...` and `tables ...` run a driver in client mode. `executor` is Spark's own command on Kubernetes.
+`show ...` writes the last report to the log. Spark's own images use a shell script for this. The variables and the
+command line of an executor are those of Spark 4.
 """
 
 from __future__ import annotations
@@ -65,13 +65,20 @@ def main(argv: Sequence[str]) -> NoReturn:
 
         report(argv[1:])
         raise SystemExit(0)
+    if argv[:1] == ["tables"]:
+        from gantry_spark.tables.run import main as tables
+
+        raise SystemExit(tables(argv[1:]))
     if argv[:1] == ["show"]:
         from gantry_spark.showlog import main as show
 
         show(argv[1:])
         raise SystemExit(0)
     given = shlex.join(argv) or "nothing"
-    print(f"gantry: start this image with 'report ...', 'executor' or 'show ...', not with {given}", file=sys.stderr)
+    print(
+        f"gantry: start this image with 'report ...', 'tables ...', 'executor' or 'show ...', not with {given}",
+        file=sys.stderr,
+    )
     raise SystemExit(2)
 
 

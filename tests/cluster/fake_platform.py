@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import httpx
 from gantry_broker.contracts.leadership import LeadershipRecord, MemberId
+from gantry_broker.contracts.table_runs import RunReport, TableOrder, TableReport
 from gantry_operator.access import AccessState, Observed
 from gantry_operator.api import BrokerCluster
+from gantry_operator.api.table import Tables
 from gantry_operator.cluster.observed import ObservedState
 from gantry_operator.cluster.platform import (
     Change,
@@ -20,11 +23,14 @@ from gantry_operator.cluster.platform import (
     Processes,
     ProcessState,
     Resources,
+    StoreUnavailable,
+    TableRun,
 )
 from gantry_operator.cluster.second_site import SiteState
 from gantry_operator.cluster.upgrade_check import Running, Upgrade
 from gantry_operator.plan import Plan, member_name
 from gantry_operator.registry import Entry
+from gantry_operator.tables.schedule import started_ms
 
 
 class FakeRegistry:
@@ -91,6 +97,39 @@ class FakeTopics:
     def note(self, kind: str, note: Any) -> None: ...
 
 
+class FakeTableRuns:
+    """Runs of tables in memory. A run goes on until `end` ends it."""
+
+    def __init__(self) -> None:
+        self.run: TableRun | None = None
+        self.orders: list[list[TableOrder]] = []
+        self.lasts: list[float] = []
+        self.stopped = 0
+        self.refuse = ""
+
+    async def newest(self) -> TableRun | None:
+        if self.refuse == "unreachable":
+            raise StoreUnavailable("the API server does not answer")
+        return self.run
+
+    async def start(self, name: str, tables: Sequence[TableOrder], spec: Tables, lasts_s: float) -> None:
+        if self.refuse:
+            raise StoreUnavailable(self.refuse)
+        assert self.run is None or not self.run.running, "never two at once"
+        self.orders.append(list(tables))
+        self.lasts.append(lasts_s)
+        self.run = TableRun(name, True, started_ms(name), frozenset(t.topic for t in tables))
+
+    async def stop(self) -> None:
+        self.stopped += 1
+
+    def say(self, *reports: TableReport, problem: str = "", running: bool = False) -> None:
+        """The run reports, and ends unless it is `running`."""
+        assert self.run is not None
+        said = RunReport(run=self.run.name, tables=list(reports)) if reports else None
+        self.run = replace(self.run, running=running, report=said, problem=problem)
+
+
 class FakePlatform:
     """`processes` that run by name. `steps` has what the control asked for, in order."""
 
@@ -116,6 +155,7 @@ class FakePlatform:
         self.users = FakeUsers()
         self.topics = FakeTopics()
         self.site = FakeSite()
+        self.tables = FakeTableRuns()
         self.http = httpx.AsyncClient(transport=httpx.MockTransport(lambda request: httpx.Response(503)))
         self.failover = self.replacement = self.removal = self.hibernation = self
         self.controllers: Mapping[str, LedGroup] = {}

@@ -12,7 +12,7 @@ ROOT = Path(gantry_operator.__file__).parent
 LAYERS = (
     ("api",),
     ("plan", "registry"),
-    ("access", "certificates", "drain", "failover", "topics"),
+    ("access", "certificates", "drain", "failover", "tables", "topics"),
     ("cluster",),
     ("migration",),
     ("platforms.kubernetes.names",),
@@ -20,6 +20,7 @@ LAYERS = (
     ("platforms.kubernetes.manifests", "platforms.kubernetes.monitoring"),
     ("platforms.kubernetes.objects",),
     ("platforms.kubernetes.members", "platforms.kubernetes.resources", "platforms.kubernetes.analytics"),
+    ("platforms.kubernetes.tables",),
     ("platforms.kubernetes", "platforms.local"),
     ("platforms.kubernetes.targets",),
     ("actions",),

@@ -54,6 +54,8 @@ CRON_FIELDS = {
 }
 CRON = rf"^(@(hourly|daily|weekly|monthly|yearly|annually|midnight)|{' +'.join(CRON_FIELDS.values())})$"
 """A schedule with numbers in their ranges. `cron.parse` reads it, and finds what a pattern cannot."""
+EVERY = r"^([1-9]\d{0,6}[smhd]|Continuous)$"
+TABLE_NAMESPACE = r"^[a-z][a-z0-9_]*$"
 LABEL_VALUE = r"^([A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?)?$"
 FORMS = {
     _QUANTITY: "an amount like 250m, 2 or 512Mi",
@@ -78,6 +80,8 @@ FORMS = {
     OWNER: "letters, digits, '.', '_' and '-'",
     CRON: "five fields (minute, hour, day of month, month, day of week) like 0 3 * * *, or @daily",
     ZONE: "a time zone like Europe/Berlin",
+    TABLE_NAMESPACE: "lower-case letters, digits and '_', a letter first",
+    EVERY: "a time span in one unit, like 30s, 5m or 1d, or Continuous",
     HOURS: "hours of two digits like 04, separated by ';'",
     LEVELS: "time spans like 1s 5s 10s 30s 1m",
 }

@@ -62,8 +62,9 @@ class ResourceCondition(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    type: Literal["Ready", "Synced"] = Field(
-        description="Ready: clients can use it. Synced: the brokers have it exactly as the spec says."
+    type: Literal["Ready", "Synced", "TableCurrent"] = Field(
+        description="Ready: clients can use it. Synced: the brokers have it exactly as the spec says. TableCurrent: "
+        "the runs of its table succeed."
     )
     status: Literal["True", "False", "Unknown"] = Field(description="Whether the condition is true.")
     reason: str = Field(description="One word, for programs.")
@@ -86,7 +87,8 @@ class ManagedStatus(BaseModel):
     )
     conditions: list[ResourceCondition] = Field(
         default_factory=list,
-        description="Ready: clients can use it. Synced: the brokers have it exactly as the spec says.",
+        description="Ready: clients can use it. Synced: the brokers have it exactly as the spec says. TableCurrent: "
+        "the runs of its table succeed.",
         json_schema_extra=CONDITIONS,
     )
 

@@ -30,9 +30,10 @@ from gantry_operator.api.pod_template import PodTemplate
 from gantry_operator.api.pods import BrokerResources, NameServerResources, Placement, Resources
 from gantry_operator.api.proxy import Proxy
 from gantry_operator.api.security import Security
+from gantry_operator.api.table import Tables
 from gantry_operator.api.tls import INTERNAL_IN_KUBERNETES
 
-RESERVED_GROUP_NAMES = ("namesrv", "master", "external", "config", "admin", "analytics", "broker", "proxy")
+RESERVED_GROUP_NAMES = ("namesrv", "master", "external", "config", "admin", "analytics", "broker", "proxy", "tables")
 """Ends of other objects' names: a group with such a name would collide with them."""
 
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
@@ -382,6 +383,9 @@ class BrokerClusterSpec(Model):
         "Retain", description="Whether volumes are kept (Retain) or deleted (Delete) together with the resource."
     )
     analytics: Analytics | None = Field(None, description="Reports by Spark. Default: none.")
+    tables: Tables | None = Field(
+        None, description="Where the tables of topics with spec.table lie, and how they are written."
+    )
     archive: Archive | None = Field(None, description="A copy of the logs in object storage. Default: none.")
     bootstrap: Bootstrap | None = Field(
         None,

@@ -29,7 +29,7 @@ class Condition(_Status):
 
     type: Literal[
         "Ready", "Available", "Progressing", "Degraded", "Secured", "CertificatesValid", "Draining", "Unbalanced",
-        "DiskPressure", "ReportComplete", "Archiving", "Standby"
+        "DiskPressure", "ReportComplete", "TablesCurrent", "Archiving", "Standby"
     ] = Field(description="The aspect.")  # fmt: skip
     status: Literal["True", "False", "Unknown"] = Field(description="Whether the condition is true.")
     reason: str = Field(description="One word, for programs.")
@@ -220,6 +220,20 @@ class AnalyticsStatus(_Status):
     nextRun: str | None = Field(None, description="Time of the next run.")
 
 
+class TableRow(_Status):
+    """The table of one topic. The status of its BrokerTopic says more."""
+
+    topic: str = Field(description="Name of the topic.")
+    current: Literal["True", "False", "Unknown"] = Field(description="Whether the table follows the topic.")
+    reason: str = Field("", description="One word, for programs.")
+    message: str = Field("", description="The state and the remedy, in words for users.")
+    rows: int | None = Field(None, description="Rows of the table.")
+    behindRecords: int | None = Field(None, description="Messages that the table lacked at the end of its last run.")
+    rejected: int | None = Field(None, description="Messages that did not fit.")
+    lastSuccess: str | None = Field(None, description="Start of the last run that caught up.")
+    lastCommit: str | None = Field(None, description="Time of the newest snapshot.")
+
+
 class BrokerClusterStatus(_Status):
     """The state of the cluster."""
 
@@ -231,8 +245,8 @@ class BrokerClusterStatus(_Status):
         "send and read. Progressing: a change is in progress. Degraded: it works, but with less redundancy than the "
         "spec requires. Secured: clients must authenticate. Draining: a broker group leaves. Unbalanced: one group has "
         "much more load than another. DiskPressure: the disk of a broker is full, or will be soon. ReportComplete: the "
-        "last report of spec.analytics has all of its parts. Archiving: the archive keeps up with the logs. Standby: "
-        "the cluster follows the archive of another one.",
+        "last report of spec.analytics has all of its parts. TablesCurrent: the tables of topics follow them. "
+        "Archiving: the archive keeps up with the logs. Standby: the cluster follows the archive of another one.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     mode: str = Field("", description="How the master is chosen: MasterSlave or Raft.")
@@ -264,6 +278,10 @@ class BrokerClusterStatus(_Status):
         default_factory=list, description="A row for each certificate and authority, if TLS is in use."
     )
     analytics: AnalyticsStatus | None = Field(None, description="The last runs of the report.")
+    tables: list[TableRow] = Field(
+        default_factory=list, description="Topics with a table.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["topic"]},
+    )  # fmt: skip
 
     def to_object(self) -> dict[str, Any]:
         """As JSON for the Kubernetes API, without absent fields."""

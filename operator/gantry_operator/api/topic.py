@@ -21,6 +21,7 @@ from gantry_operator.api.beside import (
     drift_field,
 )
 from gantry_operator.api.cluster import GROUP
+from gantry_operator.api.table import Table, TableStatus
 
 KIND = "BrokerTopic"
 PLURAL = "brokertopics"
@@ -89,6 +90,7 @@ class BrokerTopicSpec(Model):
         default_factory=dict, max_length=MAX_ATTRIBUTES,
         description="Other attributes of the topic, by name. An attribute that leaves the list is removed.",
     )  # fmt: skip
+    table: Table | None = Field(None, description="The topic as an Iceberg table. Default: none.")
     deletionPolicy: DeletionPolicy | None = Field(
         None, description="What happens to the topic when this object is deleted. Retain (if absent): nothing. "
         "Delete: the brokers delete it once nothing in it is unread.",
@@ -163,6 +165,7 @@ class BrokerTopicStatus(ManagedStatus):
     syncedGroups: list[TopicRow] = Field(
         default_factory=list, description="The topic in each broker group at that time.", json_schema_extra=ROWS
     )
+    table: TableStatus | None = Field(None, description="The table of spec.table.")
     syncedAttributes: dict[str, str] = Field(default_factory=dict, description="Attributes that this resource has set.")
 
 

@@ -18,6 +18,7 @@ from gantry_broker.remoting.tls import TlsOptions
 
 from gantry_operator.api import BrokerCluster
 from gantry_operator.api.status import DrainRow
+from gantry_operator.api.table import Tables
 from gantry_operator.cluster import maintenance
 from gantry_operator.cluster.access_control import AccessControl
 from gantry_operator.cluster.availability import Availability
@@ -32,6 +33,7 @@ from gantry_operator.cluster.restart import kept_alive
 from gantry_operator.cluster.rolling_change import RollingChange
 from gantry_operator.cluster.site_control import SiteControl
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
+from gantry_operator.cluster.table_control import TableCluster, TableControl
 from gantry_operator.cluster.topic_control import Cluster, TopicControl
 from gantry_operator.plan import Plan, plan
 
@@ -64,9 +66,12 @@ class ClusterControl:
         self.remoting = RemotingClient(sign=self.access.sign)
         """Calls brokers as a client does."""
         self.availability = Availability(self.remoting, platform.news)
+        self.tables = TableControl(
+            platform.tables, platform.topics, self._table_cluster, lambda: self.topics.wake(), platform.news
+        )
         self.topics = TopicControl(
             platform.topics, self._topic_cluster, self.controllers, platform.http, lambda: self.remoting,
-            platform.reached,
+            platform.reached, tables=self.tables.state_of,
         )  # fmt: skip
         self.hibernation = Hibernation(platform.hibernation, self.groups, self._fell_asleep)
         self.rolling = RollingChange(
@@ -97,6 +102,7 @@ class ClusterControl:
             "access": self.access.run,
             "site": self.sites.run,
             "topics": self.topics.run,
+            "tables": self.tables.run,
             "groups": self.changes.run,
             "hibernation": self.hibernation.run,
         }
@@ -130,6 +136,7 @@ class ClusterControl:
         self.groups.configure(cluster.spec)
         self.access.wake()
         self.topics.wake()
+        self.tables.wake()
         self.changes.wake()
         return problems
 
@@ -198,6 +205,22 @@ class ClusterControl:
         groups = [g.name for g in self.plan.groups]
         paused = self.cluster.paused or self.cluster.spec.hibernate
         return Cluster(self.cluster.name, groups, frozenset(groups) - frozenset(self.staying), paused=paused)
+
+    def _table_cluster(self) -> TableCluster | None:
+        """For the decisions about tables; None: no spec was taken yet."""
+        if self.cluster is None:
+            return None
+        spec = self.cluster.spec
+        held = ""
+        if spec.hibernate:
+            held = "the cluster hibernates"
+        elif self.cluster.paused and self.platform.can_pause:
+            held = "the cluster is paused (gantry.dev/paused)"
+        elif self.refused:
+            held = "the spec of the cluster is refused"
+        elif spec.tables is not None and spec.tables.suspend:
+            held = "spec.tables.suspend of the cluster is true"
+        return TableCluster(self.cluster.name, spec.tables or Tables(), held, stop=bool(spec.hibernate))
 
     def _fell_asleep(self, group: str) -> None:
         self.availability.forget(group)
@@ -272,6 +295,7 @@ class ClusterControl:
             drains=self.drains(),
             site=self.sites.state,
             site_waits=self.sites.waits,
+            tables=self.tables.rows(),
             refused=self.refused,
             authentication="Enabled" if self.cluster is None else self.cluster.spec.security.mode(),
         )

@@ -15,6 +15,7 @@ from gantry_operator.api.status import (
     LastFailover,
     NameServerRow,
     ProxyStatus,
+    TableRow,
     VersionStatus,
 )
 from gantry_operator.cluster.second_site import SiteState
@@ -55,6 +56,8 @@ class ObservedState:
     addresses: Addresses = field(default_factory=Addresses)
     last_failover: LastFailover | None = None
     analytics: AnalyticsStatus | None = None
+    tables: Sequence[TableRow] | None = None
+    """Topics with a table; None: not known yet."""
     authentication: Authentication = "Enabled"
     """As it holds, with the platform's default."""
     certificates: Sequence[CertificateRow] = ()

@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from gantry_broker.contracts.leadership import LeadershipRecord
+from gantry_broker.contracts.table_runs import RunReport, TableOrder
 
 from gantry_operator.access import AccessState, UserResult
 from gantry_operator.access import Observed as ObservedUsers
 from gantry_operator.api import BrokerCluster
+from gantry_operator.api.table import Tables
 from gantry_operator.cluster.member_http import httpx
 from gantry_operator.cluster.member_watch import MemberWatch
 from gantry_operator.cluster.observed import ObservedState
@@ -297,6 +299,9 @@ class Platform(Protocol):
     def topics(self) -> TopicStore: ...
 
     @property
+    def tables(self) -> TableRuns: ...
+
+    @property
     def site(self) -> SiteStore: ...
 
     @property
@@ -382,6 +387,37 @@ class Platform(Protocol):
 
     def groups_changed(self) -> None:
         """A group comes or goes, or the number of its processes has changed: compare the spec again."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TableRun:
+    """The newest run of the tables."""
+
+    name: str
+    running: bool
+    started_ms: int
+    topics: frozenset[str]
+    """What it was ordered to take."""
+    report: RunReport | None = None
+    """What it has said; None: nothing yet, or it ended without a word."""
+    problem: str = ""
+    """Why it failed, as the platform sees it."""
+
+
+class TableRuns(Protocol):
+    """Where runs of tables take place: one process or Job of a cluster at a time."""
+
+    async def newest(self) -> TableRun | None:
+        """The newest run, until another one starts; None: there was none. Raises StoreUnavailable."""
+        ...
+
+    async def start(self, name: str, tables: Sequence[TableOrder], spec: Tables, lasts_s: float) -> None:
+        """Start a run. The former one has ended. Raises StoreUnavailable, also when a run is active after all."""
+        ...
+
+    async def stop(self) -> None:
+        """End the run that is active, if there is one. Raises StoreUnavailable."""
         ...
 
 

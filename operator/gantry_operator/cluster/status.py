@@ -20,6 +20,7 @@ from gantry_operator.api.status import (
     Phase,
     ProxyStatus,
     SiteRow,
+    TableRow,
 )
 from gantry_operator.certificates import EXPIRING
 from gantry_operator.cluster.archive_status import archive_condition, archive_row
@@ -36,7 +37,7 @@ BLOCKED = "Blocked"
 """Reason of Progressing while something prevents that the spec is carried out."""
 Aspect = Literal[
     "Ready", "Available", "Progressing", "Degraded", "Secured", "CertificatesValid", "Draining", "Unbalanced",
-    "DiskPressure", "ReportComplete", "Archiving", "Standby"
+    "DiskPressure", "ReportComplete", "TablesCurrent", "Archiving", "Standby"
 ]  # fmt: skip
 
 
@@ -90,6 +91,7 @@ def status_of(
         ("Standby", site_condition(site, sites, observed.site_waits)),
         ("DiskPressure", disk_pressure(observed, old)),
         ("ReportComplete", _report_complete(observed.analytics or old.analytics)),
+        ("TablesCurrent", _tables_current(old.tables if observed.tables is None else observed.tables)),
     )
     conditions += [_condition(old, kind, *found, now, generation) for kind, found in further if found is not None]
     return BrokerClusterStatus(
@@ -112,6 +114,7 @@ def status_of(
         proxy=observed.proxy,
         certificates=list(observed.certificates),
         analytics=observed.analytics or old.analytics,
+        tables=list(old.tables if observed.tables is None else observed.tables),
     )
 
 
@@ -485,6 +488,21 @@ def _report_complete(analytics: AnalyticsStatus | None) -> tuple[Answer, str, st
     return "True", "Complete", "the last report has all of its parts"
 
 
+def _tables_current(tables: Sequence[TableRow]) -> tuple[Answer, str, str] | None:
+    """None: no topic has a table."""
+    if not tables:
+        return None
+    bad = [row for row in tables if row.current == "False"]
+    if bad:
+        said = "; ".join(f"{row.topic}: {row.message}" for row in bad[:CAUSES_SHOWN])
+        more = f"; and {len(bad) - CAUSES_SHOWN} more" if len(bad) > CAUSES_SHOWN else ""
+        return "False", bad[0].reason or "Failed", f"{said}{more}"
+    waiting = [row.topic for row in tables if row.current == "Unknown"]
+    if waiting:
+        return "Unknown", "Waiting", f"not known yet: {', '.join(waiting[:CAUSES_SHOWN])}"
+    return "True", "Current", "every table follows its topic"
+
+
 def _phase(old: BrokerClusterStatus, available: Answer, progressing: Answer, degraded: Answer, paused: bool) -> Phase:
     if paused:
         return "Paused"
@@ -541,7 +559,10 @@ def significant(status: BrokerClusterStatus) -> dict[str, Any]:
         drain = row.get("drain")
         if drain is not None:  # Its message has the numbers too.
             row["drain"] = {"phase": drain["phase"], "blocked": drain["blocked"]}
+    for row in out.get("tables", []):
+        for moving in ("rows", "behindRecords", "lastSuccess", "lastCommit", "message"):
+            row.pop(moving, None)
     for condition in out.get("conditions", []):
-        if condition["type"] in ("Draining", "Unbalanced"):
+        if condition["type"] in ("Draining", "Unbalanced", "TablesCurrent"):
             condition.pop("message", None)
     return out

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import orjson
@@ -19,6 +19,7 @@ from gantry_broker.contracts.models import MAX_UNDELIVERED
 from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.remoting.errors import RemotingError
 
+from gantry_operator.api.table import TableStatus
 from gantry_operator.cluster.group_controller import GroupController
 from gantry_operator.cluster.member_http import httpx
 from gantry_operator.cluster.offset_reset import ResetFailed, Resets
@@ -33,8 +34,10 @@ from gantry_operator.topics import (
     Observed,
     Result,
     Settling,
+    State,
     Step,
     WantedGroup,
+    WantedTopic,
     decide_groups,
     decide_topics,
 )
@@ -89,8 +92,11 @@ class TopicControl:
         address: Callable[[str], str | None],
         now: Callable[[], float] = time.monotonic,
         settle_s: float = SETTLE_S,
+        tables: Callable[[WantedTopic], tuple[TableStatus, State] | None] = lambda wanted: None,
     ) -> None:
-        """`address`: where the master of a broker group answers clients of this process; None: not known yet."""
+        """`address`: where the master of a broker group answers clients of this process; None: not known yet.
+        `tables`: the state of a topic's table; None: it has none.
+        """
         self.problem = ""
         """Why topics and groups are not compared."""
         self.passes = 0
@@ -102,6 +108,7 @@ class TopicControl:
         self._address = address
         self._now = now
         self._settle_s = settle_s
+        self._table_of = tables
         self._settling: dict[tuple[str, str], Settling] = {}
         self._ask: list[str] = []
         self._silent_since: dict[str, float] = {}
@@ -162,6 +169,7 @@ class TopicControl:
         self.passes += 1
         now = self._now()
         topics = decide_topics(resources.topics, seen, self._settling, now, self._settle_s)
+        self._add_tables(resources.topics, topics.results)
         await asyncio.sleep(0)  # Failover goes on between the parts of a long pass.
         groups = decide_groups(resources.groups, seen)
         asks_more = not topics.ask <= {*self._ask}
@@ -199,6 +207,13 @@ class TopicControl:
             return 0.0
         waiting = any(r.busy for r in (*topics.results.values(), *groups.results.values()))
         return BUSY_S if waiting or resetting or not complete else EVERY_S
+
+    def _add_tables(self, wanted: Sequence[WantedTopic], results: dict[str, Result]) -> None:
+        for one in wanted:
+            table = self._table_of(one)
+            if table is not None:
+                status, current = table
+                results[one.resource] = replace(results[one.resource], table=status, table_current=current)
 
     def _still_wanted(self, steps: list[Step], resources: Resources) -> list[Step]:
         """The steps without deletions for resources that were written again since they were read."""

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from gantry_broker.protocol.bodies import SubscriptionGroup, TopicConfig
 
+from gantry_operator.api.table import Table, TableStatus
 from gantry_operator.topics.seen import BrokerTables
 
 Row = tuple[int | bool | str, ...]
@@ -52,6 +53,10 @@ class WantedTopic:
     held: bool = False
     """It cannot go before this program lets it go, and its topic may have lost its permission to write."""
     known: RecordedState = field(default_factory=RecordedState)
+    table: Table | None = None
+    """The topic as a table; None: it has none."""
+    table_status: TableStatus | None = None
+    """What the status remembers of the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +160,10 @@ class Result:
     """It waits for something that may come soon."""
     blind: bool = False
     """The only thing missing is the answer of a broker group."""
+    table: TableStatus | None = None
+    """The topic's table; None: it has none."""
+    table_current: State | None = None
+    """Whether the table follows the topic."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,11 @@ MAX_MESSAGE = 1_500
 
 
 def conditions(result: Result, generation: int | None) -> list[dict[str, Any]]:
-    """Ready and Synced."""
-    return [_condition("Ready", result.ready, generation), _condition("Synced", result.synced, generation)]
+    """Ready and Synced, and TableCurrent of a topic with a table."""
+    found = [_condition("Ready", result.ready, generation), _condition("Synced", result.synced, generation)]
+    if result.table_current is not None:
+        found.append(_condition("TableCurrent", result.table_current, generation))
+    return found
 
 
 def _condition(kind: str, state: State, generation: int | None) -> dict[str, Any]:
@@ -34,6 +37,8 @@ def topic_status(w: WantedTopic, result: Result) -> dict[str, Any]:
         "groups": [row_to_json(g, rows[g], TOPIC_ROW) for g in sorted(rows)],
         "syncedAttributes": dict(result.known.attributes),
     }
+    if result.table is not None:
+        out["table"] = result.table.model_dump(mode="json", exclude_none=True)
     return _common(out, result, w.generation, TOPIC_ROW)
 
 

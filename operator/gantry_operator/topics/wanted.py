@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import ValidationError
+
 from gantry_operator.api import BrokerTopic, ConsumerGroup
+from gantry_operator.api.table import TableStatus
 from gantry_operator.api.topic import PERMISSIONS
 from gantry_operator.topics.model import RecordedState, Row, WantedGroup, WantedTopic
 
@@ -46,6 +49,15 @@ def known_of(status: Mapping[str, Any], fields: tuple[str, ...]) -> RecordedStat
     )
 
 
+def _table_status(status: Mapping[str, Any]) -> TableStatus | None:
+    """What a status says of the table; None: nothing, or what another version wrote."""
+    found = status.get("table")
+    try:
+        return None if found is None else TableStatus.model_validate(found)
+    except ValidationError:
+        return None
+
+
 def wanted_topic(topic: BrokerTopic, status: Mapping[str, Any], held: bool = False) -> WantedTopic:
     """`held`: see `WantedTopic.held`."""
     spec = topic.spec
@@ -64,6 +76,8 @@ def wanted_topic(topic: BrokerTopic, status: Mapping[str, Any], held: bool = Fal
         deleting=topic.metadata.deletionTimestamp is not None,
         held=held,
         known=known_of(status, TOPIC_ROW),
+        table=spec.table,
+        table_status=_table_status(status),
     )
 
 

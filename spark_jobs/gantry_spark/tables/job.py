@@ -62,6 +62,10 @@ _NO_RETRY: Final = {"commit.retry.num-retries": "0"}
 """PyIceberg repeats a commit that another one has overtaken, on top of that one. Then both would stay."""
 
 
+class CatalogFailed(SourceError):
+    """The catalog does not answer, or refuses."""
+
+
 @dataclass(frozen=True)
 class TableSpec:
     """A topic and its table. `schema`: JSON Schema, for the kind JsonSchema. `catalog`: properties for PyIceberg."""
@@ -190,7 +194,7 @@ class TableJob:
 
     def commit(self, target: Mapping[Any, Bounds]) -> Outcome | None:
         """Make one commit of messages up to `target`; None: the table has them all. Raises as `run`."""
-        table = self._find(self.spec.identifier)
+        table = self.find()
         if table is not None:
             self._check_settings(table)
         start = {} if table is None else ends_of(table)
@@ -225,6 +229,10 @@ class TableJob:
         )
 
     # ---- tables
+
+    def find(self) -> Table | None:
+        """Return the table; None: it does not exist yet."""
+        return self._find(self.spec.identifier)
 
     def _find(self, identifier: tuple[str, str]) -> Table | None:
         try:
@@ -380,11 +388,11 @@ def _is_in(column: str, values: list[str]) -> Any:
 
 
 def open_catalog(properties: Mapping[str, str]) -> Catalog:
-    """Open a catalog. Raises SourceError."""
+    """Open a catalog. Raises CatalogFailed."""
     try:
         return load_catalog("gantry", **dict(properties))
     except Exception as error:
-        raise SourceError(f"the catalog cannot be opened: {error}") from None
+        raise CatalogFailed(f"the catalog cannot be opened: {error}") from None
 
 
 def ends_of(table: Table) -> Offsets:

@@ -169,12 +169,14 @@ def _problems(cluster: BrokerCluster, settings: OperatorSettings) -> Iterator[Pr
         ("spec.proxy.external", None if spec.proxy is None else spec.proxy.external),
     ):
         yield from service_problems(where, outside, settings)
-    if spec.analytics is not None:
-        yield from _image("spec.analytics.image", spec.analytics.image, settings.spark_image, settings)
-        for key, value in sorted(spec.analytics.sparkConf.items()):
+    for field, jobs in (("analytics", spec.analytics), ("tables", spec.tables)):
+        if jobs is None:
+            continue
+        yield from _image(f"spec.{field}.image", jobs.image, settings.spark_image, settings)
+        for key, value in sorted(jobs.sparkConf.items()):
             why = _spark_setting(key, value, settings.allowed_spark_conf)
             if why:
-                yield Problem(f"spec.analytics.sparkConf.{key}", None, why)  # The value may be a secret.
+                yield Problem(f"spec.{field}.sparkConf.{key}", None, why)  # The value may be a secret.
 
 
 def pod_template_problems(where: str, template: PodTemplate | None, settings: OperatorSettings) -> Iterator[Problem]:

@@ -46,6 +46,7 @@ from gantry_operator.platforms.kubernetes.recovered_spec import recovered
 from gantry_operator.platforms.kubernetes.resources.topics import KINDS as TOPIC_KINDS
 from gantry_operator.platforms.kubernetes.site_requests import SiteRequests
 from gantry_operator.platforms.kubernetes.switchover_requests import SwitchoverRequests
+from gantry_operator.platforms.kubernetes.tables import runs as table_runs
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ AGAIN_S = 2.0
 """Seconds until the next pass after a failed one, or after one that waits for something without a watch."""
 LONGEST_PAUSE_S = 30.0
 """The pause after an answer of the API server that stays the same."""
+TABLE_RUNS = (table_runs.JOBS, table_runs.PODS)
 SHOWN = ("Deployment", "Service", JOBS, PODS)
 """Caches for the status, besides those that the failover needs."""
 
@@ -152,6 +154,9 @@ class ClusterController:
                 self.platform.topics.forget(obj["metadata"]["uid"])
             if event == "DELETED" or self.platform.topics.is_news(obj):
                 self.control.topics.wake()
+                self.control.tables.wake()
+        elif kind in TABLE_RUNS:
+            self.control.tables.wake()
         elif kind == "BrokerUser":
             if event == "DELETED":
                 self.platform.users.forget(obj["metadata"]["uid"])

@@ -52,6 +52,7 @@ from gantry_operator.platforms.kubernetes.objects.object_reconciler import Objec
 from gantry_operator.platforms.kubernetes.resources.topics import KubernetesTopicStore
 from gantry_operator.platforms.kubernetes.resources.users import KubernetesAccessStore
 from gantry_operator.platforms.kubernetes.site_store import KubernetesSiteStore
+from gantry_operator.platforms.kubernetes.tables.runs import KubernetesTableRuns
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +106,7 @@ class ClusterPlatform:
         self.http = make_client(self.pods.token, self.certificates.trusted)
         self.users = KubernetesAccessStore(api, caches, (*key, self.uid), self.events, shared.identity)
         self.topics = KubernetesTopicStore(api, caches, key, shared.identity)
+        self.tables = KubernetesTableRuns(api, caches, self.objects, shared.settings, key, self._carried_out)
         self.site = KubernetesSiteStore(api, key, resource.obj)
         self.replacement = PodReplacement(api, caches["StatefulSet"], self.pods, key)
         self.removal = GroupRemoval(api, caches, key, self._reclaim)
@@ -178,6 +180,9 @@ class ClusterPlatform:
             self.pods.sizes[g.name] = max(len(g.members), running)
         for group in set(self.pods.sizes) - set(self.pods.planned):
             del self.pods.sizes[group]
+
+    def _carried_out(self) -> tuple[BrokerCluster, Plan] | None:
+        return None if self.cluster is None or self.plan is None else (self.cluster, self.plan)
 
     def removing(self) -> tuple[str, ...]:
         return leaving_groups.removing(self.objects.owned("StatefulSet"))

@@ -49,6 +49,9 @@ MONITORING_LABEL = f"{GROUP}/monitoring"
 REPORT_LABEL = f"{GROUP}/analytics"
 """Label on the pods and Jobs of a report. Its value is the cluster's name."""
 
+TABLES_LABEL = f"{GROUP}/tables"
+"""Label on the pods and Jobs of tables. Its value is the cluster's name."""
+
 ROLE_MASTER = "master"
 ROLE_SLAVE = "slave"
 

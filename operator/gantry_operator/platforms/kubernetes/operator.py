@@ -60,6 +60,7 @@ from gantry_operator.platforms.kubernetes.monitoring.health_server import Health
 from gantry_operator.platforms.kubernetes.resources.topics import release
 from gantry_operator.platforms.kubernetes.resources.topics import stray_status as stray_resource
 from gantry_operator.platforms.kubernetes.resources.users import stray_status
+from gantry_operator.platforms.kubernetes.tables import runs as table_runs
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +76,9 @@ OF_USERS = ("BrokerUser", "BrokerTopic", "ConsumerGroup")
 STRAYS_EVERY_S = 10.0
 LISTED_S = 2.0
 """Seconds for which the failover waits for the other kinds at a start."""
-FOR_REPORTS = ("CronJob", "Role", "RoleBinding", reports.JOBS, reports.PODS)
+FOR_REPORTS = (
+    "CronJob", "Role", "RoleBinding", reports.JOBS, reports.PODS, table_runs.JOBS, table_runs.PODS,
+)  # fmt: skip
 
 
 class Operator:
@@ -92,9 +95,12 @@ class Operator:
         for name in OF_USERS:
             heard = self._listener_of_users(name)
             self.caches[name] = InformerCache(api, KINDS[name], settings.watch_namespaces, "", heard)
-        for name, kind in ((reports.JOBS, "Job"), (reports.PODS, "Pod")):
-            heard = self._listener(name, JOB_LABEL)
-            self.caches[name] = InformerCache(api, KINDS[kind], settings.watch_namespaces, JOB_LABEL, heard)
+        for name, kind, label in (
+            (reports.JOBS, "Job", JOB_LABEL), (reports.PODS, "Pod", JOB_LABEL),
+            (table_runs.JOBS, "Job", names.TABLES_LABEL), (table_runs.PODS, "Pod", names.TABLES_LABEL),
+        ):  # fmt: skip
+            heard = self._listener(name, label)
+            self.caches[name] = InformerCache(api, KINDS[kind], settings.watch_namespaces, label, heard)
         self.shared = Shared(api, settings, self.caches, StallCompensatedClock(), identity)
         self.shared.unlisted = self._unlisted
         self._stray = asyncio.Event()

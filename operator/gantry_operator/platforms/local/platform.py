@@ -45,6 +45,7 @@ from gantry_operator.platforms.local.ports import Ports, replication
 from gantry_operator.platforms.local.process import listens
 from gantry_operator.platforms.local.process_replacement import ProcessReplacement
 from gantry_operator.platforms.local.site import LocalSiteStore
+from gantry_operator.platforms.local.tables import LocalTableRuns
 from gantry_operator.platforms.local.topics import LocalTopicStore
 from gantry_operator.platforms.local.users import LocalAccessStore
 from gantry_operator.registry import FileRegistry
@@ -92,6 +93,7 @@ class LocalPlatform:
         self.users = LocalAccessStore(folder, cluster, events.add)
         self.site = LocalSiteStore(folder)
         self.topics = LocalTopicStore(folder, events.add)
+        self.tables = LocalTableRuns(folder, lambda: self.wanted, self.name_servers)
         self.replacement = ProcessReplacement(lambda: self.children, lambda: self.plan, lambda: self.leaving, bring_up)
         self._controllers: Mapping[str, LedGroup] = {}
         self._retake = retake

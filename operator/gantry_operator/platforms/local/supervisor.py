@@ -189,6 +189,7 @@ class Supervisor:
             self.control.access.wake()
         if self.platform.topics.changed():
             self.control.topics.wake()
+            self.control.tables.wake()
 
     async def _report_ready(self) -> None:
         """Report once when a client can send and read, and the reason while it cannot."""

@@ -138,7 +138,8 @@ def _clients(cluster: BrokerCluster, operator_namespace: str) -> dict[str, Any]:
         return _ingress(ports, [])
     # Members forward requests of clients to the master.
     members = _pods({names.CLUSTER_LABEL: cluster.name})
-    return _ingress(ports, [*allowed, members, _operator(operator_namespace), _console(operator_namespace)])
+    tables = _pods({names.TABLES_LABEL: cluster.name})
+    return _ingress(ports, [*allowed, members, _operator(operator_namespace), _console(operator_namespace), tables])
 
 
 def _http(cluster: BrokerCluster, operator_namespace: str) -> dict[str, Any]:
@@ -159,9 +160,9 @@ def _monitoring() -> list[dict[str, Any]]:
     return [{"namespaceSelector": marked}, {"podSelector": marked}]
 
 
-def reports_policy(cluster: BrokerCluster, name: str, component: str) -> dict[str, Any]:
-    """Only driver and executors of this cluster's report connect to each other."""
-    own = {names.REPORT_LABEL: cluster.name}
+def reports_policy(cluster: BrokerCluster, name: str, component: str, label: str) -> dict[str, Any]:
+    """Only driver and executors of one kind of Spark job of this cluster connect to each other."""
+    own = {label: cluster.name}
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",

@@ -1,0 +1,199 @@
+"""`spec.table` of a BrokerTopic and `spec.tables` of a BrokerCluster: topics as Iceberg tables."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic_core import PydanticCustomError
+
+from gantry_operator.api import cron
+from gantry_operator.api.analytics import SparkResources
+from gantry_operator.api.base import (
+    CRON,
+    EVERY,
+    OBJECT_NAME,
+    TABLE_NAMESPACE,
+    ZONE,
+    Model,
+    Rule,
+    VolumeSize,
+    more_than_nothing,
+)
+
+CONTINUOUS = "Continuous"
+DEFAULT_EVERY = "5m"
+MAX_SCHEMA = 32_768
+"""Characters of a schema."""
+NAMESPACE = "rocketmq"
+"""The namespace of the tables in their catalog."""
+_PROPERTY = r"^[a-z0-9][a-z0-9._-]{0,127}$"
+_SECRETS = ("token", "credential", "password", "secret", "secret-access-key", "account-key")
+"""Ends of the names of properties that are credentials."""
+_IS_SECRET = " || ".join(f"k.endsWith('{end}')" for end in _SECRETS)
+
+TableMode = Literal["Append", "Upsert"]
+Schema = Literal["Raw", "Inferred", "JsonSchema"]
+Every = Annotated[str, Field(pattern=EVERY, max_length=16)]
+"""Time between two commits: 1m, 30s, or Continuous."""
+
+
+def _every() -> Any:
+    return Field(None, description="Time from the start of a commit to that of the next one, like 1m or 6h. "
+                 f"{CONTINUOUS}: a commit follows the other.")  # fmt: skip
+
+
+class Table(Model):
+    """The topic as a table that keeps itself."""
+
+    mode: TableMode = Field(
+        "Append",
+        description="Append: a row for each message. Upsert: a row for each key, with the newest message; one without "
+        "a body deletes its key. It cannot be changed.",
+    )
+    schema_: Schema = Field(
+        "Raw", alias="schema",
+        description="Columns of the table. Raw: key, value, properties. Inferred: those of the JSON bodies of the "
+        "first messages, then fixed; new fields become new columns. JsonSchema: those of jsonSchema. It cannot be "
+        "changed.",
+    )  # fmt: skip
+    jsonSchema: str | None = Field(
+        None, description="A JSON Schema as text, for schema JsonSchema. Fields may be added.",
+        min_length=2, max_length=MAX_SCHEMA,
+    )  # fmt: skip
+    every: Every | None = _every()
+    schedule: str | None = Field(
+        None, description="Schedule of the commits as in a CronJob, instead of every.", pattern=CRON, max_length=128
+    )
+    timeZone: str | None = Field(
+        None, description="Time zone of the schedule. Default: UTC.", max_length=64, pattern=ZONE
+    )
+
+    _can_be_due = field_validator("schedule", "timeZone")(cron.can_be_due)
+
+    @field_validator("jsonSchema")
+    @classmethod
+    def _is_json(cls, value: str | None) -> str | None:
+        if value is not None:
+            try:
+                found = json.loads(value)
+            except ValueError as error:
+                said = f"this is no JSON ({error}): write a JSON Schema"
+                raise PydanticCustomError("rule", "{message}", {"message": said, "field": ""}) from None
+            if not isinstance(found, dict):
+                said = 'this is no JSON object: write a schema like {"type": "object", "properties": {...}}'
+                raise PydanticCustomError("rule", "{message}", {"message": said, "field": ""})
+        return value
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "(has(self.schema) ? self.schema : 'Raw') == 'JsonSchema' ? has(self.jsonSchema) : !has(self.jsonSchema)",
+            "jsonSchema and schema: JsonSchema belong together: write both or none",
+            lambda t: (t.schema_ == "JsonSchema") == (t.jsonSchema is not None),
+            "jsonSchema",
+        ),
+        Rule(
+            "!(has(self.every) && has(self.schedule))",
+            "schedule and every are both given: write one of them",
+            lambda t: t.every is None or t.schedule is None,
+            "schedule",
+        ),
+    )
+
+
+class TableVolume(Model):
+    """The volume for tables without a catalog of their own: their files, and a catalog in SQLite."""
+
+    size: VolumeSize = Field("10Gi", description="Size of the volume.")
+    className: str | None = Field(None, description="Storage class. Default: the default class.", max_length=253)
+
+    rules: ClassVar[tuple[Rule, ...]] = (more_than_nothing("size"),)
+
+
+class Tables(Model):
+    """Where the tables of the topics lie, how they are written, and defaults for all of them."""
+
+    catalog: dict[Annotated[str, Field(max_length=128)], Annotated[str, Field(min_length=1, max_length=1024)]] = Field(
+        default_factory=dict, max_length=32,
+        description="Properties of a PyIceberg catalog: type, uri, warehouse and others. Default: a catalog in SQLite "
+        "beside the files, on the volume (Kubernetes) or in the folder of the cluster (gantry up).",
+    )  # fmt: skip
+    catalogSecret: str | None = Field(
+        None, description="Secret with further properties of the catalog, such as credential, token or "
+        "s3.secret-access-key, each under its own name.",
+        min_length=1, max_length=253, pattern=OBJECT_NAME,
+    )  # fmt: skip
+    namespace: str = Field(
+        NAMESPACE, description="Namespace of the tables in the catalog.", pattern=TABLE_NAMESPACE, max_length=64
+    )
+    volume: TableVolume = Field(
+        default_factory=lambda: TableVolume(), description="The volume, used without a catalog, and in Kubernetes only."
+    )
+    user: str | None = Field(
+        None, description="BrokerUser that reads the topics, on a cluster with authentication. Its Secret is the one "
+        "that the operator makes.", min_length=1, max_length=253, pattern=OBJECT_NAME,
+    )  # fmt: skip
+    every: Every = Field(DEFAULT_EVERY, description="For topics with neither spec.table.every nor spec.table.schedule.")
+    suspend: bool = Field(False, description="Start no run. Tables stay as they are.")
+    executors: int = Field(
+        0, ge=0, le=256,
+        description="Number of Spark's executor pods. 0: one process reads and writes, without Spark.",
+    )  # fmt: skip
+    resources: SparkResources = Field(
+        default_factory=lambda: SparkResources(), description="CPU and memory of driver and executors."
+    )
+    image: str | None = Field(
+        None, description="Image with Spark. Default: the image in the operator's chart. The chart must allow any "
+        "other image (image.allowed).", min_length=1, max_length=512,
+    )  # fmt: skip
+    sparkConf: dict[Annotated[str, Field(max_length=256)], str] = Field(
+        default_factory=dict, max_length=256,
+        description="Spark settings for tuning, as spec.analytics.sparkConf.",
+    )  # fmt: skip
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            f"!has(self.catalog) || self.catalog.all(k, k.matches('{_PROPERTY}'))",
+            "catalog has a property that PyIceberg cannot have: write names like uri or s3.endpoint",
+            lambda t: all(re.search(_PROPERTY, k) for k in t.catalog),
+            "catalog",
+        ),
+        Rule(
+            f"!has(self.catalog) || !self.catalog.exists(k, {_IS_SECRET})",
+            "catalog has a credential, which everyone who may read this object would see: write it into a Secret, and "
+            "name that in catalogSecret",
+            lambda t: not any(k.endswith(_SECRETS) for k in t.catalog),
+            "catalog",
+        ),
+        Rule(
+            "!has(self.sparkConf) || self.sparkConf.all(k, k.startsWith('spark.'))",
+            "sparkConf has a key that does not begin with 'spark.': write the full name, "
+            "for example spark.sql.shuffle.partitions",
+            lambda t: all(k.startswith("spark.") for k in t.sparkConf),
+            "sparkConf",
+        ),
+    )
+
+
+class TableStatus(BaseModel):
+    """The table of a topic, as its last run left it."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    name: str = Field("", description="Name of the table in its catalog, with the namespace before it.")
+    lastRun: str | None = Field(None, description="Start of the last run.")
+    lastSuccess: str | None = Field(None, description="Start of the last run that left nothing behind it.")
+    nextRun: str | None = Field(None, description="Time from which the next run starts. Absent: none is due.")
+    lastCommit: str | None = Field(None, description="Time of the newest snapshot.")
+    rows: int | None = Field(None, description="Rows of the table.")
+    bytes: int | None = Field(None, description="Bytes of its data files.")
+    files: int | None = Field(None, description="Its data files.")
+    behindRecords: int | None = Field(None, description="Messages that the table lacked at the end of the last run.")
+    rejected: int | None = Field(None, description="Rows of the table <name>__rejected: messages that did not fit.")
+    lost: int | None = Field(None, description="Snapshots that name messages which expired before their commit.")
+    observedGeneration: int | None = Field(None, description="Generation of the spec that the last run had.")
+    failures: int = Field(0, description="Runs in a row that failed.")
+    reason: str = Field("", description="One word about the last run.")
+    message: str = Field("", description="The state and the remedy, in words for users.")

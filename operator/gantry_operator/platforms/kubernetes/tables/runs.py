@@ -1,0 +1,152 @@
+"""Runs of tables in Kubernetes: the port `TableRuns` by one Job of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from gantry_broker.contracts.table_runs import RunReport, TableOrder, from_text
+
+from gantry_operator.api import BrokerCluster
+from gantry_operator.api.table import Tables
+from gantry_operator.cluster.platform import StoreUnavailable, TableRun
+from gantry_operator.plan import Plan
+from gantry_operator.platforms.kubernetes import names
+from gantry_operator.platforms.kubernetes.analytics.jobs import ended
+from gantry_operator.platforms.kubernetes.analytics.status import result_of
+from gantry_operator.platforms.kubernetes.api.client import JOB, ApiError, ApiUnavailable, KubeApi, Object
+from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache
+from gantry_operator.platforms.kubernetes.api.pod_state import why_not
+from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings
+from gantry_operator.platforms.kubernetes.objects.object_reconciler import ObjectReconciler, ReconcileResult
+from gantry_operator.platforms.kubernetes.tables import manifests
+from gantry_operator.tables.schedule import started_ms
+
+JOBS: Final = "Job of tables"
+PODS: Final = "Pod of tables"
+"""Names of the caches for runs. Their objects carry `names.TABLES_LABEL`."""
+
+
+class KubernetesTableRuns:
+    """The runs of one cluster."""
+
+    def __init__(
+        self,
+        api: KubeApi,
+        caches: Mapping[str, InformerCache],
+        objects: ObjectReconciler,
+        settings: OperatorSettings,
+        key: tuple[str, str],
+        spec: Callable[[], tuple[BrokerCluster, Plan] | None],
+    ) -> None:
+        """`key`: namespace and name of the cluster. `spec`: what is carried out; None: nothing yet."""
+        self._api = api
+        self._caches = caches
+        self._objects = objects
+        self._settings = settings
+        self._namespace, self._name = key
+        self._spec = spec
+        self._started: Object | None = None
+        """A Job that the watch has not brought yet."""
+
+    def _job(self) -> Object | None:
+        found = self._caches[JOBS].get(self._namespace, manifests.name_of(self._name))
+        started = self._started
+        if started is None:
+            return found
+        if found is not None and found["metadata"]["uid"] == started["metadata"]["uid"]:
+            self._started = None
+            return found
+        return started
+
+    async def newest(self) -> TableRun | None:
+        if not self._settings.spark_image:
+            return None  # The chart grants no right to Jobs.
+        if not (self._caches[JOBS].listed and self._caches[PODS].listed):
+            raise StoreUnavailable("the API server has not listed the Jobs yet")
+        job = self._job()
+        if job is None:
+            return None
+        ordered = manifests.order_of(job)
+        name = "" if ordered is None else ordered.run
+        pod = self._pod(job)
+        report, why = _left_by(pod)
+        if report is not None and report.run != name:
+            report = None
+        result, reason = result_of(job)
+        running = not ended(job)
+        if running:
+            why = why_not(pod, "") if pod is not None else ""
+        elif result == "Failed":
+            why = why or reason or "the Job failed"
+        return TableRun(
+            name,
+            running,
+            started_ms(name),
+            frozenset() if ordered is None else frozenset(t.topic for t in ordered.tables),
+            report,
+            why,
+        )
+
+    def _pod(self, job: Object) -> Object | None:
+        """The newest pod of a Job. Executors have the same labels, but another owner."""
+        uid = job["metadata"].get("uid")
+        mine = [
+            pod
+            for pod in self._caches[PODS].of(self._namespace, names.TABLES_LABEL, self._name)
+            if any(o.get("uid") == uid for o in pod["metadata"].get("ownerReferences") or [])
+        ]
+        return max(mine, key=lambda pod: str(pod["metadata"].get("creationTimestamp") or ""), default=None)
+
+    async def start(self, name: str, tables: Sequence[TableOrder], spec: Tables, lasts_s: float) -> None:
+        known = self._spec()
+        if known is None:
+            raise StoreUnavailable("the spec of the cluster was not read yet")
+        cluster, plan = known
+        try:
+            pods = manifests.pods_of(cluster, spec, self._settings.spark_image)
+        except manifests.NotPossible as error:
+            raise StoreUnavailable(str(error)) from error
+        ordered = manifests.order(cluster, plan, pods, spec, name, tables, lasts_s)
+        try:
+            await self._start(manifests.objects(pods, spec), manifests.job(pods, ordered))
+        except (ApiError, ApiUnavailable) as error:
+            raise StoreUnavailable(f"the Job of the tables cannot be started: {error}") from error
+
+    async def _start(self, needed: Sequence[Object], job: Object) -> None:
+        found = ReconcileResult()
+        for obj in needed:
+            if not await self._objects.apply(obj, found):
+                said = "; ".join(found.problems) or f"{obj['kind']} {obj['metadata']['name']} is being replaced"
+                raise StoreUnavailable(said)
+        # The API server knows best whether one is there: the watch may be late.
+        former = await self._api.get(JOB, self._namespace, job["metadata"]["name"])
+        if former is not None:
+            if not ended(former):
+                raise StoreUnavailable("a run is active already")
+            await self._api.delete(JOB, self._namespace, job["metadata"]["name"], uid=former["metadata"]["uid"])
+        self._started = await self._api.create(job)
+
+    async def stop(self) -> None:
+        job = self._job()
+        if job is None or ended(job):
+            return
+        try:
+            await self._api.delete(JOB, self._namespace, job["metadata"]["name"], uid=job["metadata"]["uid"])
+            self._started = None
+        except (ApiError, ApiUnavailable) as error:
+            raise StoreUnavailable(f"the Job of the tables cannot be stopped: {error}") from error
+
+
+def _left_by(pod: Object | None) -> tuple[RunReport | None, str]:
+    """The report in the termination message of a pod, and why its container ended."""
+    for container in ((pod or {}).get("status") or {}).get("containerStatuses", []):
+        terminated = (container.get("state") or {}).get("terminated")
+        if terminated is None:
+            continue
+        report = from_text(terminated.get("message"))
+        if terminated.get("reason") == "OOMKilled":
+            return report, "the driver ran out of memory: raise spec.tables.resources.driver.limits.memory"
+        code = terminated.get("exitCode")
+        return report, f"the driver ended with exit code {code}: read its log" if code else ""
+    return None, ""

@@ -1,0 +1,1 @@
+"""Topics as tables: which are due, and what a run means for the status. Pure."""
