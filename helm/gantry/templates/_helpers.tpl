@@ -88,13 +88,13 @@ on its label, but Kubernetes grants lists and watches by kind only.
   resources: [leases]
   verbs: [get, list, watch, create, update, patch, delete]
 {{- if .Values.analytics.enabled }}
-# Reports (spec.analytics): the schedule, runs on demand, the rights of Spark's driver, its NetworkPolicy.
+# Reports (spec.analytics) and tables (spec.tables): the schedule, runs, the rights of Spark's driver, its NetworkPolicy.
 - apiGroups: [batch]
   resources: [cronjobs]
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [batch]
   resources: [jobs]
-  verbs: [list, watch, create]
+  verbs: [get, list, watch, create, delete]
 - apiGroups: [rbac.authorization.k8s.io]
   resources: [roles, rolebindings]
   verbs: [get, list, watch, create, patch, delete]

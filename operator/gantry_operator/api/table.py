@@ -6,7 +6,7 @@ import json
 import re
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 from pydantic_core import PydanticCustomError
 
 from gantry_operator.api import cron
@@ -72,6 +72,12 @@ class Table(Model):
     )
 
     _can_be_due = field_validator("schedule", "timeZone")(cron.can_be_due)
+
+    @model_serializer(mode="wrap")
+    def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """With the field's name as users write it, whatever the caller asks for."""
+        found: dict[str, Any] = handler(self)
+        return {"schema" if name == "schema_" else name: value for name, value in found.items()}
 
     @field_validator("jsonSchema")
     @classmethod
