@@ -1,7 +1,7 @@
 """One run of the tables of a cluster: commit those that are due, and report: `python -m gantry_spark.tables.run`.
 
 The order (`gantry_broker.contracts.table_runs.RunOrder`) is an argument or a file. The report is written after each
-table, so that whoever ordered the run can follow it. A run may end at any moment: the tables say where they end.
+table, so that the operator can follow the run. A run may end at any moment: the tables say where they end.
 """
 
 from __future__ import annotations
