@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gantry_operator.api.cluster import RESTART
 from gantry_operator.cluster import rolling_change as rolling
 from gantry_operator.cluster.platform import Deployment, MemberEndpoint
 from gantry_operator.cluster.rolling_change import RollingChange
-from gantry_operator.plan import Step
+from gantry_operator.plan import MemberPlan, Step
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.api.client import POD, STATEFUL_SET, VOLUME_CLAIM, KubeApi
 from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache
+from gantry_operator.platforms.kubernetes.api.pod_state import REVISION_LABEL
 from gantry_operator.platforms.kubernetes.members import platform
+from gantry_operator.platforms.kubernetes.members.member_state import deployments_of
 from gantry_operator.platforms.kubernetes.members.platform import KubernetesPlatform
 from gantry_operator.platforms.kubernetes.members.pod_replacement import PodReplacement
 
@@ -89,3 +93,19 @@ async def test_no_other_member_is_removed_in_place_of_the_planned_one(
     assert live is not None
     assert (live["spec"]["replicas"], found.sizes["a"]) == (left, left)
     task.cancel()
+
+
+async def test_a_pod_whose_restart_is_asked_for_is_replaced_outside_of_the_window(fake: FakeApi, api: KubeApi) -> None:
+    pods = SimpleNamespace(running=lambda group: [MemberPlan(NEW, "a", 1)], planned={"a": 2}, pod=lambda name: found)
+    stateful_set = {"status": {"updateRevision": "r2"}}
+    found = pod(NEW, names.ROLE_SLAVE)
+    found["metadata"]["labels"][REVISION_LABEL] = "r2"
+    for marks, revision, outdated, requested in (
+        ({}, "r2", False, False),
+        ({RESTART: "now"}, "r2", True, True),
+        ({RESTART: "now"}, "r1", True, False),  # Another config, too: that waits for the window.
+    ):
+        found["metadata"]["annotations"] = marks
+        found["metadata"]["labels"][REVISION_LABEL] = revision
+        [seen] = deployments_of(stateful_set, pods, "a", datetime.now(UTC))  # type: ignore[arg-type]
+        assert (seen.outdated, seen.requested) == (outdated, requested)

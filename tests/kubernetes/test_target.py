@@ -12,6 +12,7 @@ import pytest
 from gantry_operator.actions.errors import ActionError
 from gantry_operator.actions.kubernetes_target import KubernetesTarget
 from gantry_operator.api import BrokerCluster, BrokerTopic, BrokerUser
+from gantry_operator.api.cluster import RESTART
 from gantry_operator.cli import analytics_on_demand as ondemand
 from gantry_operator.cli.errors import CliError
 from gantry_operator.platforms.kubernetes.api.client import ApiError, KubeApi
@@ -64,6 +65,19 @@ async def test_a_switchover_that_cannot_be_is_not_requested(fake: FakeApi, api: 
     with pytest.raises(TargetError, match=r"demo hibernates: write spec\.hibernate: false in its BrokerCluster"):
         await asleep.switchover("a")
     assert SWITCHOVER not in fake.objects["BrokerCluster", "mq", "demo"]["metadata"]["annotations"]
+
+
+async def test_a_restart_marks_the_pods(fake: FakeApi, api: KubeApi) -> None:
+    target = opened(fake, api, {})
+    for number in range(3):
+        fake.put({"kind": "Pod", "metadata": {"name": f"demo-a-{number}", "namespace": "mq"}})
+    assert await target.restart(["demo-a-1"]) == ["demo-a-1"]
+    marked = [
+        n for n in range(3) if RESTART in (fake.get("Pod", f"demo-a-{n}") or {})["metadata"].get("annotations", {})
+    ]
+    assert marked == [1]
+    with pytest.raises(TargetError, match="has no member 'demo-a-9', but demo-a-0"):
+        await target.restart(["a", "demo-a-9"])
 
 
 async def test_clients_of_a_cluster_that_hibernates_get_one_sentence(fake: FakeApi, api: KubeApi) -> None:

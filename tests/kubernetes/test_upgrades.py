@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from gantry_broker.version import VERSION
+from gantry_operator.api.cluster import RESTART
 from gantry_operator.cluster.platform import Event
 from gantry_operator.cluster.rolling_change import RollingChange
 from gantry_operator.cluster.upgrade_check import Running, Upgrade, compatible, release_of, why_not
@@ -120,6 +121,31 @@ async def test_pods_of_another_version_are_replaced_if_it_works_beside_the_new_o
             await change._round()
             assert fake.get("Pod", "demo-a-1") is None
             assert change.refused == {}
+    following.cancel()
+
+
+@pytest.mark.parametrize("requested", [True, False])
+async def test_a_restart_that_was_asked_for_waits_for_no_window(fake: FakeApi, api: KubeApi, requested: bool) -> None:
+    for name, role in (("demo-a-0", names.ROLE_MASTER), ("demo-a-1", names.ROLE_SLAVE)):
+        fake.put(pod(name, role, "new" if requested else "old"))
+        fake.objects["Pod", "mq", name]["metadata"]["annotations"] = {RESTART: "now"} if requested else {}
+    meta = {"name": names.group_set("demo", "a"), "namespace": "mq", "generation": 1}
+    status = {"observedGeneration": 1, "updateRevision": "new"}
+    fake.put({"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": meta, "spec": {}, "status": status})
+    sets = InformerCache(api, STATEFUL_SET, (), "", lambda event, obj: None)
+    following = asyncio.create_task(sets.run())
+    await asyncio.wait_for(sets.ready(), 3)
+    async with mirrored(fake, api) as pods:
+        group = Group(pods)
+        pods.answers = lambda group, name: True
+        group.entry, group._announced = Entry(group.registry.leadership), 1
+        replacement = PodReplacement(api, sets, pods, ("mq", "demo"))
+        change = RollingChange(replacement, {"a": group}, lambda event: None, hold=lambda: "waits for the window")
+        for _ in range(3):
+            await change._round()
+        assert (fake.get("Pod", "demo-a-1") is None) == requested
+        assert fake.get("Pod", "demo-a-0") is not None
+        assert ("waits for the window" in change.reason) == (not requested)
     following.cancel()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 from gantry_operator.platforms.local.process import start_mark
 
-from tests.local.cluster import Cluster, kill, take_down
+from tests.local.cluster import Cluster, Load, check_account, kill, take_down
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -123,3 +124,29 @@ def test_up_with_one_more_group_returns_once_it_can_be_sent_to(tmp_path: Path) -
         assert cluster.folder.supervisor_log.read_text().count("t is ready (") == 2
     finally:
         take_down(cluster)
+
+
+async def test_members_restart_when_somebody_asks(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, nameServers={"replicas": 1}, brokerGroups=[{"name": "a", "members": 2}])
+
+    def restarted(*names: str) -> bool:
+        changed = {name for name, member in cluster.members().items() if member["pid"] != first[name]}
+        return cluster.whole() and changed == set(names)
+
+    try:
+        await asyncio.to_thread(cluster.up)
+        await asyncio.to_thread(cluster.until, "all members are in sync", cluster.whole)
+        first = {name: member["pid"] for name, member in cluster.members().items()}
+        refused = cluster.gantry("restart", "t-a-7", check=False)
+        assert refused.returncode == 1
+        assert "t-a-0, t-a-1" in refused.stderr
+        async with Load.on(cluster, "Kept", "k") as load:
+            slave = next(name for name in first if name != cluster.master()["name"])
+            assert slave in (await asyncio.to_thread(cluster.gantry, "restart", slave)).stdout
+            await asyncio.to_thread(cluster.until, "the slave is another process", lambda: restarted(slave))
+            await asyncio.to_thread(cluster.gantry, "restart", "a")
+            await asyncio.to_thread(cluster.until, "the master is another process", lambda: restarted(*first), 60)
+        assert load.errors == []
+        await check_account(cluster, load)
+    finally:
+        await asyncio.to_thread(take_down, cluster)

@@ -31,6 +31,14 @@ def test_unknown_names_are_answered_with_the_known_ones() -> None:
         plan(CLUSTER).member("demo-b-1")
 
 
+def test_members_are_named_by_themselves_and_by_their_group() -> None:
+    p = plan(CLUSTER)
+    assert p.members_named([]) == list(p.members)
+    assert [m.name for m in p.members_named(["demo-a-1", "b", "a-1"])] == ["demo-a-1", "demo-b-0"]
+    with pytest.raises(KeyError, match="demo-b-0"):
+        p.members_named(["a", "c"])
+
+
 def test_broker_config_says_what_the_spec_says(tmp_path: Path) -> None:
     member = plan(CLUSTER).member("demo-a-1")
     addresses = BrokerAddresses(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +61,11 @@ class KubernetesTarget:
     async def switchover(self, group: str, to: str | None) -> str:
         async with self._open() as target:
             return str(await target.switchover(group, to))
+
+    async def restart(self, names: Sequence[str]) -> list[str]:
+        async with self._open() as target:
+            restarted: list[str] = await target.restart(names)
+            return restarted
 
     async def demote(self, accept_loss: bool, timeout_s: float) -> str:
         async with self._open() as target:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -62,6 +62,20 @@ class LocalTarget:
         except control.ControlError as error:
             raise ActionError(str(error)) from None
         return str(answer["done"])
+
+    async def restart(self, names: Sequence[str]) -> list[str]:
+        from gantry_operator.platforms.local import control
+        from gantry_operator.platforms.local.manifest import load_saved
+        from gantry_operator.platforms.local.status import why_asleep
+
+        asleep = why_asleep(load_saved(self.folder))
+        if asleep:
+            raise ActionError(asleep)
+        try:
+            answer = await control.ask(self.folder, "restart", SWITCHOVER_S, names=list(names))
+        except control.ControlError as error:
+            raise ActionError(str(error)) from None
+        return [str(name) for name in answer["members"]]
 
     async def demote(self, accept_loss: bool, timeout_s: float) -> str:
         answer = await self._of_sites("demote", timeout_s, acceptLoss=accept_loss)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -78,6 +78,13 @@ class Target(Protocol):
 
     async def switchover(self, group: str, to: str | None) -> str:
         """Hand over. Returns a sentence about the result. Raises ActionError."""
+        ...
+
+    async def restart(self, names: Sequence[str]) -> list[str]:
+        """Ask for the restart of members, and of those of groups; none named: of all. Returns their names.
+
+        Slaves are replaced first, masters hand over. Raises ActionError for a name that is not there.
+        """
         ...
 
     async def demote(self, accept_loss: bool, timeout_s: float) -> str:

@@ -27,6 +27,9 @@ SHORT_NAME = "bc"
 PAUSED = f"{GROUP}/paused"
 """Annotation: while "true", the operator changes no planned object. Failover goes on."""
 
+RESTART = f"{GROUP}/restart"
+"""Annotation of a member's pod, with any value: the operator replaces the pod as in a planned change."""
+
 MAX_NAME = 32
 _NAME = r"[a-z]([-a-z0-9]*[a-z0-9])?"
 

@@ -241,6 +241,25 @@ def switchover(
     switch_over(target, group, to, as_json)
 
 
+@app.command(epilog=EPILOG)
+@on_cluster
+def restart(
+    target: Target,
+    as_json: bool,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="Members like demo-a-1, or broker groups. Default: all members.", show_default=False),
+    ] = None,
+) -> None:
+    """Restart members, one at a time: slaves first, while all are in sync; a master hands over before.
+
+    It waits for no maintenance window. `gantry status` shows the steps.
+    """
+    from gantry_operator.cli.show import restart_members
+
+    restart_members(target, names or [], as_json)
+
+
 TimeoutOption = Annotated[float, typer.Option(min=1, help="Seconds to wait. What has begun goes on afterwards.")]
 
 

@@ -38,6 +38,15 @@ def switch_over(target: Target, group: str, to: str | None, as_json: bool) -> No
         say(done)
 
 
+def restart_members(target: Target, names: Sequence[str], as_json: bool) -> None:
+    """Ask for restarts and print whose. Raises CliError."""
+    members = run_async(target.restart(names))
+    if as_json:
+        print_json({"members": members})
+    else:
+        say(f"{', '.join(members)}: restarted one after the other; gantry status shows the steps")
+
+
 def _promise(spec: dict[str, Any]) -> str:
     """The condition of an acknowledgement: the settings that apply in this mode."""
     if spec.get("mode") == "Raft":

@@ -55,7 +55,7 @@ class Deployment:
     name: str
     number: int
     outdated: bool
-    """It runs with another config or image than planned."""
+    """It runs with another config or image than planned, or somebody asked for a restart."""
     leaving: bool
     """The plan does not contain this member."""
     stopping: bool = False
@@ -63,6 +63,8 @@ class Deployment:
     """The platform's own readiness probe; None: the platform has none."""
     broken: bool = False
     """It does not run, and the platform does not expect it to recover."""
+    requested: bool = False
+    """Somebody asked for its restart, so it waits for no maintenance window."""
 
 
 @dataclass(frozen=True, slots=True)

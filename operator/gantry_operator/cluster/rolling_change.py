@@ -146,8 +146,9 @@ class RollingChange:
         states = member_states(deployments, controller)
         self.joining -= {m.name for m in states if m.in_sync or m.leaving}
         step = next_step(states, controller.still_counted)
+        requested = all(d.requested for d in deployments if d.outdated)
         if step.kind in ("replace", "handover") and not step.urgent and not any(m.leaving for m in states):
-            held = self._hold()
+            held = "" if requested else self._hold()
             if held:
                 outdated = ", ".join(m.name for m in states if m.outdated)
                 self._note(group, Step("wait", f"{outdated}: the change {held}"))

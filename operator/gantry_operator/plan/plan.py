@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -85,6 +86,12 @@ class Plan:
         if found.group != self.group(group).name:
             raise KeyError(f"{found.name} is a member of group {found.group}, not of {group}")
         return found
+
+    def members_named(self, names: Sequence[str]) -> list[MemberPlan]:
+        """The members with these names, and those of groups with these names; none: all. Raises KeyError."""
+        groups = {g.name: list(g.members) for g in self.groups}
+        found = [m for name in names for m in groups.get(name) or [self.member(name)]]
+        return list(dict.fromkeys(found)) if names else list(self.members)
 
 
 def member_name(cluster: str, group: str, number: int) -> str:

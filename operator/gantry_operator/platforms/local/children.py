@@ -66,6 +66,8 @@ class Child:
     """Its record must be written again."""
     stopping: asyncio.Event | None = None
     """Set when it has ended on our own request."""
+    restart_requested: bool = False
+    """Somebody asked for its restart. Its next start ends the request."""
 
     @property
     def outdated(self) -> bool:
@@ -196,6 +198,7 @@ class Children:
 
     def _start(self, child: Child) -> None:
         child.restart = None
+        child.restart_requested = False
         plan = child.plan
         try:
             config = self._folder.config(plan.name)

@@ -31,8 +31,7 @@ class ProcessReplacement:
         planned = [m for m in self._plan().members if m.group == group]
         leaving = [m for m in self._leaving().values() if m.group == group]
         return [
-            Deployment(m.name, m.number, outdated=self._outdated(m.name), leaving=m.name in self._leaving())
-            for m in sorted(planned + leaving, key=lambda m: m.number)
+            self._deployment(m, m.name in self._leaving()) for m in sorted(planned + leaving, key=lambda m: m.number)
         ]
 
     def may_stop(self, deployment: Deployment, group: str, *, address_moved: bool) -> bool:
@@ -65,6 +64,14 @@ class ProcessReplacement:
                 await self._children().replace(name)
         return False
 
-    def _outdated(self, name: str) -> bool:
-        child = self._children().table.get(name)
-        return child is not None and child.outdated
+    def _deployment(self, member: MemberPlan, leaving: bool) -> Deployment:
+        child = self._children().table.get(member.name)
+        changed = child is not None and child.outdated
+        requested = child is not None and child.record is not None and child.restart_requested
+        return Deployment(
+            member.name,
+            member.number,
+            outdated=changed or requested,
+            leaving=leaving,
+            requested=requested and not changed,
+        )

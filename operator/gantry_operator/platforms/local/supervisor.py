@@ -231,6 +231,8 @@ class Supervisor:
             return {"stopping": True}
         if op == "switchover":
             return await self._switchover(str(arguments["group"]), arguments.get("to"))
+        if op == "restart":
+            return self._restart([str(name) for name in arguments["names"]])
         if op in ("demote", "promote"):
             return await self._site(op, arguments)
         if op == "apply":
@@ -305,6 +307,16 @@ class Supervisor:
         except SwitchoverFailed as error:
             raise control.ControlError(str(error)) from None
         return {"done": done}
+
+    def _restart(self, names: list[str]) -> dict[str, Any]:
+        try:
+            members = [m.name for m in self.platform.plan.members_named(names)]
+        except KeyError as error:
+            raise control.ControlError(str(error.args[0])) from None
+        for name in members:
+            self.platform.children.table[name].restart_requested = True
+        self.control.rolling.start(f"a restart of {', '.join(members)} was asked for")
+        return {"members": members}
 
     def _retake(self) -> None:
         """The groups of the folder have changed."""

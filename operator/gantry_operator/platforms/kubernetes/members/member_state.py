@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from datetime import datetime
 
+from gantry_operator.api.cluster import RESTART
 from gantry_operator.api.status import NameServerRow
 from gantry_operator.cluster.platform import Deployment
 from gantry_operator.plan import Plan
@@ -28,16 +29,18 @@ def deployments_of(stateful_set: Object, pods: KubernetesPlatform, group: str, n
     for member in pods.running(group):
         pod = pods.pod(member.name)
         stopping = pod is None or pod["metadata"].get("deletionTimestamp") is not None
+        requested = pod is not None and RESTART in (pod["metadata"].get("annotations") or {})
         revision = None if pod is None else (pod["metadata"].get("labels") or {}).get(REVISION_LABEL)
         out.append(
             Deployment(
                 name=member.name,
                 number=member.number,
-                outdated=not stopping and revision != newest,
+                outdated=not stopping and (revision != newest or requested),
                 leaving=member.number >= pods.planned.get(group, member.number + 1),
                 stopping=stopping,
                 ready=pod_ready(pod),
                 broken=pod is not None and not stopping and broken_for_good(pod, now),
+                requested=requested and revision == newest,
             )
         )
     return out

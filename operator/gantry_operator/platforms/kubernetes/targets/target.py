@@ -11,7 +11,7 @@ import logging
 import os
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +21,7 @@ from gantry_broker.client import Credentials
 
 from gantry_operator.access import ADMIN
 from gantry_operator.api import BrokerCluster, ManifestError, parse_manifest
+from gantry_operator.api.cluster import RESTART
 from gantry_operator.cluster.live import LiveCluster, MemberPlace
 from gantry_operator.cluster.live_watch import Source
 from gantry_operator.cluster.maintenance import wait_for
@@ -31,6 +32,7 @@ from gantry_operator.platforms.kubernetes import migration_request, names, site_
 from gantry_operator.platforms.kubernetes.api.client import (
     BROKER_CLUSTER,
     EVENT,
+    POD,
     SECRET,
     ApiError,
     ApiUnavailable,
@@ -227,6 +229,26 @@ class KubeTarget:
             f"the operator did not answer within {timeout_s:.0f} s: is it running? The request is withdrawn; an "
             "operator that has started it may still complete it"
         )
+
+    async def restart(self, names: Sequence[str]) -> list[str]:
+        """Mark the pods of members, and of groups; none named: all. Returns their names. Raises TargetError."""
+        resource = await self.resource()
+        self._refuse_asleep(resource)
+        try:
+            members = [m.name for m in plan(parse_manifest(resource)).members_named(names)]
+        except ManifestError as error:
+            raise TargetError(f"the spec is refused, so no member is replaced: {error}") from None
+        except KeyError as error:
+            raise TargetError(str(error.args[0])) from None
+        patch = {"metadata": {"annotations": {RESTART: datetime.now(UTC).isoformat(timespec="seconds")}}}
+        for name in members:
+            try:
+                await self.api.merge(POD, self.namespace, name, patch)
+            except ApiError as error:
+                if error.status != 404:
+                    raise
+                raise TargetError(f"pod {name} does not exist: it is being started") from None
+        return members
 
     async def ask_site(self, op: str, token: str, *, accept_loss: bool, timeout_s: float) -> str:
         """Ask the operator to demote or promote the cluster. Returns its answer. Raises TargetError with the reason."""
