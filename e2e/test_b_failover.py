@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from kube import Cluster, Figure, Host, Load, kubectl, unharmed
+from kube import Cluster, Figure, Host, Load, apply, kubectl, unharmed, until, with_storage
 
 KILLED_MS = 2_000
 SILENT_MS = 5_500
 BUSY_MS = 5_000
+FLOODED_MS = 2_000
+"""A stranger must not hold the master for as long as a failover takes, which needs 2 s of silence."""
+FULL_MIB = 96
+"""The size of each disk that is filled."""
 
 
 def test_the_masters_pod_is_deleted(demo: Cluster, figure: Figure) -> None:
@@ -63,6 +70,55 @@ def test_a_planned_switchover_shows_no_error(demo: Cluster, figure: Figure) -> N
     figure("switchover: three times by annotation", result)
     unharmed(result, KILLED_MS)
     assert demo.status()["lastFailover"]["planned"] is True
+
+
+def test_a_flood_of_a_strangers_frames_changes_no_master(demo: Cluster, figure: Figure) -> None:
+    """Unsigned frames of 29 bytes, 5 to 17 MiB on a connection, from a pod."""
+    load = Load(demo, "flooded")
+    master, epoch, before = demo.master(), demo.epoch(), demo.uids()
+    script = (Path(__file__).parent / "client" / "stranger.py").read_text()
+    command = ("python", "-c", script, master["status"]["podIP"], "10911", "5", "9", "13", "17")
+    sent = json.loads(kubectl("-n", demo.namespace, "exec", load.name, "--", *command).splitlines()[-1])
+    result = load.stop()
+    figure("a stranger's small frames at the master", result | {"strangersBytes": sent})
+    assert len(sent) == 4, "each connection was accepted"
+    unharmed(result, FLOODED_MS)
+    assert demo.master_name() == master["metadata"]["name"]
+    assert demo.epoch() == epoch
+    assert demo.uids() == before
+
+
+@pytest.fixture
+def small(namespace: str, host: Host) -> Iterator[Cluster]:
+    """A cluster `small` whose members have small disks of their own."""
+    with host.small_disks("e2e-small", 3, FULL_MIB) as name:
+        apply(namespace, with_storage("small", "1Gi", name))
+        cluster = Cluster(namespace, "small")
+        cluster.wait_running()
+        yield cluster
+        kubectl("-n", namespace, "delete", "bc", "small")
+        until("its pods are gone", lambda: not cluster.pods(), 60)
+
+
+def test_the_masters_disk_is_full(small: Cluster, host: Host, figure: Figure) -> None:
+    """A follower takes over. Clients do not stay with the former master, which follows although its disk is full."""
+    load = Load(small, "full")
+    old, epoch = small.master_name(), small.epoch()
+    disk = host.disk_of(small.namespace, f"data-{old}")
+    host.fill(disk)
+    small.wait_other_master(old)
+    until("the former master follows", lambda: small.epoch() > epoch and _role(small, old) == "Slave", 30)
+    assert small.status()["phase"] != "Unavailable"
+    time.sleep(2)  # Sends go on while the disk is full.
+    host.make_room(disk)
+    small.wait_recovered(epoch)
+    result = load.stop()
+    figure("failover: master's disk full", result)
+    unharmed(result | {"errors": 0}, SILENT_MS)
+
+
+def _role(cluster: Cluster, member: str) -> str:
+    return str(next(m.get("role") for m in cluster.status()["members"] if m["name"] == member))
 
 
 def test_a_node_is_drained(demo: Cluster, figure: Figure) -> None:

@@ -214,18 +214,35 @@ def test_gantry_top_shows_one_frame(demo: Cluster) -> None:
         assert words in frame, frame
 
 
+def topic(name: str, cluster: str) -> str:
+    """A BrokerTopic that takes its topic along, so an operator holds it with a finalizer."""
+    meta = {"apiVersion": "gantry.dev/v1alpha1", "kind": "BrokerTopic", "metadata": {"name": name}}
+    return json.dumps(meta | {"spec": {"cluster": cluster, "deletionPolicy": "Delete"}})
+
+
+def held(namespace: str, name: str) -> bool:
+    return bool(get(namespace, "bt", name)["metadata"].get("finalizers"))
+
+
 def test_uninstalled_and_installed_again(demo: Cluster) -> None:
+    """Without an operator a topic with `deletionPolicy: Delete` goes when it is deleted, so a namespace does, too."""
     before = demo.uids()
+    apply(demo.namespace, topic("kept", "demo"))
+    apply(demo.namespace, topic("going", "demo"))
+    until("the operator holds them", lambda: held(demo.namespace, "kept") and held(demo.namespace, "going"), 60)
     load = Load(demo, "uninstall")
     run("helm", "uninstall", "gantry", "-n", SYSTEM, "--wait", timeout=360)  # the hook may take 280 s
     until("the operators are gone", lambda: not operators(), 60)
     assert kubectl("get", "crd", "brokerclusters.gantry.dev", "-o", "name"), "the definition stays"
     assert demo.object()["metadata"]["name"] == "demo"
+    assert not held(demo.namespace, "kept")
+    kubectl("-n", demo.namespace, "delete", "bt", "going", timeout=30)
     helm_install()
     # The new operator applies the change that was made without an operator.
     kubectl("-n", demo.namespace, "delete", "pdb", "demo-a")
     until("put right", lambda: get(demo.namespace, "pdb", "demo-a"), 30)
     demo.wait_running()
+    until("the new operator holds what is left", lambda: held(demo.namespace, "kept"), 60)
     result = load.stop()
     unharmed(result)
     assert demo.uids() == before
