@@ -73,6 +73,13 @@ class Api:
             raise CommandFailed(f"Error from server ({reason}): {message}")
         return answer.json()
 
+    def refusal(self, namespace: str, document: dict[str, Any]) -> str:
+        """What the API server says against making this object of ours; empty: nothing. Nothing is made."""
+        _, plural, _ = self.kind(document["kind"])
+        path = f"/apis/{document['apiVersion']}/namespaces/{namespace}/{plural}"
+        answer = self._client.post(path, params={"dryRun": "All", "fieldValidation": "Strict"}, json=document)
+        return "" if answer.is_success else str(answer.json()["message"])
+
     def kind(self, name: str) -> tuple[str, str, bool]:
         """As `_kinds`. Raises CommandFailed."""
         if name not in self._kinds:
@@ -482,6 +489,58 @@ class Host:
         finally:
             self._on(node, "pkill", "-CONT", "-x", "kube-apiserver")
         until("the API server answers again", lambda: bool(get("default", "namespace", "default")), 60)
+
+    @contextlib.contextmanager
+    def small_disks(self, name: str, count: int, mebibytes: int) -> Iterator[str]:
+        """Volumes of a new class `name`, each a file system of its own of this size, in memory. Yields the name."""
+        nodes = [node["metadata"]["name"] for node in get("", "nodes")] if self.kind == "kind" else [""]
+        disks = [f"/var/tmp/{name}-{number}" for number in range(count)]
+        options = f"size={mebibytes}m,mode=0777"
+        made: list[dict[str, Any]] = [
+            {
+                "apiVersion": "storage.k8s.io/v1",
+                "kind": "StorageClass",
+                "metadata": {"name": name},
+                "provisioner": "kubernetes.io/no-provisioner",
+            }
+        ]
+        for disk in disks:
+            for node in nodes:
+                self._on(node, "sh", "-c", f"mkdir -p {disk} && mount -t tmpfs -o {options} tmpfs {disk}")
+            spec = {
+                "capacity": {"storage": "1Gi"},
+                "accessModes": ["ReadWriteOnce"],
+                "persistentVolumeReclaimPolicy": "Retain",
+                "storageClassName": name,
+                "hostPath": {"path": disk},
+            }
+            meta = {"name": disk.rsplit("/", 1)[1]}
+            made.append({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": meta, "spec": spec})
+        try:
+            apply("default", json.dumps({"apiVersion": "v1", "kind": "List", "items": made}))
+            yield name
+        finally:
+            for item in made:
+                meta = item["metadata"]["name"]
+                kubectl("delete", item["kind"].lower(), meta, "--ignore-not-found", "--wait=false", check=False)
+            for disk in disks:
+                for node in nodes:
+                    self._on(node, "sh", "-c", f"umount -l {disk}; rmdir {disk}; true")
+
+    def disk_of(self, namespace: str, claim: str) -> tuple[str, str]:
+        """The node of a broker's pod and the folder of its volume, one of `small_disks`."""
+        volume = get(namespace, "pvc", claim)["spec"]["volumeName"]
+        node = get(namespace, "pod", claim.removeprefix("data-"))["spec"]["nodeName"]
+        return node, get("", "persistentvolume", volume)["spec"]["hostPath"]["path"]
+
+    def fill(self, disk: tuple[str, str]) -> None:
+        """Leaves no byte free on a disk of `disk_of`."""
+        node, folder = disk
+        self._on(node, "sh", "-c", f"dd if=/dev/zero of={folder}/filled bs=64k 2>/dev/null; true")
+
+    def make_room(self, disk: tuple[str, str]) -> None:
+        node, folder = disk
+        self._on(node, "rm", "-f", f"{folder}/filled")
 
     def node(self, action: str, node: str) -> None:
         """kill, start, cut or heal."""

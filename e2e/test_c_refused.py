@@ -7,7 +7,12 @@ from typing import Any
 
 import pytest
 import yaml
-from kube import Cluster, CommandFailed, apply, example, get, kubectl, storage_class, until, with_storage
+from kube import Cluster, CommandFailed, api, apply, example, get, kubectl, storage_class, until, with_storage
+
+from tests.api import drawn_manifests
+
+DRAWN = 250
+"""Drawn manifests."""
 
 
 def changed(**spec: Any) -> str:
@@ -71,6 +76,20 @@ def test_bad_manifests_change_nothing(demo: Cluster) -> None:
     assert demo.object()["metadata"]["generation"] == generation
     assert demo.uids() == before
     assert demo.status()["phase"] == "Running"
+
+
+def test_the_api_server_refuses_what_the_models_refuse(demo: Cluster) -> None:
+    """Manifests that break each rule of the definitions, and others at the borders of what is right."""
+    wrong, refused = [], 0
+    for document in drawn_manifests.documents(DRAWN):
+        document["metadata"]["name"] = document["metadata"]["name"].replace("demo", "another")
+        models = drawn_manifests.verdict(document)
+        server = api().refusal(demo.namespace, document)
+        refused += bool(server)
+        if bool(models) != bool(server) and not drawn_manifests.ONLY_MODELS.search(models):
+            wrong.append(f"{document}: the models say {models!r}, the API server says {server!r}")
+    assert not wrong, "\n".join(wrong)
+    assert DRAWN / 4 < refused < DRAWN * 3 / 4
 
 
 @pytest.fixture

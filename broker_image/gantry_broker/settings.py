@@ -15,7 +15,7 @@ from gantry_broker.remoting.budget import CONNECTIONS_OF_ADDRESS
 class BrokerSettings(BaseModel):
     """Settings of a broker, named as in RocketMQ's broker.conf."""
 
-    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(extra="forbid", populate_by_name=True, strict=True)
 
     autoCreateTopicEnable: bool = Field(True, description="Create a topic when a producer sends to an unknown one.")
     autoCreateSubscriptionGroup: bool = Field(True, description="Create a group when an unknown one consumes.")

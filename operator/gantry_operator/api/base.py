@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-_QUANTITY = r"^(\d+|\d+\.\d+|\.\d+)(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
+QUANTITY = r"^(\d+|\d+\.\d+|\.\d+)(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
 _DURATION = r"^(\d+h)?(\d+m)?(\d+s)?(\d+ms)?$"
 _WINDOW = r"^\d+[smhd]$"
 _VOLUME = r"^\d+(\.\d+)?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?$"
@@ -58,7 +58,7 @@ EVERY = r"^([1-9]\d{0,6}[smhd]|Continuous)$"
 TABLE_NAMESPACE = r"^[a-z][a-z0-9_]*$"
 LABEL_VALUE = r"^([A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?)?$"
 FORMS = {
-    _QUANTITY: "an amount like 250m, 2 or 512Mi",
+    QUANTITY: "an amount like 250m, 2 or 512Mi",
     _DURATION: "a time span like 500ms, 2s or 1m30s",
     _WINDOW: "a time span in one unit, like 30m, 12h or 7d",
     _VOLUME: "a size like 10Gi",
@@ -111,9 +111,11 @@ class Rule:
 
 
 class Strict(BaseModel):
-    """A part of the spec. Unknown fields are refused."""
+    """A part of the spec. Unknown fields are refused, and values of another type, as the API server does: neither
+    true nor "1" is a whole number.
+    """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class Model(Strict):
@@ -198,7 +200,7 @@ def parse_duration(text: str) -> float:
 
 
 def is_amount(text: str) -> bool:
-    return re.fullmatch(_QUANTITY, text, re.ASCII) is not None
+    return re.fullmatch(QUANTITY, text, re.ASCII) is not None
 
 
 def _number_to_text(value: Any) -> Any:
@@ -216,11 +218,11 @@ Quantity = Annotated[
     str,
     BeforeValidator(_number_to_text),
     AfterValidator(_ascii),
-    Field(pattern=_QUANTITY, max_length=24),
+    Field(pattern=QUANTITY, max_length=24),
     WithJsonSchema(
         {
             "anyOf": [{"type": "integer"}, {"type": "string"}],
-            "pattern": _QUANTITY,
+            "pattern": QUANTITY,
             "maxLength": 24,
             "x-kubernetes-int-or-string": True,
         }

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from gantry_operator.api.base import Model, Quantity, Rule, is_amount, parse_quantity
+from gantry_operator.api.base import QUANTITY, Model, Quantity, Rule, is_amount, parse_quantity
 
 FIELDS: tuple[Literal["requests", "limits"], ...] = ("requests", "limits")
 
@@ -36,9 +36,12 @@ def _known(field: Literal["requests", "limits"]) -> Rule:
 
 
 def _amounts(field: Literal["requests", "limits"]) -> Rule:
-    """The API server checks amounts by this rule, whose words are better than those about a pattern."""
+    """The API server checks amounts by this rule, whose words are better than those about a pattern. The pattern
+    excludes what Kubernetes' quantities allow beyond it, such as -1 and 1e3.
+    """
+    value = f"string(self.{field}[k])"
     return Rule(
-        f"!has(self.{field}) || self.{field}.all(k, isQuantity(string(self.{field}[k])))",
+        f"!has(self.{field}) || self.{field}.all(k, {value}.matches(r'{QUANTITY}') && isQuantity({value}))",
         f"{field} has a value that is no amount: write it like 250m, 2 or 512Mi",
         lambda r: all(map(is_amount, getattr(r, field).values())),
         field,

@@ -111,13 +111,13 @@ class BrokerTopicSpec(Model):
         Rule(
             f"!has(self.config) || self.config.all(k, k.matches('{_ATTRIBUTE}'))",
             "config has a name that is none: write letters, digits, '.', '_' and '-', a letter first",
-            lambda s: all(re.search(_ATTRIBUTE, k) for k in s.config),
+            lambda s: all(re.fullmatch(_ATTRIBUTE, k) for k in s.config),
             "config",
         ),
         Rule(
             f"!has(self.config) || self.config.all(k, self.config[k].matches('{_ATTRIBUTE_VALUE}'))",
             "config has a value that is none: write letters, digits and the signs . _ : / + | % @ * -",
-            lambda s: all(re.search(_ATTRIBUTE_VALUE, v) for v in s.config.values()),
+            lambda s: all(re.fullmatch(_ATTRIBUTE_VALUE, v) for v in s.config.values()),
             "config",
         ),
         Rule(

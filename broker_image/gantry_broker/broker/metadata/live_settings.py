@@ -105,7 +105,7 @@ def stale(declared: BrokerSettings, changes: Mapping[str, tuple[str, str]]) -> l
 
 def _valid(values: Mapping[str, Any]) -> BrokerSettings:
     try:
-        return BrokerSettings.model_validate(values)
+        return BrokerSettings.model_validate(values, strict=False)  # the values of a request are text
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
