@@ -43,18 +43,18 @@ HOST = b"\x7f\0\0\1\0\0\0\1"
 def fill(folder: Path, mib: int) -> MessageStore:
     """Append messages until the log has so many MiB."""
     store = MessageStore.open(StoreConfig(folder, BrokerSettings(mappedFileSizeCommitLog=SEGMENT)))
-    store.begin_epoch(1, b'{"kind":"epoch"}', 1)
+    store.appender.begin_epoch(1, b'{"kind":"epoch"}', 1)
     rng = random.Random(1)
     words = [rng.randbytes(6).hex().encode() for _ in range(2_000)]
     number = 0
-    while store.end < mib << 20:
+    while store.log.end < mib << 20:
         puts = []
         for _ in range(200):
             number += 1
             body = b" ".join(rng.choices(words, k=79))
             puts.append(Put(f"T{number % 8}", number % 4, 0, 0, number, HOST, body, b"KEYS\x01k%d\x02" % number))
-        store.put(puts, 1_700_000_000_000 + number)
-        store.confirm(store.end)
+        store.appender.put(puts, 1_700_000_000_000 + number)
+        store.indexer.confirm(store.log.end)
     return store
 
 
@@ -67,7 +67,7 @@ def timed(work: Callable[[], Any]) -> tuple[float, float]:
 
 def measure(mib: int, folder: Path) -> dict[str, Any]:
     store = fill(folder / "log", mib)
-    size = store.end / 2**20
+    size = store.log.end / 2**20
     with s3_server(folder) as server:
         place = Location(server.bucket("archive"), server.endpoint, server.credentials(folder / "keys"))
         objects = ObjectStore(place)
@@ -77,7 +77,7 @@ def measure(mib: int, folder: Path) -> dict[str, Any]:
             archive, group="a", uid="u", cluster="c", log_dir=folder / "log" / "commitlog", view=lambda: None,
             turn=lambda: True, settings=lambda: settings, delays=(1_000,),
         )  # fmt: skip
-        view = View(store.log.start, store.confirmed, store.log.segment_size, store.epochs)
+        view = View(store.log.start, store.state.confirmed, store.log.segment_size, store.epoch_cache.epochs)
 
         def upload() -> None:
             while archiver._step(view, settings, True):

@@ -86,10 +86,10 @@ def pulled(process: BrokerProcess, queues: int, most: int) -> tuple[float, int]:
     store, count = process.store, 0
     begun = time.process_time()
     for queue in range(queues):
-        at, end = 0, store.max_offset(TOPIC, queue)
+        at, end = 0, store.reader.max_offset(TOPIC, queue)
         while at < end:
-            got = store.together().found(TOPIC, queue, at, most, 1 << 18)
-            got = got or store.get(TOPIC, queue, at, most, 1 << 18)
+            got = store.reader.together().found(TOPIC, queue, at, most, 1 << 18)
+            got = got or store.reader.get(TOPIC, queue, at, most, 1 << 18)
             process.broker.meta.commit_offset(TOPIC, "pulling", queue, got.next_offset)
             at, count = got.next_offset, count + got.count
     return time.process_time() - begun, count

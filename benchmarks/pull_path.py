@@ -174,7 +174,7 @@ class Bench:
         """Returns the CPU seconds of the broker in a round without consumers, what they add, and the messages in one
         answer.
         """
-        ends = [self.process.store.max_offset(TOPIC, queue) for queue in range(self.options.queues)]
+        ends = [self.process.store.reader.max_offset(TOPIC, queue) for queue in range(self.options.queues)]
         consumers = [Consumer(f"g{together}x{groups}x{n}", self.options.queues) for n in range(groups)]
         links = [self._connect(consumer.transport) for consumer in consumers]
         for consumer, conn in zip(consumers, links, strict=True):

@@ -51,20 +51,20 @@ class Run:
         working: threading.Thread | None = None
         checkpoint = None
         for batch in make_batches(messages, batches, make.body, make.keys):
-            store.put(batch, now_ms)
-            store.confirm(store.end)
+            store.appender.put(batch, now_ms)
+            store.indexer.confirm(store.log.end)
             before = time.perf_counter()
             store.mark_flushed(store.flush())
             now = time.perf_counter()
             (self.beside if working is not None and working.is_alive() else self.alone).append(now - before)
-            store.run_periodic_tasks(now_ms)
+            store.checkpointer.run_periodic_tasks(now_ms)
             now_ms += 10
             if working is not None and not working.is_alive():
                 assert checkpoint is not None
-                store.checkpointed(checkpoint)
+                store.checkpointer.checkpointed(checkpoint)
                 working = None
             if working is None and now - last > make.checkpoint:
-                last, checkpoint = now, store.checkpoint()
+                last, checkpoint = now, store.checkpointer.checkpoint()
                 working = threading.Thread(target=self._checkpoint, args=(checkpoint,))
                 working.start()
         self.seconds = time.perf_counter() - begun

@@ -61,21 +61,21 @@ def run(directory: Path, batches: list[list[Put]], messages: int) -> None:
     last_upkeep = wall
     for batch in batches:
         started = time.perf_counter()
-        store.put(batch, now_ms)
+        store.appender.put(batch, now_ms)
         stored = time.perf_counter()
-        store.confirm(store.end)
+        store.indexer.confirm(store.log.end)
         done = time.perf_counter()
         spent["put"] += stored - started
         spent["confirm"] += done - stored
         if done - last_upkeep > 0.1:
-            store.run_periodic_tasks(now_ms)
+            store.checkpointer.run_periodic_tasks(now_ms)
             last_upkeep = done
             spent["upkeep"] += time.perf_counter() - done
             now_ms += 100
-    store.run_periodic_tasks(now_ms + 10_000)
+    store.checkpointer.run_periodic_tasks(now_ms + 10_000)
     wall = time.perf_counter() - wall
     cpu = time.process_time() - cpu
-    print(f"leader: {messages} messages, {store.end / messages:.0f} bytes each in the log")
+    print(f"leader: {messages} messages, {store.log.end / messages:.0f} bytes each in the log")
     for name, seconds in spent.items():
         print(f"  {name:8} {seconds / messages * 1e6:6.2f} us per message")
     print(f"  all      {wall / messages * 1e6:6.2f} us per message, {cpu / messages * 1e6:.2f} us of CPU")
@@ -83,10 +83,10 @@ def run(directory: Path, batches: list[list[Put]], messages: int) -> None:
     follower = MessageStore.open(StoreConfig(directory / "follower", settings))
     wall = time.perf_counter()
     cpu = time.process_time()
-    while follower.end < store.end:
-        data = store.read_raw(follower.end, 64 * 1024)
-        follower.append_raw(follower.end, data)
-        follower.confirm(follower.end)
+    while follower.log.end < store.log.end:
+        data = store.log.read_raw(follower.log.end, 64 * 1024)
+        follower.appender.append_raw(follower.log.end, data)
+        follower.indexer.confirm(follower.log.end)
     wall = time.perf_counter() - wall
     cpu = time.process_time() - cpu
     print(f"follower: {wall / messages * 1e6:.2f} us per message, {cpu / messages * 1e6:.2f} us of CPU (with the read)")
@@ -95,8 +95,8 @@ def run(directory: Path, batches: list[list[Put]], messages: int) -> None:
     read = 0
     for queue_id in range(QUEUES):
         offset = 0
-        while offset < store.max_offset("BenchmarkTest", queue_id):
-            got = store.get("BenchmarkTest", queue_id, offset, 32, 262_144)
+        while offset < store.reader.max_offset("BenchmarkTest", queue_id):
+            got = store.reader.get("BenchmarkTest", queue_id, offset, 32, 262_144)
             read += got.count
             offset = got.next_offset
     print(f"get, 32 at once: {(time.perf_counter() - wall) / read * 1e6:.2f} us per message")

@@ -44,7 +44,7 @@ def config(folder: Path, name: str, **more: object) -> BrokerConfig:
 async def lead(process: BrokerProcess, *, may_append: bool = True, epoch: int = 0) -> None:
     replication = process.broker.replication
     me = replication.me
-    epoch = epoch or (process.store.epochs[-1].epoch + 1 if process.store.epochs else 1)
+    epoch = epoch or (process.store.epoch_cache.epochs[-1].epoch + 1 if process.store.epoch_cache.epochs else 1)
     await replication.assign(Assignment(LeadershipRecord(epoch, 1, me, frozenset({me}))))
     assert replication.may_append
     assert process.broker.role.may_append is may_append
@@ -72,8 +72,8 @@ async def test_a_broker_archives_and_another_begins_with_it(tmp_path: Path) -> N
         await lead(first)
         for number in range(50):
             put(first, number)
-        await until(lambda: first.store.confirmed == first.store.end)
-        end = first.store.end
+        await until(lambda: first.store.state.confirmed == first.store.log.end)
+        end = first.store.log.end
         report = lambda: first.broker.archiving.report  # noqa: E731
         await until(lambda: (found := report()) is not None and found.known and found.end >= end)
         found = report()
@@ -85,12 +85,12 @@ async def test_a_broker_archives_and_another_begins_with_it(tmp_path: Path) -> N
     assert not is_wanted(restored)
     second = BrokerProcess(restored)
     async with second:
-        assert second.store.end == end
+        assert second.store.log.end == end
         await lead(second)
-        await until(lambda: second.store.confirmed == second.store.end)
-        assert second.store.max_offset("Orders", 0) == 50
+        await until(lambda: second.store.state.confirmed == second.store.log.end)
+        assert second.store.reader.max_offset("Orders", 0) == 50
         put(second, 50)
-        await until(lambda: second.store.max_offset("Orders", 0) == 51)
+        await until(lambda: second.store.reader.max_offset("Orders", 0) == 51)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ async def test_another_cluster_cannot_archive_to_the_same_place(tmp_path: Path) 
         assert found is not None
         assert "belongs to cluster staging" in found.fenced
         put(process, 1)
-        await until(lambda: process.store.confirmed == process.store.end)
+        await until(lambda: process.store.state.confirmed == process.store.log.end)
 
 
 async def test_retention_waits_for_the_archive_up_to_a_limit(tmp_path: Path) -> None:
@@ -137,13 +137,13 @@ async def test_retention_waits_for_the_archive_up_to_a_limit(tmp_path: Path) -> 
     archiving = process.broker.archiving
     await lead_without_start(process)
     assert archiving.needed_from() == 0
-    while process.store.confirmed <= 100_000:
-        process.store.put([Put("Orders", 0, 0, 0, 1, b"\x7f\0\0\1\0\0\0\1", bytes(4_000), b"")], 1)
-        process.store.confirm(process.store.end)
+    while process.store.state.confirmed <= 100_000:
+        process.store.appender.put([Put("Orders", 0, 0, 0, 1, b"\x7f\0\0\1\0\0\0\1", bytes(4_000), b"")], 1)
+        process.store.indexer.confirm(process.store.log.end)
     assert archiving.needed_from() is None
     process.store.close()
 
 
 async def lead_without_start(process: BrokerProcess) -> None:
-    process.store.begin_epoch(1, b"{}", 1)
-    process.store.confirm(process.store.end)
+    process.store.appender.begin_epoch(1, b"{}", 1)
+    process.store.indexer.confirm(process.store.log.end)

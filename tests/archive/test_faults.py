@@ -51,8 +51,8 @@ async def test_the_archive_is_whole_after_each_fault(
             proxy.plan([fault] * times)
             for number in range(1, 50):
                 put(process, number)
-            await until(lambda: process.store.confirmed == process.store.end)
-            end = process.store.end
+            await until(lambda: process.store.state.confirmed == process.store.log.end)
+            end = process.store.log.end
             await until(lambda: report().end >= end and not proxy.faults, 90)
         assert proxy.done[fault] == times
         assert proxy.most_puts == 1, "one part is in flight"

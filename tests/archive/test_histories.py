@@ -76,8 +76,8 @@ class World:
         self.epoch += 1
         self.leader = member
         store = self.members[member]
-        store.begin_epoch(self.epoch, b'{"kind":"epoch"}', self.now)
-        store.confirm(store.end)
+        store.appender.begin_epoch(self.epoch, b'{"kind":"epoch"}', self.now)
+        store.indexer.confirm(store.log.end)
 
     def put(self) -> None:
         puts = []
@@ -87,42 +87,42 @@ class World:
             topic = self.random.choice(["A", "B"])
             properties = f"KEYS\x01k{self.sent}\x02TAGS\x01t{self.sent % 3}\x02".encode()
             puts.append(Put(topic, self.sent % 2, 0, 0, self.now, b"\x7f\0\0\1\0\0\0\1", body, properties))
-        self.members[self.leader].put(puts, self.now)
+        self.members[self.leader].appender.put(puts, self.now)
 
     def sync(self) -> None:
         """The follower fetches all, and both confirm it."""
         leader, follower = self.members[self.leader], self.members[1 - self.leader]
-        while follower.end < leader.end:
-            follower.append_raw(follower.end, leader.read_raw(follower.end, 8_192))
+        while follower.log.end < leader.log.end:
+            follower.appender.append_raw(follower.log.end, leader.log.read_raw(follower.log.end, 8_192))
         for store in (leader, follower):
-            store.confirm(store.end)
+            store.indexer.confirm(store.log.end)
 
     def unclean(self) -> None:
         """The follower becomes leader without the last confirmed records, and the old leader follows it."""
         follower = self.members[1 - self.leader]
         places = [r.phys_offset for r in decode_records(log_of(follower))][-8:]
-        if not places or (cut := self.random.choice(places)) <= follower.epochs[-1].start:
+        if not places or (cut := self.random.choice(places)) <= follower.epoch_cache.epochs[-1].start:
             return
-        follower.truncate(cut)
+        follower.truncator.truncate(cut)
         self.undone = min(self.undone, cut)
         self.leader = 1 - self.leader
         self.epoch += 1
-        follower.begin_epoch(self.epoch, b'{"kind":"epoch"}', self.now)
-        self.members[1 - self.leader].truncate(cut)
+        follower.appender.begin_epoch(self.epoch, b'{"kind":"epoch"}', self.now)
+        self.members[1 - self.leader].truncator.truncate(cut)
         self.sync()
 
     def retain(self, member: int) -> None:
         """Local retention removes segments, sometimes before their upload."""
         store = self.members[member]
-        last = store.confirmed - store.confirmed % SEGMENT
+        last = store.state.confirmed - store.state.confirmed % SEGMENT
         upto = min(last, self.floor - self.floor % SEGMENT) if self.random.random() < 0.7 else last
         if upto > store.log.start:
             self.stored |= {r.phys_offset: r.body for r in decode_records(log_of(store))}
-            store.remove_before(upto)
+            store.retention.remove_before(upto)
 
     def step(self, member: int) -> None:
         store, archiver = self.members[member], self.archivers[member]
-        view = View(store.log.start, store.confirmed, SEGMENT, store.epochs)
+        view = View(store.log.start, store.state.confirmed, SEGMENT, store.epoch_cache.epochs)
         try:
             archiver._step(view, self.settings, True)
         except Fenced:
@@ -176,13 +176,13 @@ class World:
             self.objects.now_ms = self.now
             self.step(self.leader)
             state = self.group.load()
-            if state.end == self.members[self.leader].confirmed and self._idle(state):
+            if state.end == self.members[self.leader].state.confirmed and self._idle(state):
                 return state
         raise AssertionError(f"the archive does not come to an end: {self.group.load()}")
 
     def _idle(self, state: State) -> bool:
         store = self.members[self.leader]
-        view = View(store.log.start, store.confirmed, SEGMENT, store.epochs)
+        view = View(store.log.start, store.state.confirmed, SEGMENT, store.epoch_cache.epochs)
         return upload.next_step(state, view, self.settings, self.now, 0) == Wait()
 
     @property
@@ -198,8 +198,8 @@ def _whole_entry(newest: str) -> str:
 
 def log_of(store: MessageStore) -> bytes:
     data = b""
-    while store.log.start + len(data) < store.confirmed:
-        data += store.read_raw(store.log.start + len(data), 1 << 20, store.confirmed)
+    while store.log.start + len(data) < store.state.confirmed:
+        data += store.log.read_raw(store.log.start + len(data), 1 << 20, store.state.confirmed)
     return data
 
 
@@ -210,8 +210,8 @@ def test_what_is_restored_equals_what_was_confirmed(seed: int, quick_dir: Path) 
     state = world.settle()
     store = world.members[world.leader]
     begin = state.readable_from
-    assert state.end == store.confirmed
-    assert state.epochs == tuple(e for e in store.epochs if e.start < state.end)
+    assert state.end == store.state.confirmed
+    assert state.epochs == tuple(e for e in store.epoch_cache.epochs if e.start < state.end)
     if begin == state.end:
         return  # Local retention was faster than every upload, and no record came since.
     restored = b"".join(data for _, data in restore.log_bytes(world.group, state, restore.Target()))
@@ -230,14 +230,14 @@ def test_what_is_restored_equals_what_was_confirmed(seed: int, quick_dir: Path) 
     # A store made of it has the same messages at the same places, by the code of any start.
     end = restore.restore(world.group, state, restore.Target(), quick_dir / "new")
     opened = MessageStore.open(StoreConfig(quick_dir / "new", SETTINGS))
-    assert (end, opened.end, opened.log.start) == (state.end, state.end, begin - begin % SEGMENT)
-    opened.confirm(opened.end)
+    assert (end, opened.log.end, opened.log.start) == (state.end, state.end, begin - begin % SEGMENT)
+    opened.indexer.confirm(opened.log.end)
     for topic in ("A", "B"):
         for queue in (0, 1):
-            assert opened.max_offset(topic, queue) == store.max_offset(topic, queue)
-            first = max(opened.min_offset(topic, queue), store.min_offset(topic, queue))
-            if first < store.max_offset(topic, queue):
-                got, wanted = (s.get(topic, queue, first, 32, 1 << 20).data for s in (opened, store))
+            assert opened.reader.max_offset(topic, queue) == store.reader.max_offset(topic, queue)
+            first = max(opened.reader.min_offset(topic, queue), store.reader.min_offset(topic, queue))
+            if first < store.reader.max_offset(topic, queue):
+                got, wanted = (s.reader.get(topic, queue, first, 32, 1 << 20).data for s in (opened, store))
                 assert got == wanted
                 if not state.gaps:
                     assert_entries(world.group, state, store, topic, queue)
@@ -251,10 +251,10 @@ def assert_entries(group: GroupArchive, state: State, store: MessageStore, topic
         reader = group.reader(part)
         for entry in reader.entries(reader.directory(), topic, queue):
             found[entry.number] = entry
-    assert sorted(found) == list(range(min(found), store.max_offset(topic, queue)))
+    assert sorted(found) == list(range(min(found), store.reader.max_offset(topic, queue)))
     for number, entry in found.items():
-        if number >= store.min_offset(topic, queue):
-            assert store.place(topic, queue, number) == entry.phys
+        if number >= store.reader.min_offset(topic, queue):
+            assert store.reader.place(topic, queue, number) == entry.phys
 
 
 def test_another_cluster_is_refused(quick_dir: Path) -> None:
@@ -274,7 +274,7 @@ def test_a_former_owner_is_fenced(quick_dir: Path) -> None:
     world.sync()
     world.now += 60_000
     archiver, store = world.archivers[world.leader], world.members[world.leader]
-    view = View(store.log.start, store.confirmed, SEGMENT, store.epochs)
+    view = View(store.log.start, store.state.confirmed, SEGMENT, store.epoch_cache.epochs)
     with pytest.raises(Fenced, match="site-b"):
         archiver._step(view, world.settings, True)
     with pytest.raises(Fenced, match="site-b"):

@@ -54,8 +54,8 @@ def site(tmp_path: Path, name: str, *, follows: bool = False) -> Member:
 
 
 async def archived(process: BrokerProcess) -> None:
-    await until(lambda: process.store.confirmed == process.store.end)
-    end = process.store.end
+    await until(lambda: process.store.state.confirmed == process.store.log.end)
+    end = process.store.log.end
     await until(lambda: (r := process.broker.archiving.report) is not None and r.known and r.end >= end)
 
 
@@ -65,11 +65,11 @@ async def filled(process: BrokerProcess) -> int:
     for number in range(30):
         put(process, number)
     await archived(process)
-    return process.store.end
+    return process.store.log.end
 
 
 async def followed(process: BrokerProcess, end: int) -> None:
-    await until(lambda: process.store.confirmed >= end)
+    await until(lambda: process.store.state.confirmed >= end)
 
 
 async def test_what_differs_behind_equal_epochs_is_filled_again(tmp_path: Path) -> None:
@@ -87,13 +87,13 @@ async def test_what_differs_behind_equal_epochs_is_filled_again(tmp_path: Path) 
             await until(lambda: second.broker.sites.must_restart.is_set())
         async with two.life() as second:
             await followed(second, end)
-            assert second.store.read_raw(0, 1 << 20) == first.store.read_raw(0, 1 << 20)
+            assert second.store.log.read_raw(0, 1 << 20) == first.store.log.read_raw(0, 1 << 20)
 
 
 async def seal_and_close(process: BrokerProcess, generation: int, token: str) -> int:
     process.broker.sites.put(SiteRequest(role="Sealed", generation=generation, token=token))
     await until(lambda: process.broker.sites.close_archive(token).closed)
-    return process.store.end
+    return process.store.log.end
 
 
 async def activate(member: Member, generation: int, end: int) -> None:
@@ -123,7 +123,7 @@ async def test_roles_are_exchanged_twice_without_loss(tmp_path: Path) -> None:
             for _ in range(40):
                 put(first, sent)
                 sent += 1
-            await until(lambda store=first.store: store.confirmed == store.end)  # type: ignore[misc]
+            await until(lambda store=first.store: store.state.confirmed == store.log.end)  # type: ignore[misc]
             end = await seal_and_close(first, 10 * generation, f"token-{generation}")
             with pytest.raises(NotWritable, match="hands over"):
                 put(first, -1)
@@ -142,10 +142,10 @@ async def test_roles_are_exchanged_twice_without_loss(tmp_path: Path) -> None:
         await lead(first)
         put(first, sent)
         await archived(first)
-        assert first.store.max_offset("Orders", 0) == sent + 1
-        await followed(second, first.store.end)
-        assert second.store.max_offset("Orders", 0) == sent + 1
-        assert second.store.epochs == first.store.epochs
+        assert first.store.reader.max_offset("Orders", 0) == sent + 1
+        await followed(second, first.store.log.end)
+        assert second.store.reader.max_offset("Orders", 0) == sent + 1
+        assert second.store.epoch_cache.epochs == first.store.epoch_cache.epochs
 
 
 async def test_a_former_site_that_comes_back_is_fenced_and_becomes_the_standby(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ async def test_a_former_site_that_comes_back_is_fenced_and_becomes_the_standby(t
         await second.broker.sites.take(TakeRequest(token="", accept_loss=True))
         await activate(two, 1, end)
     async with two.life() as second:
-        await lead(second, epoch=first_epoch(second.store.last_epoch, "p-1"))
+        await lead(second, epoch=first_epoch(second.store.epoch_cache.last_epoch, "p-1"))
         put(second, 30)
         await archived(second)
         async with one.life() as first:
@@ -176,9 +176,9 @@ async def test_a_former_site_that_comes_back_is_fenced_and_becomes_the_standby(t
             assert not first.broker.role.may_append, "it knows from its disk"
             first.broker.sites.put(SiteRequest(role="Standby", generation=2))
         async with one.life() as first:
-            await until(lambda: first.store.confirmed == second.store.end)
-            assert first.store.max_offset("Orders", 0) == 31
-            assert first.store.epochs == second.store.epochs
+            await until(lambda: first.store.state.confirmed == second.store.log.end)
+            assert first.store.reader.max_offset("Orders", 0) == 31
+            assert first.store.epoch_cache.epochs == second.store.epoch_cache.epochs
     state = Archive(ObjectStore(Location(f"file://{tmp_path}/store"))).group("a").load()
     assert state.owner is not None
     assert state.owner.uid == "u-two"
@@ -238,9 +238,11 @@ async def test_a_former_leader_closes_no_archive_below_its_successors_log(tmp_pa
         archiver = broker.archiving._archiver
         assert archiver is not None
         broker.sites.close_archive("t")
-        assert archiver._last == ("t", first.store.end)
+        assert archiver._last == ("t", first.store.log.end)
         successor = MemberId(1, "n")
-        leadership = LeadershipRecord(first.store.epochs[-1].epoch + 1, 2, successor, frozenset({successor}))
+        leadership = LeadershipRecord(
+            first.store.epoch_cache.epochs[-1].epoch + 1, 2, successor, frozenset({successor})
+        )
         await broker.replication.assign(Assignment(leadership, "127.0.0.1:1"))
         assert not broker.role.leading
         assert archiver._last is None
@@ -252,14 +254,14 @@ def test_a_step_that_has_begun_closes_nothing_for_a_former_leader(tmp_path: Path
     archiver, store = world._archiver(0), world.members[0]
     world.put()
     world.sync()
-    view = View(store.log.start, store.confirmed, store.log.segment_size, store.epochs)
+    view = View(store.log.start, store.state.confirmed, store.log.segment_size, store.epoch_cache.epochs)
     settings = Settings(0, None)
     while archiver._step(view, settings, True):
         pass
     state = archiver._state
     assert state is not None
-    assert state.end == store.end
-    archiver.finish("t", store.end)
+    assert state.end == store.log.end
+    archiver.finish("t", store.log.end)
     still_owner = archiver._still_owner
 
     def deposed() -> None:
@@ -272,7 +274,7 @@ def test_a_step_that_has_begun_closes_nothing_for_a_former_leader(tmp_path: Path
     archiver._still_owner = still_owner  # type: ignore[method-assign]
     archiver._step(view, settings, True)
     assert world.archive.group("a").load().closed == ""
-    archiver.finish("t", store.end)
+    archiver.finish("t", store.log.end)
     archiver._step(view, settings, True)
     assert world.archive.group("a").load().closed == "t"
 

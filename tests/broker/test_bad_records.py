@@ -78,7 +78,7 @@ async def test_numbers_that_a_check_could_not_read_are_refused_at_send(bench: Be
         assert answer.code == ResponseCode.MESSAGE_ILLEGAL
         assert f"{name} is {text[:40]!r}" in (answer.remark or "")
         assert "from 0 to" in (answer.remark or "")
-    assert bench.store.max_offset(TRANS_HALF_TOPIC, 0) == 0
+    assert bench.store.reader.max_offset(TRANS_HALF_TOPIC, 0) == 0
     assert (await bench.send(b"good", properties=f"{HALF}\x02{name}\x015")).code == 0
 
 
@@ -164,7 +164,7 @@ async def test_a_clock_that_steps_forward_delivers_what_is_due(bench: Bench, mon
     assert (await bench.send(b"timer", properties=f"TIMER_DELIVER_MS\x01{MINUTE + 3_600_000}")).code == 0
     await until(lambda: bench.parts.delays._timer is not None)
     now = MINUTE + 3 * 3_600_000
-    await until(lambda: bench.store.max_offset("T", 0) == 2)
+    await until(lambda: bench.store.reader.max_offset("T", 0) == 2)
 
 
 async def test_a_timer_message_without_room_for_the_counter_is_rolled_over(
@@ -196,7 +196,7 @@ async def test_a_timer_message_without_room_for_the_counter_is_rolled_over(
 
 def bench_records(bench: Bench) -> list[Record]:
     bench.parts.delays._run()
-    return decode_records(bench.store.get("T", 0, 0, 32, 1 << 20).data)
+    return decode_records(bench.store.reader.get("T", 0, 0, 32, 1 << 20).data)
 
 
 async def test_a_delayed_message_for_an_impossible_topic_holds_up_no_other(
@@ -222,7 +222,7 @@ async def test_a_message_without_room_that_is_sent_back_is_a_dead_letter(bench: 
     bench.broker.creation.ensure_topic("T", 1, 6)
     bench.broker.writer.append([_put(bench, "T", b"full", full)])
     bench.broker.writer.appended(None)
-    await until(lambda: bench.store.max_offset("T", 0) == 1)
+    await until(lambda: bench.store.reader.max_offset("T", 0) == 1)
     [record] = await _stored(bench)
     ext = {"offset": record.phys_offset, "group": "G", "delayLevel": level, "originMsgId": "x", "originTopic": "T"}
     assert (await bench.ask(RequestCode.CONSUMER_SEND_MSG_BACK, ext)).code == 0
@@ -238,7 +238,7 @@ async def test_a_message_with_a_separator_in_a_value_is_retried(bench: Bench) ->
     [record] = await _stored(bench)
     ext = {"offset": record.phys_offset, "group": "G", "delayLevel": 1, "originMsgId": "x", "originTopic": "T"}
     assert (await bench.ask(RequestCode.CONSUMER_SEND_MSG_BACK, ext)).code == 0
-    await until(lambda: bench.store.max_offset("%RETRY%G", 0) == 1)
+    await until(lambda: bench.store.reader.max_offset("%RETRY%G", 0) == 1)
     [again] = await _stored(bench, "%RETRY%G")
     assert again.props["a"] == "b\x01c"
 
@@ -347,8 +347,8 @@ async def test_properties_that_a_broker_alone_sets_are_removed_at_send(bench: Be
         answer = await bench.send(b"m", properties=text)
     assert answer.code == 0, answer.remark
     topic, queue_id = {"plain": ("T", 0), "half": (TRANS_HALF_TOPIC, 0), "delayed": (SCHEDULE_TOPIC, 17)}[kind]
-    await until(lambda: bench.store.max_offset(topic, queue_id) > 0)
-    for record in decode_records(bench.store.get(topic, queue_id, 0, 9, 1 << 20).data):
+    await until(lambda: bench.store.reader.max_offset(topic, queue_id) > 0)
+    for record in decode_records(bench.store.reader.get(topic, queue_id, 0, 9, 1 << 20).data):
         left = {name: value for name, value in record.props.items() if name in BROKER_ONLY}
         expected = {} if kind == "plain" else {Prop.REAL_TOPIC: "T", Prop.REAL_QUEUE_ID: "0"}
         assert left == expected
@@ -407,4 +407,4 @@ async def test_a_send_back_without_a_limit_has_the_groups(bench: Bench) -> None:
     [record] = await _stored(bench)
     ext = {"offset": record.phys_offset, "group": "G", "delayLevel": 1, "maxReconsumeTimes": -1}
     assert (await bench.ask(RequestCode.CONSUMER_SEND_MSG_BACK, ext)).code == 0
-    await until(lambda: bench.store.max_offset("%RETRY%G", 0) == 1)
+    await until(lambda: bench.store.reader.max_offset("%RETRY%G", 0) == 1)

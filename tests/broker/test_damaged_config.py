@@ -43,7 +43,7 @@ NAMES: Final = (
 
 def of(bench: Bench) -> tuple[dict[str, int], set[str], object]:
     """The messages of each topic, the topics and the offsets of the groups."""
-    queues = {topic: sum(bench.store.max_offset(topic, n) for n in range(4)) for topic in ("T", "H")}
+    queues = {topic: sum(bench.store.reader.max_offset(topic, n) for n in range(4)) for topic in ("T", "H")}
     tables = bench.broker.meta.working
     return queues, {"T", "H"} & set(tables.topics), dict(tables.offsets)
 

@@ -23,7 +23,7 @@ MakeBench = Callable[..., Any]
 
 
 async def _arrived(bench: Any) -> None:
-    await until(lambda: bench.broker.store.max_offset("T", 0) > 0)
+    await until(lambda: bench.broker.store.reader.max_offset("T", 0) > 0)
 
 
 async def test_messages_delayed_by_a_full_disk_are_delivered_once_there_is_room(
@@ -41,7 +41,7 @@ async def test_messages_delayed_by_a_full_disk_are_delivered_once_there_is_room(
         raise StoreFull("No space left on device")
 
     with monkeypatch.context() as disk:
-        disk.setattr(bench.store, "put", full)
+        disk.setattr(bench.store.appender, "put", full)
         async with asyncio.timeout(10):
             await refused.wait()
     await _arrived(bench)
@@ -54,7 +54,7 @@ async def test_a_level_continues_after_a_damaged_record_is_repaired(
     monkeypatch.setattr(delay, "RETRY_MS", 20)
     bench = make_bench(settings={"messageDelayLevel": "1s"})
     await bench.lead()
-    get = bench.store.get
+    get = bench.store.reader.get
     looked = asyncio.Event()
 
     def damaged(topic: str, *args: Any) -> Got:
@@ -65,7 +65,7 @@ async def test_a_level_continues_after_a_damaged_record_is_repaired(
         return Got(GetStatus.OFFSET_FOUND_NULL, b"", 0, 0, 0, 1, damaged=0)
 
     with monkeypatch.context() as disk:
-        disk.setattr(bench.store, "get", damaged)
+        disk.setattr(bench.store.reader, "get", damaged)
         await bench.send(b"later", properties="DELAY\x011")
         async with asyncio.timeout(10):
             await looked.wait()
@@ -114,9 +114,9 @@ async def test_a_transactional_message_is_delayed_from_its_commit_on(
     end = {"producerGroup": "PG", "tranStateTableOffset": 0, "commitLogOffset": offset, "commitOrRollback": 8}
     answer = await bench.ask(RequestCode.END_TRANSACTION, {**end, "fromTransactionCheck": "false", "msgId": "m"})
     assert answer.code == ResponseCode.SUCCESS
-    queues = bench.store.topics_queues()
-    assert [queue for queue in queues[waits_in] if bench.store.max_offset(waits_in, queue)]
-    assert bench.store.max_offset("T", 0) == 0
+    queues = bench.store.queues.topics_queues()
+    assert [queue for queue in queues[waits_in] if bench.store.reader.max_offset(waits_in, queue)]
+    assert bench.store.reader.max_offset("T", 0) == 0
     await _arrived(bench)
     await bench.close()
 
@@ -126,8 +126,8 @@ async def test_a_group_whose_retry_topic_cannot_be_is_refused(make_bench: MakeBe
     bench = make_bench(settings={"messageDelayLevel": "1s"})
     await bench.lead()
     await bench.send(b"x")
-    await until(lambda: bench.store.confirmed > bench.store.start)
-    got = bench.store.get("T", 0, 0, 1, 1 << 20)
+    await until(lambda: bench.store.state.confirmed > bench.store.log.start)
+    got = bench.store.reader.get("T", 0, 0, 1, 1 << 20)
     (record,) = decode_records(got.data)
     for length, code in ((249, ResponseCode.SYSTEM_ERROR), (248, ResponseCode.SUCCESS)):
         beat = Heartbeat(
@@ -138,5 +138,5 @@ async def test_a_group_whose_retry_topic_cannot_be_is_refused(make_bench: MakeBe
         ext = {"offset": record.phys_offset, "group": "G" * length, "delayLevel": 1, "originMsgId": "m"}
         answer = await bench.ask(RequestCode.CONSUMER_SEND_MSG_BACK, ext)
         assert answer.code == code, answer.remark
-    await until(lambda: bench.store.max_offset(RETRY_PREFIX + "G" * 248, 0) == 1)
+    await until(lambda: bench.store.reader.max_offset(RETRY_PREFIX + "G" * 248, 0) == 1)
     await bench.close()

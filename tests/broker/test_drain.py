@@ -114,7 +114,7 @@ async def test_a_message_whose_time_cannot_be_read_is_not_beyond_its_retention(
     await bench.lead()
     await bench.send(b"x")
     await settled(bench)
-    monkeypatch.setattr(bench.store, "store_time", lambda *_: -1)
+    monkeypatch.setattr(bench.store.reader, "store_time", lambda *_: -1)
     report = await report_of(bench)
     assert report.newest_ms > 0
     assert report.unread_messages == 1
@@ -155,7 +155,7 @@ async def test_a_closing_group_takes_sends_and_a_closed_one_refuses_them(make_be
     for topic in ("T", "New"):
         answer = await bench.ask(RequestCode.SEND_MESSAGE_V2, bench.send_ext(topic), b"x")
         assert answer.code == ResponseCode.NO_PERMISSION
-    await until(lambda: bench.store.max_offset("T", 0) == 2)  # The delayed one is delivered.
+    await until(lambda: bench.store.reader.max_offset("T", 0) == 2)  # The delayed one is delivered.
     assert (await settled(bench)).drain == "closed"
     await mark(bench.broker, MarksRequest(drain=""))
     assert routed()["topicConfigTable"]["T"]["perm"] == 6
@@ -172,7 +172,7 @@ async def test_marks_survive_a_restart_and_a_copy_of_the_tables(make_bench: Make
     for change in meta.working.all_changes(0):
         copy.apply(change)
     assert copy.marks == meta.working.marks == {"drain": "closed", "joined": "yes"}
-    snapshots.write(bench.config.data_dir / "config", snapshots.render(meta, bench.store.epochs))
+    snapshots.write(bench.config.data_dir / "config", snapshots.render(meta, bench.store.epoch_cache.epochs))
     await bench.close()
     again = make_bench(tmp_path)
     again.parts.replay.start(again.config.data_dir / "config")

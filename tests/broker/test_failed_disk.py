@@ -91,15 +91,15 @@ async def test_a_process_ends_and_the_next_one_knows_the_proof_of_the_boot(
         await broker.replication.assign(Assignment(LeadershipRecord().promoted(me, [me]), config.member_address))
         broker.writer.append([_put(b"flushed")])
         broker.writer.appended(None)
-        while broker.store.flushed < broker.store.end:  # noqa: ASYNC110 (the flush says it)
+        while broker.store.state.flushed < broker.store.log.end:  # noqa: ASYNC110 (the flush says it)
             await asyncio.sleep(0.01)
-        flushed = broker.store.flushed
+        flushed = broker.store.state.flushed
         disk.failed = True
         broker.writer.append([_put(b"not flushed")])
         broker.writer.appended(None)
         with pytest.raises(FlushFailed, match="Input/output error"):
             await first
-    assert made[0].store.flushed == flushed
+    assert made[0].store.state.flushed == flushed
     assert orjson.loads((tmp_path / "a" / "config" / "replica.json").read_bytes())["boot"] == ""
     disk.failed = False
     rewritten: list[tuple[int, int]] = []
@@ -115,9 +115,9 @@ async def test_a_process_ends_and_the_next_one_knows_the_proof_of_the_boot(
     async with asyncio.timeout(20):
         await started.wait()
         again = made[1].broker
-        assert rewritten == [(flushed, again.store.end)], "the kernel may have let go of it and flush nothing"
+        assert rewritten == [(flushed, again.store.log.end)], "the kernel may have let go of it and flush nothing"
         assert (again.replication.me == me) is (flush == "Sync"), "what Async acknowledged is proven by the boot alone"
-        bodies = [r.body for r in again.store.walk(0, again.store.end) if r.topic == "T"]
+        bodies = [r.body for r in again.store.reader.walk(0, again.store.log.end) if r.topic == "T"]
         assert bodies == [b"flushed", b"not flushed"]
         again.health.must_end.set()
         await second
@@ -169,7 +169,7 @@ async def test_a_master_first_hands_over_records_that_only_it_has(
     me, epoch, other = broker.replication.me, broker.replication.epoch, MemberId(1, "other")
     both = LeadershipRecord(epoch, epoch + 1, me, frozenset({me, other}))
     await broker.replication.assign(Assignment(both, "127.0.0.1:10911"))
-    bench.store.mark_failed(OSError(errno.EIO, "Input/output error"))
+    bench.store.checkpointer.mark_failed(OSError(errno.EIO, "Input/output error"))
     assert broker.health.not_promotable == "its disk failed: [Errno 5] Input/output error"
     await asyncio.sleep(0.05)
     assert not broker.health.must_end.is_set()
@@ -185,7 +185,7 @@ async def test_a_master_without_a_candidate_for_a_handover_ends_at_once(
 ) -> None:
     made = type(bench)(tmp_path / "other", **options)
     await made.lead()
-    made.store.mark_failed(OSError(errno.EIO, "Input/output error"))
+    made.store.checkpointer.mark_failed(OSError(errno.EIO, "Input/output error"))
     async with asyncio.timeout(5):
         await made.broker.health.must_end.wait()
     await made.close()
@@ -257,7 +257,7 @@ async def test_missing_descriptors_do_not_mark_the_disk_as_failed(bench: Bench, 
     files = [bench.config.data_dir / "config" / name for name in ("replica.json", "recoveryPoint.json")]
     assert all(orjson.loads(file.read_bytes())["boot"] for file in files)
     for number in numbers:
-        bench.store.mark_failed(OSError(number, os.strerror(number)))
+        bench.store.checkpointer.mark_failed(OSError(number, os.strerror(number)))
     async with asyncio.timeout(5):
         await bench.broker.health.must_end.wait()
         while bench.store.recovery_point_file.busy:  # noqa: ASYNC110 (another thread writes them)

@@ -29,7 +29,7 @@ async def test_sends_are_answered_in_every_mode(make_bench: MakeBench, options: 
     answers = [await made.send(b"%d" % n) for n in range(5)]
     assert [a.code for a in answers] == [0] * 5
     if options.get("flush") == "Sync":
-        assert made.store.flushed == made.store.end
+        assert made.store.state.flushed == made.store.log.end
     await made.close()
 
 
@@ -40,7 +40,9 @@ async def test_a_restart_goes_on_with_topics_groups_offsets_and_queue_numbers(ma
         await first.send(b"%d" % number, queueId=number % 2)
     await first.ask(15, {"consumerGroup": "G", "topic": "T", "queueId": 0, "commitOffset": 2})
     first.broker.changes.flush_offsets()
-    snapshots.write(first.config.data_dir / "config", snapshots.render(first.broker.meta, first.store.epochs))
+    snapshots.write(
+        first.config.data_dir / "config", snapshots.render(first.broker.meta, first.store.epoch_cache.epochs)
+    )
     await first.send(b"after the snapshot", "Late")
     await first.close()
     second = make_bench()
@@ -161,7 +163,7 @@ async def test_a_full_copy_replaces_the_tables(
         master.broker.changes.append({"offsets": {"Stays@Group": {"1": number}}})
         parts += master.broker.changes.write_tables()
     assert (parts > 10) == (slice_s == 0.0)
-    master.store.remove_before(1 << 20)
+    master.store.retention.remove_before(1 << 20)
     copy.reset(source.start, source.leader_epochs, source.reset_state())
     catch_up()
     here, there = away.broker.meta.confirmed, master.broker.meta.confirmed
@@ -182,7 +184,7 @@ async def test_tables_of_a_log_that_was_given_up_do_not_come_back_after_a_crash(
         await made.lead()
     copy, source = away.broker.replication._log, master.broker.replication._log
     away.broker.changes.append({"topics": [TopicConfig("GivenUp", 4, 4, 6).to_json()]})
-    snapshots.write(away.config.data_dir / "config", snapshots.render(away.broker.meta, away.store.epochs))
+    snapshots.write(away.config.data_dir / "config", snapshots.render(away.broker.meta, away.store.epoch_cache.epochs))
     leader = master.broker.replication.me
     await master.broker.replication.assign(
         Assignment(LeadershipRecord(2, 2, leader, frozenset({leader})), "127.0.0.1:1")

@@ -66,13 +66,13 @@ async def test_a_change_holds_at_once_and_is_shown(bench: Bench) -> None:
     ],
 )
 async def test_refused_changes_change_nothing(bench: Bench, body: str, says: str) -> None:
-    end = bench.store.end
+    end = bench.store.log.end
     answer = await change(bench, body)
     assert answer.code == 1
     with pytest.raises(BadSetting, match=says):
         change_of(BrokerSettings(), BrokerSettings(), parse_changes(body.encode()))
     assert answer.remark is not None
-    assert bench.store.end == end
+    assert bench.store.log.end == end
     assert bench.broker.settings == bench.broker.config.settings
 
 
@@ -88,7 +88,9 @@ async def test_a_change_outlives_restarts_until_the_resource_overrules_it(
 
     async def stop(made: Any) -> None:
         if from_snapshot:
-            snapshots.write(made.config.data_dir / "config", snapshots.render(made.broker.meta, made.store.epochs))
+            snapshots.write(
+                made.config.data_dir / "config", snapshots.render(made.broker.meta, made.store.epoch_cache.epochs)
+            )
         await made.close()
 
     first = await start()

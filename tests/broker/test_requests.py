@@ -148,11 +148,11 @@ async def test_one_bad_send_does_not_touch_its_neighbours(bench: Bench) -> None:
     ],
 )
 async def test_refused_sends(bench: Bench, fields: dict[str, Any], code: int, says: str) -> None:
-    before = bench.store.end
+    before = bench.store.log.end
     answer = await bench.send(b"x", **fields)
     assert answer.code == code
     assert says in (answer.remark or "")
-    assert bench.store.end == before or fields.get("queueId")
+    assert bench.store.log.end == before or fields.get("queueId")
 
 
 async def test_a_body_over_the_limit_is_refused(bench: Bench) -> None:
@@ -337,13 +337,13 @@ async def test_unknown_codes_are_not_supported(bench: Bench) -> None:
 
 @pytest.mark.parametrize("code", EVERY_CODE)
 async def test_every_request_without_its_fields_is_answered(bench: Bench, code: int) -> None:
-    before = bench.store.end
+    before = bench.store.log.end
     answer = await bench.ask(code)
     assert answer.remark is None or "Traceback" not in answer.remark
     if answer.code != 0:
         assert answer.remark
         assert "failed:" not in answer.remark, "an error that nobody thought of"
-        assert bench.store.end == before
+        assert bench.store.log.end == before
 
 
 HOSTILE = st.one_of(
@@ -387,12 +387,12 @@ async def test_queues_of_unconfigured_topics_are_cleaned_on_request(bench: Bench
     bench.broker.changes.append({"dropTopics": ["Gone"]})  # as a store that was taken over may have it
     await bench.send(b"more", "Kept")
     store = bench.store
-    assert store.min_offset("Gone", 0) < store.max_offset("Gone", 0)
+    assert store.reader.min_offset("Gone", 0) < store.reader.max_offset("Gone", 0)
     for _ in range(2):
         assert (await bench.ask(RequestCode.CLEAN_UNUSED_TOPIC)).code == 0
-        end = store.end
-    assert store.end == end, "nothing is left to be cleaned"
-    assert store.min_offset("Gone", 0) == store.max_offset("Gone", 0)
+        end = store.log.end
+    assert store.log.end == end, "nothing is left to be cleaned"
+    assert store.reader.min_offset("Gone", 0) == store.reader.max_offset("Gone", 0)
     pulled = await bench.ask(11, bench.pull_ext("Kept"))
     assert [r.body for r in decode_records(pulled.body)] == [b"kept", b"more"]
 

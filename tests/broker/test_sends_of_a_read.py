@@ -41,17 +41,17 @@ async def test_whatever_the_store_cannot_take_refuses_itself_alone(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     assert await codes(bench, good(bench)) == [0]
-    put = bench.store.put_rows
+    put = bench.store.appender.put_rows
 
     def failing(puts: Any, now_ms: int) -> Any:
         if any(one[6] == b"bad" for one in puts):
             raise error
         return put(puts, now_ms)
 
-    monkeypatch.setattr(bench.store, "put_rows", failing)
+    monkeypatch.setattr(bench.store.appender, "put_rows", failing)
     bad = bench.frame(RequestCode.SEND_MESSAGE_V2, bench.send_ext(), b"bad")
     assert await codes(bench, good(bench), bad, good(bench), good(bench)) == [0, ResponseCode.SYSTEM_ERROR, 0, 0]
-    assert bench.store.max_offset("T", 0) == 4
+    assert bench.store.reader.max_offset("T", 0) == 4
     assert not bench.wire.closed
 
 
@@ -96,7 +96,7 @@ async def test_a_batch_has_no_messages_that_are_not_visible_at_once(bench: Bench
     of_item = batch(bench, BatchItem(b"a"), BatchItem(b"b", properties.encode()))
     of_all = batch(bench, BatchItem(b"a"), properties=properties)
     assert await codes(bench, of_item, of_all) == [ResponseCode.MESSAGE_ILLEGAL] * 2
-    assert bench.store.max_offset("T", 0) == 1
+    assert bench.store.reader.max_offset("T", 0) == 1
 
 
 async def test_a_batch_is_no_part_of_a_transaction_and_may_say_that_it_is_not_delayed(bench: Bench) -> None:
@@ -115,7 +115,7 @@ async def test_records_with_very_many_keys_are_indexed_in_pieces(bench: Bench, m
     assert index is not None
     index.clear(bench.store.log.start)
     index.behind = True
-    indexer, rounds = bench.store._indexer, 0
+    indexer, rounds = bench.store.indexer, 0
     while indexer.catch_up():
         rounds += 1
         assert rounds < 100
@@ -133,7 +133,7 @@ async def test_records_with_very_many_keys_are_indexed_in_pieces(bench: Bench, m
     )
     assert found.code == 0
     store = bench.store
-    raw = store.log.whole_records(store.start, 1 << 19, store.end)
+    raw = store.log.whole_records(store.log.start, 1 << 19, store.log.end)
     read = batches.read_batch(0, raw, store.queues, store.log.segment_size, (), check=True, keys=True)
     assert read.keys is None, "a follower leaves them to the index"
     assert read.count >= 8

@@ -57,17 +57,17 @@ async def _fill(process: BrokerProcess) -> None:
     """Several segments of expired messages, with all that retention waits for."""
     store = process.store
     for number in range(1_000):
-        store.put([Put("T", 0, 0, 0, 1, HOST, b"x" * 900, b"", keys=(f"k{number}",))], LONG_AGO_MS)
+        store.appender.put([Put("T", 0, 0, 0, 1, HOST, b"x" * 900, b"", keys=(f"k{number}",))], LONG_AGO_MS)
         if number % 50 == 49:
             await asyncio.sleep(0)
     process.broker.writer.appended(None)
     async with asyncio.timeout(20):
-        while store.confirmed < store.end:  # noqa: ASYNC110 (the flush says it)
+        while store.state.confirmed < store.log.end:  # noqa: ASYNC110 (the flush says it)
             await asyncio.sleep(0.01)
-        store.run_periodic_tasks(time.time_ns() // 1_000_000)
-        while store.state.ends_offset < store.end:
+        store.checkpointer.run_periodic_tasks(time.time_ns() // 1_000_000)
+        while store.state.ends_offset < store.log.end:
             await process.broker.replication._commit.checkpoint()
-            store.run_periodic_tasks(time.time_ns() // 1_000_000)
+            store.checkpointer.run_periodic_tasks(time.time_ns() // 1_000_000)
             await asyncio.sleep(0.05)
 
 
@@ -91,7 +91,7 @@ async def test_a_broker_goes_on_while_the_disk_holds_its_calls(
         async with asyncio.timeout(20):
             while broker.retention.expire():  # noqa: ASYNC110 (its steps are its own)
                 await asyncio.sleep(0)
-        assert broker.store.start > 0, "what has expired is no longer readable"
+        assert broker.store.log.start > 0, "what has expired is no longer readable"
         assert await disk.passes_while_held("statvfs", "stat") == 50
         assert broker.health.disk_full is False
         broker.health.store_failed(StoreFull("full"))
@@ -108,11 +108,11 @@ async def test_a_broker_goes_on_while_the_disk_holds_its_calls(
         following.cancel()
         disk.answers()
     async with asyncio.timeout(20):
-        while broker.store.removed_at == float("inf"):  # noqa: ASYNC110 (the thread says it)
+        while broker.store.removals.ended == float("inf"):  # noqa: ASYNC110 (the thread says it)
             await asyncio.sleep(0.01)
     assert held >= {"statvfs", "stat"}
     after = _files(process, "commitlog"), _files(process, "consumequeue/T/0"), _files(process, "index")
-    assert after[0][0] == f"{broker.store.start:020d}"
+    assert after[0][0] == f"{broker.store.log.start:020d}"
     assert all(set(new) < set(old) for new, old in zip(after, before, strict=True)), (before, after)
 
 
@@ -124,14 +124,14 @@ async def test_a_broker_goes_on_while_the_disk_holds_an_unlink(
     disk = SlowDisk(monkeypatch.setattr, tmp_path, ("unlink",))
     forgotten: list[int] = []
     monkeypatch.setattr(broker.meta, "forget_deletions", forgotten.append)
-    removed = broker.store.start  # The member's own retention may have begun.
+    removed = broker.store.log.start  # The member's own retention may have begun.
     disk.hangs()
     try:
         while broker.retention.expire():  # noqa: ASYNC110 (its steps are its own)
             await asyncio.sleep(0)
         assert await disk.passes_while_held("unlink") == 50
-        assert broker.store.start > removed
-        assert broker.disk.since(broker.store.removed_at) is None, "files that still wait count as used"
+        assert broker.store.log.start > removed
+        assert broker.disk.since(broker.store.removals.ended) is None, "files that still wait count as used"
         assert max(forgotten) <= removed, (
             "a start after a crash finds the records again, and must know what was deleted"
         )
@@ -139,9 +139,9 @@ async def test_a_broker_goes_on_while_the_disk_holds_an_unlink(
     finally:
         disk.answers()
     async with asyncio.timeout(20):
-        while broker.store.removed_at == float("inf"):  # noqa: ASYNC110 (the thread says it)
+        while broker.store.removals.ended == float("inf"):  # noqa: ASYNC110 (the thread says it)
             await asyncio.sleep(0.01)
-    removed = broker.store.start
+    removed = broker.store.log.start
     broker.retention.expire()
     assert forgotten[-1] >= removed > 0
 
@@ -160,7 +160,7 @@ async def test_a_usage_that_is_old_or_refused_is_not_known(
         assert isinstance(found, DiskUsage)
         return found
 
-    monkeypatch.setattr(broker.store, "disk", disk)
+    monkeypatch.setattr(broker.store.retention, "disk", disk)
     monkeypatch.setattr(broker.store, "in_background", lambda work: work())
     watch = DiskWatch(broker.store, lambda: now[0])
     assert watch.usage is None, "no look has ended yet"
@@ -190,10 +190,10 @@ def test_a_truncation_waits_for_files_that_are_being_removed(tmp_path: Path) -> 
     store = MessageStore.open(StoreConfig(tmp_path / "s"))
     waiting: list[Any] = []
     store.set_background_writer(waiting.append)
-    store._removals.add([str(tmp_path / "s" / "commitlog" / "old")])
+    store.removals.add([str(tmp_path / "s" / "commitlog" / "old")])
     (tmp_path / "s" / "commitlog" / "old").touch()
-    store.begin_epoch(1, b"", 1)
-    store.truncate(0)
+    store.appender.begin_epoch(1, b"", 1)
+    store.truncator.truncate(0)
     assert not (tmp_path / "s" / "commitlog" / "old").exists()
     (tmp_path / "s" / "commitlog" / "old").touch()
     for work in waiting:
@@ -216,13 +216,13 @@ def test_a_file_that_cannot_be_removed_keeps_those_behind_it(tmp_path: Path, mon
         real(path, **named)
 
     monkeypatch.setattr(os, "unlink", unlink)
-    store._removals.add([str(name) for name in names])
+    store.removals.add([str(name) for name in names])
     assert [name.exists() for name in names] == [False, True, True]
-    assert store.removed_at == float("inf")
+    assert store.removals.ended == float("inf")
     monkeypatch.setattr(os, "unlink", real)
-    store.expire(1)
+    store.retention.expire(1)
     assert not any(name.exists() for name in names)
-    assert store.removed_at <= time.monotonic()
+    assert store.removals.ended <= time.monotonic()
     store.close()
 
 

@@ -368,15 +368,15 @@ async def test_a_new_master_knows_unconfirmed_changes(bench: Bench) -> None:
     away = MemberId(1, "away")
     both = Assignment(LeadershipRecord(epoch, epoch + 1, me, frozenset({me, away})), "127.0.0.1:10911")
     await broker.replication.assign(both)
-    confirmed = store.confirmed
+    confirmed = store.state.confirmed
     for name in ("First", "Second", "Third"):
         broker.changes.append({"topics": [topic(name)]})
-    assert store.confirmed == confirmed
-    known = store.unconfirmed_control()
+    assert store.state.confirmed == confirmed
+    known = store.indexer.unconfirmed_control()
     assert len(known) == 3
     forgotten = store.unconfirmed.batches[1]
     store.unconfirmed.batches.remove(forgotten)
-    assert store.unconfirmed.gaps(store.confirmed, store.end) == [(forgotten.start, forgotten.end)]
-    assert store.unconfirmed_control() == known
+    assert store.unconfirmed.gaps(store.state.confirmed, store.log.end) == [(forgotten.start, forgotten.end)]
+    assert store.indexer.unconfirmed_control() == known
     store.unconfirmed.clear()
-    assert store.unconfirmed_control() == known
+    assert store.indexer.unconfirmed_control() == known

@@ -44,9 +44,9 @@ async def _delivered(bench: Bench, offset: int = 0) -> list[bytes]:
 def _expire(bench: Bench) -> None:
     """Runs retention as the timer of the broker does, with all entries on the disk."""
     bench.store.mark_flushed(bench.store.flush())
-    checkpoint = bench.store.checkpoint()
+    checkpoint = bench.store.checkpointer.checkpoint()
     checkpoint.run()
-    bench.store.checkpointed(checkpoint)
+    bench.store.checkpointer.checkpointed(checkpoint)
     while bench.broker.retention.expire():
         pass
 
@@ -86,12 +86,12 @@ async def test_messages_due_during_a_time_without_leader_are_delivered(
     await _send(bench, 70 * 3_600)
     await bench.lead()
     delays = bench.parts.delays
-    await until(lambda: bench.store.max_offset("T", 0) == 200)
+    await until(lambda: bench.store.reader.max_offset("T", 0) == 200)
     await clock.pass_to(bench, 69 * 3_600)
-    assert bench.store.max_offset("T", 0) == 200
+    assert bench.store.reader.max_offset("T", 0) == 200
     await clock.pass_to(bench, 70 * 3_600)
     delays._run()
-    assert bench.store.max_offset("T", 0) == 201
+    assert bench.store.reader.max_offset("T", 0) == 201
 
 
 async def test_deliveries_out_of_order_are_kept_in_snapshots_and_in_the_log(
@@ -107,7 +107,7 @@ async def test_deliveries_out_of_order_are_kept_in_snapshots_and_in_the_log(
     for change in confirmed.all_changes(1):
         copied.apply(change)
     assert copied.timer_done == confirmed.timer_done
-    snapshots.write(tmp_path, snapshots.render(bench.broker.meta, bench.store.epochs))
+    snapshots.write(tmp_path, snapshots.render(bench.broker.meta, bench.store.epoch_cache.epochs))
     found = snapshots.load(tmp_path)
     assert found is not None
     assert found.tables.timer_done == confirmed.timer_done
@@ -127,8 +127,8 @@ async def test_a_want_of_descriptors_keeps_no_timer_message_back(
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     with monkeypatch.context() as short:
-        for name in ("get", "topics_queues"):
-            short.setattr(bench.store, name, none_left)
+        for part, name in ((bench.store.reader, "get"), (bench.store.queues, "topics_queues")):
+            short.setattr(part, name, none_left)
             await clock.pass_to(bench, 15)
     await clock.pass_to(bench, 25)
     assert await _delivered(bench) == [b"10", b"20"]
@@ -194,7 +194,7 @@ async def test_messages_of_40_days_outlive_their_segments(
             await bench.send(filler, topic="F")
         seen += await _delivered(bench, len(seen))
         _expire(bench)
-        assert hour < 17 * 24 or bench.store.start > 0, "the segment of the sends has expired"
+        assert hour < 17 * 24 or bench.store.log.start > 0, "the segment of the sends has expired"
     assert seen == [b"%d" % (day * 86_400 + 7) for day in days]
 
 
@@ -207,11 +207,11 @@ async def test_retention_keeps_messages_that_wait(bench: Bench, monkeypatch: pyt
     clock.ms = MINUTE + 20 * 86_400_000
     await bench.ask(RequestCode.UPDATE_BROKER_CONFIG, body=ALWAYS)
     _expire(bench)
-    assert bench.store.start == 0
+    assert bench.store.log.start == 0
     await clock.pass_to(bench, 20 * 86_400)
     assert await _delivered(bench) == [b"50"]
     _expire(bench)
-    assert bench.store.start > 0
+    assert bench.store.log.start > 0
 
 
 async def test_a_recalled_message_is_not_delivered(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,4 +239,4 @@ async def test_a_recalled_message_is_not_delivered(bench: Bench, monkeypatch: py
     assert not buckets._recalled
     assert not buckets._ready
     assert not bench.broker.meta.working.timer_done
-    assert bench.store.max_offset("U", 0) == 0
+    assert bench.store.reader.max_offset("U", 0) == 0

@@ -55,7 +55,7 @@ class World:
 
     def records(self) -> int:
         """Control records so far."""
-        return self.bench.store.max_offset(CONTROL_TOPIC, 0)
+        return self.bench.store.reader.max_offset(CONTROL_TOPIC, 0)
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ async def test_messages_older_than_the_retention_are_not_readable(world: World) 
     assert moved.ext["nextBeginOffset"] == "3"
     found = await world.bench.ask(RequestCode.PULL_MESSAGE, world.bench.pull_ext(offset=3))
     assert found.code == ResponseCode.SUCCESS
-    assert len(world.bench.store.query("T", "k", 99, 0, 1 << 60)) == 3
+    assert len(world.bench.store.reader.query("T", "k", 99, 0, 1 << 60)) == 3
     for _ in range(2):  # The same after a restart, and the numbers go on.
         assert (await world.low(), await world.low(1)) == (3, 0)
         await world.again()
@@ -108,7 +108,7 @@ async def test_messages_older_than_the_retention_are_not_readable(world: World) 
     world.expire()
     assert (await world.low(), await world.low(1)) == (5, 1)
     await world.send(1)
-    assert world.bench.store.max_offset("T", 0) == 6
+    assert world.bench.store.reader.max_offset("T", 0) == 6
     assert await world.low() == 5
 
 
@@ -158,7 +158,7 @@ async def test_an_unreadable_record_holds_its_own_topic_only(world: World, monke
         await world.topic(f"+retention.ms={MINUTE}", name, 1)
         await world.send(1, topic=name)
     world.now += 2 * MINUTE
-    at = world.bench.store.place("Bad", 0, 0)
+    at = world.bench.store.reader.place("Bad", 0, 0)
     real = CommitLog.read
 
     def read(log: CommitLog, offset: int, count: int) -> bytes:
@@ -195,7 +195,7 @@ def test_each_member_hides_what_the_log_says(tmp_path: Path) -> None:
     """
     leader, follower = Member(tmp_path / "leader"), Member(tmp_path / "follower")
     leader.put(0, 15)
-    before = leader.store.end
+    before = leader.store.log.end
     leader.change(expired={"Orders": leader.store.queues.find("Orders", 0).entry(10)[0]})  # type: ignore[union-attr]
     leader.confirm()
     leader.put(15, 5)
@@ -213,7 +213,7 @@ def test_each_member_hides_what_the_log_says(tmp_path: Path) -> None:
     assert late.shown() == list(range(10, 19))
     follower.truncate(before)
     assert follower.shown() == list(range(14))
-    leader.meta.forget_deletions(leader.store.end)
+    leader.meta.forget_deletions(leader.store.log.end)
     assert leader.meta.confirmed.expired == {}
     for member in (leader, follower, late):
         member.store.close(clean=False)

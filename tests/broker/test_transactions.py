@@ -66,7 +66,7 @@ async def test_a_half_message_whose_producers_have_gone_does_not_hold_up_the_oth
     await bench.send(b"left alone", properties=HALF, sysFlag=4)
     await until(lambda: broker.transactions.undecided == 1)
     broker.transactions._check()
-    assert bench.store.max_offset(TRANS_HALF_TOPIC, 0) == 1
+    assert bench.store.reader.max_offset(TRANS_HALF_TOPIC, 0) == 1
     for first in range(1, 201, 100):
         broker.writer.append([_put(bench, TRANS_HALF_TOPIC, b"half", HALF) for _ in range(100)])
         broker.writer.append(
@@ -101,7 +101,7 @@ async def test_a_new_master_does_not_commit_unknown_transactions(bench: Bench, m
     monkeypatch.setattr(transaction, "WAIT_S", 0.05)
     await bench.lead()
     assert (await bench.ask(RequestCode.END_TRANSACTION, end)).code == ResponseCode.SYSTEM_BUSY
-    assert bench.store.max_offset("T", 0) == 1
+    assert bench.store.reader.max_offset("T", 0) == 1
 
 
 async def test_producers_that_are_there_are_asked_however_many_have_gone(
@@ -129,7 +129,7 @@ async def test_half_messages_are_known_after_a_damaged_one_is_repaired(bench: Be
     await made.loaded.wait()
     at = bench.broker.writer.append([_put(bench, TRANS_HALF_TOPIC, b"%d" % n, "") for n in range(2)])[0].phys_offset
     bench.broker.writer.appended(None)
-    store.state.verified_from = store.end  # As if they were old: then a read verifies them.
+    store.state.verified_from = store.log.end  # As if they were old: then a read verifies them.
     was = store.log.read(at, 20)
     store.log.overwrite(at, bytes(20))
     made._read()
@@ -160,7 +160,7 @@ async def test_a_half_that_is_damaged_when_its_producer_is_to_be_asked_is_asked_
         return real(offset, count)
 
     monkeypatch.setattr(bench.store.log, "read", read)
-    monkeypatch.setattr(bench.store, "on_damage", reported.append)
+    monkeypatch.setattr(bench.store.state, "on_damage", reported.append)
     for item in made._waiting.values():
         item.ask_at_ms = now
     made._check()
@@ -172,7 +172,7 @@ async def test_a_half_that_is_damaged_when_its_producer_is_to_be_asked_is_asked_
 async def test_a_half_that_was_stored_by_a_clock_far_ahead_is_asked_about_soon(bench: Bench) -> None:
     made, now = bench.broker.transactions, bench.broker.clock.unix_ms()
     await made.loaded.wait()
-    bench.store.put([_put(bench, TRANS_HALF_TOPIC, b"", "")], now + 86_400_000)
+    bench.store.appender.put([_put(bench, TRANS_HALF_TOPIC, b"", "")], now + 86_400_000)
     bench.broker.writer.appended(None)
     made._read()
     assert [item.ask_at_ms < now + 3_600_000 for item in made._waiting.values()] == [True]
@@ -191,7 +191,7 @@ async def test_a_want_of_descriptors_when_a_master_takes_over_leaves_transaction
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     with monkeypatch.context() as short:
-        short.setattr(bench.store, "get", none_left)
+        short.setattr(bench.store.reader, "get", none_left)
         await bench.lead()
         await until(lambda: tried > 0)
     await asyncio.wait_for(bench.broker.transactions.loaded.wait(), 5)

@@ -50,7 +50,9 @@ async def test_each_way_of_waiting_is_found_and_ends(make_bench: MakeBench) -> N
     waiting = {"T": "none", "Half": "half", "Level": "delayed", "Time": "delayed", "Calm": "none"}
     assert await look.of(NAMES) == waiting
     assert await look.of(("Gone", *NAMES)) == {"Gone": "none"} | waiting, "from what it remembers"
-    await until(lambda: bench.store.max_offset("Time", 0) == 2 and bench.store.max_offset("Level", 0) == 2)
+    await until(
+        lambda: bench.store.reader.max_offset("Time", 0) == 2 and bench.store.reader.max_offset("Level", 0) == 2
+    )
     assert await look.of(NAMES) == dict.fromkeys(NAMES, "none") | {"Half": "half"}
     [half] = decode_records((await bench.ask(11, bench.pull_ext(TRANS_HALF_TOPIC))).body)
     commit = {
@@ -59,7 +61,7 @@ async def test_each_way_of_waiting_is_found_and_ends(make_bench: MakeBench) -> N
     }  # fmt: skip
     assert (await bench.ask(RequestCode.END_TRANSACTION, commit)).code == ResponseCode.SUCCESS
     assert await look.of(NAMES) == dict.fromkeys(NAMES, "none")
-    assert bench.store.max_offset("Half", 0) == 2, "the message is in its topic, though that takes no others"
+    assert bench.store.reader.max_offset("Half", 0) == 2, "the message is in its topic, though that takes no others"
     await bench.close()
 
 
@@ -89,7 +91,7 @@ async def test_nothing_is_said_of_what_cannot_be_read(make_bench: MakeBench, mon
     await close(bench)
     assert (await of(bench, "T"))["T"] == "none"
     store = bench.broker.store
-    get = store.get
+    get = store.reader.get
     with monkeypatch.context() as damaged:
         damaged.setattr(type(store), "get", lambda self, *args: replace(get(*args), data=b"", damaged=7))
         assert (await of(bench, "T"))["T"] == "unknown"

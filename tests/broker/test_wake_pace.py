@@ -290,7 +290,7 @@ async def test_a_pull_that_fails_costs_the_others_of_its_read_nothing(
     await bench.send(b"first")
     await bench.ask(11, bench.pull_ext())
     store = bench.broker.store
-    max_offset, found = store.max_offset, LogPieces.found
+    max_offset, found = store.reader.max_offset, LogPieces.found
 
     def bad_index(topic: str, queue_id: int) -> int:
         if queue_id == 1:
@@ -302,7 +302,7 @@ async def test_a_pull_that_fails_costs_the_others_of_its_read_nothing(
             raise OSError(5, "a planned error")
         return found(pieces, topic, queue_id, *rest)
 
-    monkeypatch.setattr(store, "max_offset", bad_index)
+    monkeypatch.setattr(store.reader, "max_offset", bad_index)
     monkeypatch.setattr(LogPieces, "found", bad_log)
     held = {"sysFlag": 6, "suspendTimeoutMillis": 10_000, "offset": 0}
     await bench.ask(11, bench.pull_ext(**held))
@@ -329,7 +329,7 @@ async def test_the_rest_of_a_turn_is_tried_together_in_the_next_pass(
     for _ in range(10):
         await asyncio.sleep(0)
     assert len(pulls._gathered) == 4
-    attempt, together, reads = pulls._attempt, bench.broker.store.together, 0
+    attempt, together, reads = pulls._attempt, bench.broker.store.reader.together, 0
 
     def slow_attempt(*args: Any) -> bool:
         monkeypatch.setattr(pulls, "_attempt", attempt)
@@ -344,7 +344,7 @@ async def test_the_rest_of_a_turn_is_tried_together_in_the_next_pass(
     monkeypatch.setattr(pulls, "_attempt", slow_attempt)
     pulls._end_turn()
     assert [len(wire.frames) for wire in wires] == [1, 0, 0, 0], "the time of this pass is over"
-    monkeypatch.setattr(bench.broker.store, "together", counted)
+    monkeypatch.setattr(bench.broker.store.reader, "together", counted)
     for wire in wires:
         async with asyncio.timeout(5):
             await wire.arrived.wait()

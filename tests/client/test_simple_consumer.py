@@ -87,7 +87,7 @@ async def test_what_is_not_acknowledged_comes_again_and_then_to_the_dead_letters
     broker = cluster.brokers["a"].process
     assert broker is not None
     store = broker.broker.store
-    await until(lambda: store.max_offset("%DLQ%G", 0) == 1, "a dead letter")
+    await until(lambda: store.reader.max_offset("%DLQ%G", 0) == 1, "a dead letter")
 
 
 async def test_acknowledgements_that_are_made_together_go_together(

@@ -98,8 +98,8 @@ def test_a_store_has_the_same_files_by_batches_and_message_by_message(
         if not read:
             continue
         first, second = stores
-        placed = first.put_batches(read, now)
-        singles = second.put_rows([row for one in read for row in append.rows_of_batch(one)], now)
+        placed = first.appender.put_batches(read, now)
+        singles = second.appender.put_rows([row for one in read for row in append.rows_of_batch(one)], now)
         assert [(one.queue_offset, python.entry_sizes(one.entries)) for one in placed] == [
             (
                 singles[at].queue_offset,
@@ -108,20 +108,20 @@ def test_a_store_has_the_same_files_by_batches_and_message_by_message(
             for at, one in zip(starts(read), read, strict=True)
         ]
         together += len(placed)
-        assert first.end == second.end
+        assert first.log.end == second.log.end
         kind = rng.randrange(4)
         within = [where.phys_offset for where in singles]
-        target = rng.choice((first.end, rng.choice(within)))
+        target = rng.choice((first.log.end, rng.choice(within)))
         for store in stores:
             if kind == 0:
-                store.confirm(target)
-            elif kind == 1 and target >= store.confirmed:
-                store.truncate(target)
+                store.indexer.confirm(target)
+            elif kind == 1 and target >= store.state.confirmed:
+                store.truncator.truncate(target)
     assert together > 100
-    assert stores[0].end > 2 * 65_536, "segments ended"
+    assert stores[0].log.end > 2 * 65_536, "segments ended"
     files = []
     for store in stores:
-        store.confirm(store.end)
+        store.indexer.confirm(store.log.end)
         store.close()
         root = store.config.path
         found = {}

@@ -233,8 +233,8 @@ async def test_a_killed_restore_goes_on(server: S3Server, tmp_path: Path) -> Non
             running.wait()
     store = MessageStore.open(StoreConfig(tmp_path / "copy", config.settings))
     source = MessageStore.open(StoreConfig(tmp_path / "source", config.settings))
-    assert store.read_raw(0, 1 << 20) == source.read_raw(0, 1 << 20)
-    assert store.end == end
+    assert store.log.read_raw(0, 1 << 20) == source.log.read_raw(0, 1 << 20)
+    assert store.log.end == end
     store.close()
     source.close()
 
@@ -247,7 +247,7 @@ def fill(folder: Path, place: ArchivePlace, parts: int) -> int:
     from gantry_broker.store.types import Put
 
     store = MessageStore.open(StoreConfig(folder, BrokerSettings(mappedFileSizeCommitLog=1 << 20)))
-    store.begin_epoch(1, b'{"kind":"epoch"}', 1)
+    store.appender.begin_epoch(1, b'{"kind":"epoch"}', 1)
     settings = Settings(interval_ms=0, part=1 << 20)
     archiver = Archiver(
         open_archive(place), group="a", uid="u", cluster="shop", log_dir=folder / "commitlog", view=lambda: None,
@@ -255,18 +255,18 @@ def fill(folder: Path, place: ArchivePlace, parts: int) -> int:
     )  # fmt: skip
     for _ in range(parts):
         while True:
-            store.put([Put("T", 0, 0, 0, 1, b"\x7f\0\0\1\0\0\0\1", os.urandom(60_000), b"")], 1)
-            if store.end % (1 << 20) > 900_000:
+            store.appender.put([Put("T", 0, 0, 0, 1, b"\x7f\0\0\1\0\0\0\1", os.urandom(60_000), b"")], 1)
+            if store.log.end % (1 << 20) > 900_000:
                 break
-        store.confirm(store.end)
-        view = View(store.log.start, store.confirmed, store.log.segment_size, store.epochs)
+        store.indexer.confirm(store.log.end)
+        view = View(store.log.start, store.state.confirmed, store.log.segment_size, store.epoch_cache.epochs)
         while archiver._step(view, settings, True):
             pass
-        store.put([Put("T", 0, 0, 0, 1, b"\x7f\0\0\1\0\0\0\1", os.urandom(200_000), b"")], 1)
-    store.confirm(store.end)
-    view = View(store.log.start, store.confirmed, store.log.segment_size, store.epochs)
+        store.appender.put([Put("T", 0, 0, 0, 1, b"\x7f\0\0\1\0\0\0\1", os.urandom(200_000), b"")], 1)
+    store.indexer.confirm(store.log.end)
+    view = View(store.log.start, store.state.confirmed, store.log.segment_size, store.epoch_cache.epochs)
     while archiver._step(view, settings, True):
         pass
-    end = store.end
+    end = store.log.end
     store.close()
     return end

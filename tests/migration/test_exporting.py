@@ -142,7 +142,7 @@ def files(folder: Path) -> set[str]:
 def opened(folder: Path) -> MessageStore:
     """As any reader of RocketMQ's format opens it: without a file of ours."""
     store = MessageStore.open(StoreConfig(path=folder, settings=BrokerSettings.model_validate(SETTINGS)))
-    store.confirm(store.end)
+    store.indexer.confirm(store.log.end)
     return store
 
 
@@ -195,13 +195,13 @@ async def test_an_export_has_rocketmqs_files_only_and_what_waits(tmp_path: Path)
     first = int.from_bytes((out / "config" / "timercheck").read_bytes()[16:24], "big")
     store = opened(out)
     try:
-        assert sum(store.max_offset("T", number) for number in range(2)) == 6
-        waits = store.get("rmq_sys_wheel_timer", 0, first, 10, 1 << 20)
+        assert sum(store.reader.max_offset("T", number) for number in range(2)) == 6
+        waits = store.reader.get("rmq_sys_wheel_timer", 0, first, 10, 1 << 20)
         assert [record.body for record in decode_records(waits.data)] == [b"timed 0", b"timed 1", b"timed 2"]
         bodies = []
         for number in range(2):
             at = 0
-            while (got := store.get("Again", number, at, 10, 1 << 20)).next_offset > at and at < got.max_offset:
+            while (got := store.reader.get("Again", number, at, 10, 1 << 20)).next_offset > at and at < got.max_offset:
                 bodies += [record.body for record in decode_records(got.data)] if got.data else []
                 at = got.next_offset
         assert bodies == [b"new"], "what was deleted stays away"

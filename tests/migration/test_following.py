@@ -39,8 +39,8 @@ def written(path: Path, seed: int, messages: int = 500) -> MessageStore:
     rng = random.Random(seed)
     store = opened(path)
     for number in range(messages):
-        store.put([message(rng.randbytes(rng.randrange(800)))], 1_000 + number)
-    store.confirm(store.end)
+        store.appender.put([message(rng.randbytes(rng.randrange(800)))], 1_000 + number)
+    store.indexer.confirm(store.log.end)
     return store
 
 
@@ -62,7 +62,7 @@ class Master:
             self.reports.append(at)
             reading = asyncio.create_task(self._read(reader))
             while not reading.done():
-                data = self.store.read_bytes(at, 8_000) if at < self.store.end else b""
+                data = self.store.reader.read_bytes(at, 8_000) if at < self.store.log.end else b""
                 writer.write(self.spoil(at, data))
                 await writer.drain()
                 at += len(data)
@@ -107,17 +107,19 @@ async def follow(copy: MessageStore, master: Master, promise: ha.Promise, until:
 async def test_the_copy_is_the_log_and_goes_on_where_it_was(tmp_path: Path) -> None:
     source, copy = written(tmp_path / "s", 1), opened(tmp_path / "c")
     async with master_of(source) as master:
-        await follow(copy, master, ASYNC, lambda: copy.flushed == source.end)
-        assert max(master.reports) <= copy.flushed
+        await follow(copy, master, ASYNC, lambda: copy.state.flushed == source.log.end)
+        assert max(master.reports) <= copy.state.flushed
         copy.close()
-        source.put([message(b"later")], 9_000)
-        source.confirm(source.end)
+        source.appender.put([message(b"later")], 9_000)
+        source.indexer.confirm(source.log.end)
         copy = opened(tmp_path / "c")
-        copy.confirm(copy.end)
-        await follow(copy, master, ASYNC, lambda: copy.flushed == source.end and source.end in master.reports)
-    assert copy.epochs == FOREIGN
-    assert copy.read_raw(0, 1 << 30) == source.read_raw(0, 1 << 30)
-    assert copy.max_offset("T", 0) == source.max_offset("T", 0) == 501
+        copy.indexer.confirm(copy.log.end)
+        await follow(
+            copy, master, ASYNC, lambda: copy.state.flushed == source.log.end and source.log.end in master.reports
+        )
+    assert copy.epoch_cache.epochs == FOREIGN
+    assert copy.log.read_raw(0, 1 << 30) == source.log.read_raw(0, 1 << 30)
+    assert copy.reader.max_offset("T", 0) == source.reader.max_offset("T", 0) == 501
     copy.close()
     source.close()
 
@@ -125,7 +127,7 @@ async def test_the_copy_is_the_log_and_goes_on_where_it_was(tmp_path: Path) -> N
 async def test_beside_a_slave_of_a_sync_master_reports_never_advance(tmp_path: Path) -> None:
     source, copy = written(tmp_path / "s", 1), opened(tmp_path / "c")
     async with master_of(source) as master:
-        await follow(copy, master, SYNC, lambda: copy.flushed == source.end and len(master.reports) > 1)
+        await follow(copy, master, SYNC, lambda: copy.state.flushed == source.log.end and len(master.reports) > 1)
         assert set(master.reports) == {1}, "a report would acknowledge to a sender what only this copy has"
     copy.close()
     source.close()
@@ -152,7 +154,7 @@ async def test_a_damaged_record_stops_it_and_is_not_kept(tmp_path: Path) -> None
         return struct.pack(">qi", offset, len(data)) + data
 
     copy = await spoiled(tmp_path, spoil, "is damaged")
-    assert copy.end <= at + 300
+    assert copy.log.end <= at + 300
     copy.close()
 
 
@@ -162,14 +164,14 @@ async def test_offsets_that_go_back_stop_it(tmp_path: Path) -> None:
         lambda offset, data: struct.pack(">qi", offset if offset < 50_000 else offset - 8, len(data)) + data,
         "went back",
     )
-    assert copy.end <= 60_000
+    assert copy.log.end <= 60_000
     copy.close()
 
 
 async def test_control_records_of_gantry_in_a_source_stop_it(tmp_path: Path) -> None:
     source, copy = written(tmp_path / "s", 1, 10), opened(tmp_path / "c")
-    source.put([message(encode_change({"dropTopics": ["T"]}), CONTROL_TOPIC)], 9_000)
-    source.confirm(source.end)
+    source.appender.put([message(encode_change({"dropTopics": ["T"]}), CONTROL_TOPIC)], 9_000)
+    source.indexer.confirm(source.log.end)
     async with master_of(source) as master:
         with pytest.raises(SourceBroken, match="control records of Gantry"):
             await follow(copy, master, ASYNC, lambda: False)

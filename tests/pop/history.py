@@ -336,7 +336,7 @@ class History:
         self.world.ms -= self.random.choice((700, 4_000, 3_600_000))
 
     def step_replicate(self) -> None:
-        behind = [border for border in self.world.borders if border > self.world.store.confirmed]
+        behind = [border for border in self.world.borders if border > self.world.store.state.confirmed]
         if behind:
             self.replicate(self.random.choice(behind))
 
@@ -346,7 +346,7 @@ class History:
     def replicate(self, to: int | None = None) -> None:
         self.world.replicate(to)
         for body, (end, queue, tag) in list(self.unconfirmed.items()):
-            if end <= self.world.store.confirmed:
+            if end <= self.world.store.state.confirmed:
                 del self.unconfirmed[body]
                 self.model.sent[body] = (queue, tag, len(self.model.sent))
 
@@ -359,7 +359,7 @@ class History:
         self.model.peak_ms = max(self.model.peak_ms, world.pop_ms)
         world.lose_role()
         await world.passes()
-        behind = [border for border in world.borders if border >= world.store.confirmed]
+        behind = [border for border in world.borders if border >= world.store.state.confirmed]
         if behind:
             to = self.random.choice(behind)
             world.cut(to)
@@ -381,7 +381,7 @@ class History:
         """Sets a group's offset, back or ahead."""
         await self.quiet()
         group, queue = self.random.choice(GROUPS), self.random.randrange(2)
-        low, high = self.world.store.min_offset("T", queue), self.world.store.max_offset("T", queue)
+        low, high = self.world.store.reader.min_offset("T", queue), self.world.store.reader.max_offset("T", queue)
         before = self.world.meta.working.offset("T", group, queue)
         if before < 0:
             return
@@ -405,7 +405,7 @@ class History:
         names = [name for name in self.world.meta.working.topics if name == "T" or name.endswith("+T")]
         keys = [key for key in self.world.meta.working.offsets if key.partition("@")[0] in names]
         self.resets += 1
-        self.world.change({"dropTopics": names, "dropOffsets": keys, "dropData": self.world.store.end})
+        self.world.change({"dropTopics": names, "dropOffsets": keys, "dropData": self.world.store.log.end})
         self.replicate()
         self.model.lift(self.model.sent)
         self.model.sent.clear()
@@ -459,7 +459,7 @@ class History:
         for queue in range(2):
             state = world.pop._log.state.queues.get(("o", "T", queue))
             blocked = state is not None and state.order is not None and state.order.visible_ms() + 50 > world.pop_ms
-            there = state is not None and world.store.max_offset("T", queue) > state.next
+            there = state is not None and world.store.reader.max_offset("T", queue) > state.next
             if world.pop.waiting("o", "T") and there and not blocked and state is not None and not state.count:
                 raise Violation("an orderly pop waits beside messages of a queue that is not blocked")
 
@@ -488,7 +488,7 @@ class History:
                 self.gather()
                 self.check_offsets()
                 world.pop._log.state.check_invariants()
-                if world.store.confirmed == world.store.end:
+                if world.store.state.confirmed == world.store.log.end:
                     self.check_waiting()
             await self.quiet()
             await self.drain()
@@ -537,14 +537,14 @@ class History:
     def check_end(self) -> None:
         dead: dict[str, set[bytes]] = {}
         for group in GROUPS:
-            got = self.world.store.get(f"%DLQ%{group}", 0, 0, 10_000, 1 << 24)
+            got = self.world.store.reader.get(f"%DLQ%{group}", 0, 0, 10_000, 1 << 24)
             dead[group] = {record.body for record in decode_records(got.data)} if got.data else set()
             for body in dead[group]:
                 observed = self.model.observed[group, body]
                 if observed.acked and not observed.free and not observed.perhaps:
                     raise Violation(f"group {group}: the dead letter {body!r} was acknowledged")
         for (group, topic, queue), state in self.world.pop._log.state.queues.items():
-            high = self.world.store.max_offset(topic, queue)
+            high = self.world.store.reader.max_offset(topic, queue)
             if state.lowest() != high:
                 raise Violation(
                     f"group {group}: all of {topic} {queue} is consumed to {high}, the offset is {state.lowest()}"

@@ -43,7 +43,7 @@ async def test_what_is_not_acknowledged_goes_to_the_retry_topic_once(bench: PopB
     assert bench.offset() == 2
     again = await bench.pop(invisible_ms=10_000)
     assert [(m.body, m.times, m.topic, m.handle.kind) for m in again] == [(b"b", 1, "T", 2)]
-    assert bench.store.max_offset("%RETRY%G+T", 0) == 1
+    assert bench.store.reader.max_offset("%RETRY%G+T", 0) == 1
     assert await bench.ack(first[1]) == [AckResult.INVALID]
     assert await bench.ack(again[0]) == [AckResult.OK]
     await bench.pass_ms(60_000)
@@ -74,7 +74,7 @@ async def test_dead_letters_after_the_last_retry(bench: PopBench) -> None:
         assert [m.times for m in found] == [times]
         await bench.pass_ms(10_100)
     assert await bench.bodies() == []
-    assert bench.store.max_offset("%DLQ%G", 0) == 1
+    assert bench.store.reader.max_offset("%DLQ%G", 0) == 1
     (dead,) = await bench.pop(topic="%DLQ%G")
     assert dead.props["DLQ_ORIGIN_TOPIC"] == "T"
     assert dead.times == limit + 1
@@ -304,7 +304,7 @@ async def test_long_names_of_group_and_topic_hold_up_no_other_message(bench: Pop
     await bench.pass_ms(10_100)
     assert await bench.bodies() == [b"a"]
     assert bench.offset(topic=topic, group=group) == 1
-    assert bench.store.max_offset(f"%DLQ%{group}", 0) == 1, "it is not lost either"
+    assert bench.store.reader.max_offset(f"%DLQ%{group}", 0) == 1, "it is not lost either"
 
 
 async def test_a_message_that_could_not_be_copied_is_tried_again(

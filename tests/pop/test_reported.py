@@ -76,7 +76,7 @@ async def test_8479_changes_of_a_deleted_topic_are_not_read_again(bench: PopBenc
     await bench.pop(invisible_ms=10_000)
     bench.broker.changes.on_append = lambda change: None
     await bench.broker.changes.append_and_wait(
-        {"dropTopics": ["T"], "dropOffsets": ["T@G"], "dropData": bench.store.end}
+        {"dropTopics": ["T"], "dropOffsets": ["T@G"], "dropData": bench.store.log.end}
     )
     await bench.sends("c")
     await bench.fail_over()
@@ -97,9 +97,9 @@ async def test_a_message_that_cannot_be_retried_holds_up_no_other(
         raise StoreFull("no room")
 
     if number == 5408:  # The record is gone from the log.
-        monkeypatch.setattr(bench.store, "get", _without(bench.store.get, 0, damaged=False))
+        monkeypatch.setattr(bench.store.reader, "get", _without(bench.store.reader.get, 0, damaged=False))
     elif number == 3443:  # The record is damaged on the disk, and repaired later.
-        monkeypatch.setattr(bench.store, "get", _without(bench.store.get, 0, damaged=True))
+        monkeypatch.setattr(bench.store.reader, "get", _without(bench.store.reader.get, 0, damaged=True))
     else:  # The disk is full for a while.
         bench.broker.creation.ensure_topic("%RETRY%G+T", 1, 6)
         monkeypatch.setattr(bench.broker.writer, "append", fails)
@@ -282,7 +282,7 @@ async def test_3787_4153_an_acknowledgement_just_in_time_counts(bench: PopBench)
         assert await bench.ack(message) == [AckResult.OK]
     await bench.pass_ms(100_000)
     assert await bench.bodies() == []
-    assert bench.store.max_offset("%RETRY%G+T", 0) == 0
+    assert bench.store.reader.max_offset("%RETRY%G+T", 0) == 0
 
 
 async def test_retries_have_a_fifth_of_the_first_looks(bench: PopBench) -> None:
@@ -427,9 +427,9 @@ async def test_the_state_is_written_once_in_each_segment(bench: PopBench) -> Non
             pass
         bench.broker.changes.write_tables()
     bench.broker.changes.flush_offsets()
-    bench.store.remove_before(bench.store.end // (1 << 20) * (1 << 20) - (1 << 20))
-    assert bench.store.start > 3 << 20
-    assert bench.store.min_offset(CONTROL_TOPIC, 0) > 0
+    bench.store.retention.remove_before(bench.store.log.end // (1 << 20) * (1 << 20) - (1 << 20))
+    assert bench.store.log.start > 3 << 20
+    assert bench.store.reader.min_offset(CONTROL_TOPIC, 0) > 0
     await bench.fail_over()
     assert bench.broker.pop.messages_in_flight == 2
     assert await bench.ack(first) == [AckResult.OK]

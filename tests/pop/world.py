@@ -97,7 +97,7 @@ class Role:
 
     @property
     def epoch_confirmed(self) -> bool:
-        return self.leading and self._world.store.confirmed == self._world.store.end
+        return self.leading and self._world.store.state.confirmed == self._world.store.log.end
 
     def refusal(self) -> str:
         return "not the master now"
@@ -123,7 +123,7 @@ class World:
         self.confirmed = ConfirmedRecords(self.replay, ())
         self.waiting: list[tuple[int, Callable[[SendStatus], None]]] = []
         """Who waits for the log to be confirmed up to an offset."""
-        self.borders: list[int] = [self.store.end]
+        self.borders: list[int] = [self.store.log.end]
         stats = Stats(self.ms)
         health: Any = SimpleNamespace(store_failed=lambda error: None, store_took=lambda: None)
         self.changes = MetadataChanges(
@@ -150,13 +150,13 @@ class World:
     def append(self, puts: list[Put]) -> list[Stored]:
         if not self.role.may_append:
             raise NotWritable(self.role.refusal())
-        stored = self.store.put(puts, self.ms)
+        stored = self.store.appender.put(puts, self.ms)
         self.borders += [place.phys_offset + place.size for place in stored]
         return stored
 
     def appended(self, on_status: Callable[[SendStatus], None] | None) -> None:
         if on_status is not None:
-            self.waiting.append((self.store.end, on_status))
+            self.waiting.append((self.store.log.end, on_status))
 
     # ---- what happens
 
@@ -167,15 +167,15 @@ class World:
             tags_hash(tag), (),
         )  # fmt: skip
         self.append([put])
-        return self.store.end
+        return self.store.log.end
 
     def replicate(self, to: int | None = None) -> None:
         """Confirms the log up to a border and notifies who waits for that."""
-        to = self.store.end if to is None else to
-        if to > self.store.confirmed:
-            self.confirmed.confirmed(self.store.confirm(to))
-        done = [item for item in self.waiting if item[0] <= self.store.confirmed]
-        self.waiting = [item for item in self.waiting if item[0] > self.store.confirmed]
+        to = self.store.log.end if to is None else to
+        if to > self.store.state.confirmed:
+            self.confirmed.confirmed(self.store.indexer.confirm(to))
+        done = [item for item in self.waiting if item[0] <= self.store.state.confirmed]
+        self.waiting = [item for item in self.waiting if item[0] > self.store.state.confirmed]
         for _, on_status in done:
             on_status(SendStatus.SEND_OK)
 
@@ -195,7 +195,7 @@ class World:
 
     def cut(self, to: int) -> None:
         """The next leader's log ends at that border."""
-        self.store.truncate(to)
+        self.store.truncator.truncate(to)
         self.borders = [border for border in self.borders if border <= to]
 
     def lead(self) -> None:

@@ -85,7 +85,7 @@ class Node:
         self.log_repair = LogRepair(self.store, self.service.peers)
         self.service.on_damaged_answer = self.log_repair.given_damaged
         self.service.on_unreadable = self.log_repair.suspect
-        self.store.on_damage = self.log_repair.suspect
+        self.store.state.on_damage = self.log_repair.suspect
         self.client.register(GantryCode.READ_LOG, answering(self.log_repair, self.service.follows_member))
         await self.service.start()
         self.up = True
@@ -121,14 +121,14 @@ class Node:
         done: asyncio.Future[SendStatus] = asyncio.get_running_loop().create_future()
         if not self.service.may_append:
             raise RuntimeError("may not append")
-        self.store.put([Put("T", 0, 0, 0, 1, HOST, body, b"") for body in bodies], time.time_ns() // 1_000_000)
-        self.service.add_waiter(self.store.end, done.set_result, timeout_ms)
-        self.service.appended(self.store.end)
+        self.store.appender.put([Put("T", 0, 0, 0, 1, HOST, body, b"") for body in bodies], time.time_ns() // 1_000_000)
+        self.service.add_waiter(self.store.log.end, done.set_result, timeout_ms)
+        self.service.appended(self.store.log.end)
         return done
 
     def bodies(self) -> list[bytes]:
         """What the log has in it, confirmed or not, control records aside."""
-        return [r.body for r in self.store.walk(self.store.start, self.store.end) if r.topic == "T"]
+        return [r.body for r in self.store.reader.walk(self.store.log.start, self.store.log.end) if r.topic == "T"]
 
 
 class Group:

@@ -34,14 +34,16 @@ async def _filled(group: Group) -> None:
     await group.promote(0, (0, 1, 2))
     assert await group.nodes[0].put(*BODIES) is SendStatus.SEND_OK
     await until(
-        lambda: len({n.store.confirmed for n in group.nodes}) == 1, "everybody knows what is confirmed", PATIENCE_S
+        lambda: len({n.store.state.confirmed for n in group.nodes}) == 1,
+        "everybody knows what is confirmed",
+        PATIENCE_S,
     )
     for node in group.nodes:
-        node.store.state.verified_from = node.store.end  # As after a start: only what lies above was looked at.
+        node.store.state.verified_from = node.store.log.end  # As after a start: only what lies above was looked at.
 
 
 def _place(node: Node) -> int:
-    return next(r.phys_offset for r in node.store.walk(0) if r.body == BODIES[BAD])
+    return next(r.phys_offset for r in node.store.reader.walk(0) if r.body == BODIES[BAD])
 
 
 def _spoil(node: Node, at: int | None = None, piece: bytes = b"\xff\xff", part: int = 100) -> int:
@@ -54,19 +56,19 @@ def _spoil(node: Node, at: int | None = None, piece: bytes = b"\xff\xff", part: 
 
 
 def _shown(node: Node, offset: int = 0) -> tuple[list[bytes], int]:
-    got = node.store.get("T", 0, offset, 100, 1 << 20)
+    got = node.store.reader.get("T", 0, offset, 100, 1 << 20)
     return [r.body for r in decode_records(got.data)], got.damaged
 
 
 async def test_a_read_hides_damage_and_starts_the_repair(damaged: tuple[Group, Node]) -> None:
     group, node = damaged
     assert _shown(node) == (BODIES[:BAD], -1)
-    got = node.store.get("T", 0, BAD, 1, 1 << 20)
+    got = node.store.reader.get("T", 0, BAD, 1, 1 << 20)
     assert (got.status, got.damaged >= 0) == (GetStatus.OFFSET_FOUND_NULL, True)
     assert node.log_repair.damaged == 1
     await until(lambda: node.log_repair.repaired == 1 and node.log_repair.damaged == 0, "it is repaired", PATIENCE_S)
     assert _shown(node) == (BODIES, -1)
-    assert len({n.store.read_raw(0, 1 << 20) for n in group.nodes}) == 1
+    assert len({n.store.log.read_raw(0, 1 << 20) for n in group.nodes}) == 1
 
 
 async def test_the_scrub_finds_damage_that_no_reader_meets(
@@ -77,7 +79,7 @@ async def test_the_scrub_finds_damage_that_no_reader_meets(
     node.log_repair.start()
     await until(lambda: node.log_repair.repaired == 1, "the walk has found and repaired it", PATIENCE_S)
     assert _shown(node) == (BODIES, -1)
-    assert len({n.store.read_raw(0, 1 << 20) for n in group.nodes}) == 1
+    assert len({n.store.log.read_raw(0, 1 << 20) for n in group.nodes}) == 1
 
 
 @pytest.mark.parametrize("part", [100, 0], ids=["a body", "where a record ends"])
@@ -88,14 +90,16 @@ async def test_a_follower_gets_everything_though_its_leaders_disk_lost_a_part(tm
         await group.promote(0, (0, 1), (0, 1))
         assert await group.nodes[0].put(*BODIES) is SendStatus.SEND_OK
         await until(
-            lambda: len({n.store.confirmed for n in group.nodes[:2]}) == 1, "both know what is confirmed", PATIENCE_S
+            lambda: len({n.store.state.confirmed for n in group.nodes[:2]}) == 1,
+            "both know what is confirmed",
+            PATIENCE_S,
         )
         _spoil(group.nodes[0], part=part)
-        assert empty.store.end == 0
+        assert empty.store.log.end == 0
         await group.send_assignments()
-        await until(lambda: empty.store.end == group.nodes[0].store.end, "the third has everything", PATIENCE_S)
+        await until(lambda: empty.store.log.end == group.nodes[0].store.log.end, "the third has everything", PATIENCE_S)
         assert group.nodes[0].log_repair.repaired == 1
-        assert len({n.store.read_raw(0, 1 << 20) for n in group.nodes}) == 1
+        assert len({n.store.log.read_raw(0, 1 << 20) for n in group.nodes}) == 1
 
 
 @pytest.mark.parametrize("unreadable", [False, True])
@@ -108,8 +112,8 @@ async def test_two_members_that_lost_different_records_have_them_from_each_other
         for number in range(20):
             await group.nodes[0].put(b"%02d" % number * 2_500)
         one, other = group.nodes
-        await until(lambda: one.store.confirmed == other.store.confirmed, "both know it", PATIENCE_S)
-        places = [r.phys_offset for r in one.store.walk(0) if r.topic == "T"]
+        await until(lambda: one.store.state.confirmed == other.store.state.confirmed, "both know it", PATIENCE_S)
+        places = [r.phys_offset for r in one.store.reader.walk(0) if r.topic == "T"]
         _spoil(one, places[3])
         if unreadable:
             bad_sector.update(path=str(tmp_path / other.store.log.path(0)), at=10 * 4096)
@@ -133,7 +137,7 @@ async def test_the_only_copy_stays_as_it_is_and_says_so(tmp_path: Path, caplog: 
         assert "the record is damaged here, too" in caplog.text
         assert _shown(master, BAD) == ([], at)
         with pytest.raises(BadRecords):
-            master.store.verify(at, 1)
+            master.store.scrubber.verify(at, 1)
         _spoil(group.nodes[2], at, BODIES[BAD][12:14])
         await until(lambda: master.log_repair.repaired == 1, "the copy that is valid again has repaired it", PATIENCE_S)
         await asyncio.sleep(0)

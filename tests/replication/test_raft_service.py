@@ -62,7 +62,9 @@ async def test_a_group_elects_a_leader_and_a_majority_confirms(tmp_path: Path) -
         leader = await elected(nodes)
         assert await leader.put(b"a") is SendStatus.SEND_OK
         await until(lambda: all(n.bodies() == [b"a"] for n in nodes), "all have it")
-        await until(lambda: all(n.store.confirmed == leader.store.end for n in nodes), "all know it confirmed")
+        await until(
+            lambda: all(n.store.state.confirmed == leader.store.log.end for n in nodes), "all know it confirmed"
+        )
         status = leader.service.status_fields()
         assert (status["role"], status["epoch"], len(status["in_sync"])) == ("Master", 1, 3)
 
@@ -141,9 +143,9 @@ async def test_rule_27_a_member_is_removed_through_the_log(tmp_path: Path) -> No
         core = leader.service.core
         assert isinstance(core, RaftReplica)
         assert {v.id.member for v in core.members} == {n.member for n in nodes if n is not gone}
-        end = leader.store.end
+        end = leader.store.log.end
         assert await leader.service.remove_member(gone.member) == "", "it has left already"
-        assert leader.store.end == end
+        assert leader.store.log.end == end
         follower = next(n for n in nodes if n is not leader and n is not gone)
         for number in (gone.member, leader.member):
             assert await follower.service.remove_member(number), "it does not lead, so it cannot know"

@@ -33,7 +33,7 @@ def opened(path: Path) -> tuple[MessageStore, RaftStoreLog]:
 
 
 def send(store: MessageStore) -> None:
-    store.put([Put("Orders", 0, 0, 0, 1, HOST, b"x" * 1000, b"") for _ in range(500)], 1)
+    store.appender.put([Put("Orders", 0, 0, 0, 1, HOST, b"x" * 1000, b"") for _ in range(500)], 1)
 
 
 def test_a_change_of_members_walks_through_no_more_of_the_log_than_itself(
@@ -41,8 +41,8 @@ def test_a_change_of_members_walks_through_no_more_of_the_log_than_itself(
 ) -> None:
     store, log = opened(tmp_path)
     walked: list[int] = []
-    walk = store.walk
-    monkeypatch.setattr(store, "walk", lambda start, stop: (walked.append(stop - start), walk(start, stop))[1])
+    walk = store.reader.walk
+    monkeypatch.setattr(store.reader, "walk", lambda start, stop: (walked.append(stop - start), walk(start, stop))[1])
     for members in MEMBERS:
         send(store)
         log.append_members(members, 1)
@@ -106,7 +106,7 @@ def with_changes(path: Path, *, confirmed: int = 1) -> tuple[MessageStore, RaftS
     log.begin_epoch(1, 1)
     for members in MEMBERS[:2]:
         log.append_members(members, 1)
-    store.confirm(log.member_changes[confirmed - 1].end)
+    store.indexer.confirm(log.member_changes[confirmed - 1].end)
     return store, log
 
 
@@ -118,7 +118,7 @@ def crashed(path: Path, store: MessageStore) -> tuple[MessageStore, RaftStoreLog
 def others_take_the_place(path: Path, store: MessageStore) -> tuple[MessageStore, RaftStoreLog]:
     """Another leader's records come where the change was, and are confirmed."""
     send(store)
-    store.confirm(store.end)
+    store.indexer.confirm(store.log.end)
     store.flush()
     store.close()
     return opened(path)
@@ -127,7 +127,7 @@ def others_take_the_place(path: Path, store: MessageStore) -> tuple[MessageStore
 def test_a_change_that_a_power_failure_took_does_not_come_back(tmp_path: Path) -> None:
     store, log = with_changes(tmp_path)
     at = log.member_changes[1].at
-    store.truncate(at)  # The unflushed end is lost; the list is not.
+    store.truncator.truncate(at)  # The unflushed end is lost; the list is not.
 
     store, log = crashed(tmp_path, store)
     assert members_of(log) == [3]
@@ -198,10 +198,10 @@ def test_after_a_crash_in_a_reset_the_members_are_those_of_the_log_that_is_there
 
     store, log = with_changes(tmp_path, confirmed=confirmed)
     if reset_done:
-        reset = store.reset
-        monkeypatch.setattr(store, "reset", lambda *given: (reset(*given), raising(PowerOff())()))
+        reset = store.truncator.reset
+        monkeypatch.setattr(store.truncator, "reset", lambda *given: (reset(*given), raising(PowerOff())()))
     else:
-        monkeypatch.setattr(store, "reset", raising(PowerOff()))
+        monkeypatch.setattr(store.truncator, "reset", raising(PowerOff()))
     with pytest.raises(PowerOff):
         log.reset(to, leader.leader_epochs, state)
     monkeypatch.undo()
@@ -242,7 +242,7 @@ def test_a_change_that_cannot_be_listed_is_not_in_the_log(
         assert (log.end, log.leader_epochs, log.member_changes) == (*before, ())
     append()
     assert members_of(log) == ([3] if leads else [3, 4])
-    store.confirm(store.end)
+    store.indexer.confirm(store.log.end)
     known = log.member_changes
     store, log = crashed(tmp_path, store)
     assert log.member_changes == known
@@ -266,7 +266,7 @@ def test_a_list_that_a_failing_disk_may_hold_is_followed_by_no_record(
         with pytest.raises(OSError, match="broken"):
             log.append_members(MEMBERS[2], 1)
     assert members_of(log) == [3, 4]
-    assert store.failed is not None
+    assert store.state.failed is not None
     store, log = crashed(tmp_path, store)
     assert members_of(log) == [3, 4]
     store, log = others_take_the_place(tmp_path, store)

@@ -31,7 +31,7 @@ PATIENCE_S = 20.0
 
 
 def _same(one: Node, other: Node) -> bool:
-    return one.store.end == other.store.end and one.store.confirmed == other.store.confirmed
+    return one.store.log.end == other.store.log.end and one.store.state.confirmed == other.store.state.confirmed
 
 
 async def _one_is_away(group: Group) -> tuple[Node, Node]:
@@ -54,7 +54,7 @@ async def _one_is_away_without_its_beginning(group: Group) -> tuple[Node, Node]:
         for _ in range(15):
             await one.put(b"x" * 100_000)
     await until(lambda: _same(one, other), "both have it", PATIENCE_S)
-    other.store.remove_before(1 << 20)
+    other.store.retention.remove_before(1 << 20)
     await other.stop()
     group.leadership = group.leadership.with_set(group.ids(0))
     await group.send_assignments((0,))
@@ -77,7 +77,7 @@ async def _one_has_nothing_in_common(group: Group) -> tuple[Node, Node]:
     old, new = await _one_is_away(group)
     for _ in range(25):
         await old.put(b"only here" * 10_000)
-    old.store.remove_before(1 << 20)
+    old.store.retention.remove_before(1 << 20)
     await _the_other_leads(group)
     return old, new
 
@@ -91,15 +91,15 @@ class Steps:
         self._resetting = False
         store = node.store
         steps: list[tuple[object, str]] = [
-            (store._checkpointer, "lower"),
-            (store._checkpointer, "save"),
+            (store.checkpointer, "lower"),
+            (store.checkpointer, "save"),
             (store.epoch_cache, "set"),
             (store.log, "reset"),
             (store.queues, "clear"),
         ]
         for owner, name in steps:
             monkeypatch.setattr(owner, name, self._before(getattr(owner, name)))
-        monkeypatch.setattr(store, "reset", self._during(store.reset))
+        monkeypatch.setattr(store.truncator, "reset", self._during(store.truncator.reset))
 
     def _before(self, real: Any) -> Any:
         def step(*given: Any, **named: Any) -> Any:
@@ -130,11 +130,11 @@ async def test_an_interrupted_full_copy_begins_again(
 ) -> None:
     async with Group(tmp_path, 2, settings=SMALL) as group:
         leader, away = await away_so(group)
-        common = leader.store.end
+        common = leader.store.log.end
         for _ in range(25):
             await leader.put(b"y" * 100_000)
-        leader.store.remove_before((common | (1 << 20) - 1) + 1)
-        assert leader.store.start > common
+        leader.store.retention.remove_before((common | (1 << 20) - 1) + 1)
+        assert leader.store.log.start > common
         await away.start()
         image = tmp_path / "image"
 
@@ -195,7 +195,7 @@ async def test_a_member_that_gives_up_its_whole_log_takes_a_full_copy(tmp_path: 
     """Its own retention has removed the offset where its log diverges from the leader's."""
     async with Group(tmp_path, 2, settings=SMALL) as group:
         old, new = await _one_has_nothing_in_common(group)
-        assert old.store.start == 1 << 20
+        assert old.store.log.start == 1 << 20
         await old.service.assign(Assignment(group.leadership, new.address, True))
         await until(lambda: _same(old, new), "it has the leader's log", PATIENCE_S)
         assert old.bodies() == [b"common", b"the leader's"]
@@ -253,11 +253,11 @@ async def test_what_a_follower_cannot_index_is_logged_once(
             calls.append(offset)
             raise BadRecords(0, "a bad sector")
 
-        monkeypatch.setattr(other.store, "confirm", fails)
+        monkeypatch.setattr(other.store.indexer, "confirm", fails)
         for _ in range(3):
             assert await leader.put(b"more") is SendStatus.SEND_OK
         await until(lambda: len(calls) > 3, "it tries again", PATIENCE_S)
-        assert other.store.end == leader.store.end
+        assert other.store.log.end == leader.store.log.end
         assert caplog.text.count("a bad sector") == 1
 
 
@@ -270,15 +270,15 @@ async def test_much_that_is_confirmed_at_once_is_filed_a_little_at_a_time(
         node = group.nodes[0]
         await group.promote(0, (0,))
         for number in range(20):
-            node.store.put([Put("T", 0, 0, 0, 1, HOST, b"%d" % number, b"")], 1)
-        node.service.appended(node.store.end)
-        before = node.store.confirmed
+            node.store.appender.put([Put("T", 0, 0, 0, 1, HOST, b"%d" % number, b"")], 1)
+        node.service.appended(node.store.log.end)
+        before = node.store.state.confirmed
         await node.stop()
         node.options["min_in_sync"] = 1
         await node.start()
         await group.promote(0, (0,))
-        assert before < node.store.confirmed < node.store.end
-        await until(lambda: node.store.confirmed == node.store.end, "the rest follows by itself", PATIENCE_S)
+        assert before < node.store.state.confirmed < node.store.log.end
+        await until(lambda: node.store.state.confirmed == node.store.log.end, "the rest follows by itself", PATIENCE_S)
         assert await node.put(b"after") is SendStatus.SEND_OK
 
 
@@ -307,9 +307,9 @@ async def test_a_lack_of_descriptors_is_no_failed_disk(tmp_path: Path, monkeypat
         await asyncio.sleep(0.3)
         short = False
         assert refused
-        assert node.store.failed is None
+        assert node.store.state.failed is None
         assert await node.put(b"after") is SendStatus.SEND_OK
-        await until(lambda: node.store.flushed == node.store.end, "it is flushed", PATIENCE_S)
+        await until(lambda: node.store.state.flushed == node.store.log.end, "it is flushed", PATIENCE_S)
         assert node.bodies() == [b"before", b"after"]
 
 
@@ -329,7 +329,7 @@ async def test_unreadable_bytes_are_repaired_like_changed_ones(tmp_path: Path, b
         leader, empty = await _leader_with(bad_sector, group)
         leader.log_repair.start()
         await group.send_assignments((2,))
-        await until(lambda: empty.store.end == leader.store.end, "the third has everything", PATIENCE_S)
+        await until(lambda: empty.store.log.end == leader.store.log.end, "the third has everything", PATIENCE_S)
         assert not bad_sector
         assert leader.log_repair.repaired == 1
 
@@ -348,7 +348,7 @@ async def test_an_index_that_cannot_go_on_keeps_nothing_from_being_flushed(
         index.behind = True  # As after a start that has to rebuild it.
         bad_sector.update(path=str(tmp_path / node.store.log.path(0)), at=4096)
         await node.put(b"later")
-        await until(lambda: node.store.flushed == node.store.end, "it is flushed", PATIENCE_S)
+        await until(lambda: node.store.state.flushed == node.store.log.end, "it is flushed", PATIENCE_S)
         assert not node.reports
         bad_sector.clear()
         index.stalled = False
@@ -360,11 +360,11 @@ async def test_an_unconfirmed_record_where_an_epoch_has_no_room_to_begin_is_undo
     async with Group(tmp_path, 2, settings=SMALL) as group:
         old, new = group.nodes
         await group.promote(0, (0, 1))
-        began = old.store.end
+        began = old.store.log.end
         await old.put(b"")
-        empty, room = old.store.end - began, 120
-        await old.put(b"x" * (SMALL.mappedFileSizeCommitLog - old.store.end - empty - room))
-        assert old.store.log.room(old.store.end) == room >= empty + 8
+        empty, room = old.store.log.end - began, 120
+        await old.put(b"x" * (SMALL.mappedFileSizeCommitLog - old.store.log.end - empty - room))
+        assert old.store.log.room(old.store.log.end) == room >= empty + 8
         await until(lambda: _same(old, new), "both have it", PATIENCE_S)
         await new.stop()
         for number in range(2):
@@ -372,7 +372,7 @@ async def test_an_unconfirmed_record_where_an_epoch_has_no_room_to_begin_is_undo
         await _the_other_leads(group)
         await group.send_assignments((0,))
         await until(lambda: _same(old, new), "it has the leader's log", PATIENCE_S)
-        assert old.store.log.read(0, old.store.end) == new.store.log.read(0, new.store.end)
+        assert old.store.log.read(0, old.store.log.end) == new.store.log.read(0, new.store.log.end)
         assert _shown(old) == _shown(new)
 
 
@@ -405,7 +405,7 @@ class Shorts:
 
 
 def _shown(node: Node) -> list[bytes]:
-    got = node.store.get("T", 0, 0, 100, 1 << 22)
+    got = node.store.reader.get("T", 0, 0, 100, 1 << 22)
     return [r.body for r in decode_records(got.data)]
 
 
@@ -422,7 +422,7 @@ async def test_a_cut_that_stops_half_way_is_finished_by_a_start_at_the_latest(
         for number in range(3):
             old.put(b"only here %d" % number)
         await asyncio.sleep(0.1)
-        assert (old.store.confirmed == old.store.end) is unclean
+        assert (old.store.state.confirmed == old.store.log.end) is unclean
         await old.stop()
         await new.start()
         group.leadership = group.leadership.promoted(new.service.me, group.ids(1))
@@ -432,8 +432,8 @@ async def test_a_cut_that_stops_half_way_is_finished_by_a_start_at_the_latest(
         await old.start()
         shorts = Shorts(monkeypatch, old, step)
         await old.service.assign(Assignment(group.leadership, new.address, unclean))
-        await until(lambda: _same(old, new) or old.store.failed is not None, "it goes on or ends", PATIENCE_S)
-        if old.store.failed is not None:
+        await until(lambda: _same(old, new) or old.store.state.failed is not None, "it goes on or ends", PATIENCE_S)
+        if old.store.state.failed is not None:
             await old.stop(clean=False)
             await old.start()
             group.leadership = group.leadership.with_set(group.ids(1))
@@ -473,7 +473,7 @@ async def test_a_sector_that_fails_after_the_scan_is_repaired_on_request(
         leader, empty = await _leader_with(bad_sector, group)
         if found_by == "a follower":
             await group.send_assignments((2,))
-            await until(lambda: empty.store.end == leader.store.end, "the third has everything", PATIENCE_S)
+            await until(lambda: empty.store.log.end == leader.store.log.end, "the third has everything", PATIENCE_S)
         elif found_by == "the index":
             index = leader.store.index
             assert index is not None
@@ -483,7 +483,7 @@ async def test_a_sector_that_fails_after_the_scan_is_repaired_on_request(
         else:
             offset, chosen = 0, (lambda record: True) if found_by == "a reader that chooses" else None
             while offset < 100:
-                got = leader.store.get("T", 0, offset, 32, 1 << 20, None, chosen)
+                got = leader.store.reader.get("T", 0, offset, 32, 1 << 20, None, chosen)
                 if got.damaged >= 0:
                     await until(lambda: not bad_sector, "it is repaired", PATIENCE_S)
                 offset = got.next_offset
@@ -524,11 +524,11 @@ async def test_a_follower_without_room_does_not_fetch_without_pause(tmp_path: Pa
         leader, away = await _one_is_away(group)
         for number in range(30):
             await leader.put(b"%04d" % number * 25_000)
-        middle = [r.phys_offset for r in leader.store.walk(0) if r.topic == "T"][15]
+        middle = [r.phys_offset for r in leader.store.reader.walk(0) if r.topic == "T"][15]
         _spoil_head(leader, middle)
         await away.start()
         await group.send_assignments((1,))
-        await until(lambda: away.store.end == middle, "it has what comes before", PATIENCE_S)
+        await until(lambda: away.store.log.end == middle, "it has what comes before", PATIENCE_S)
         asked, real = 0, leader.service.on_fetch
 
         def on_fetch(*given: Any) -> None:

@@ -27,7 +27,9 @@ async def test_a_send_is_ok_when_every_member_of_the_set_has_it(tmp_path: Path) 
         assert await group.nodes[0].put(b"a", b"b") is SendStatus.SEND_OK
         assert all(n.bodies() == [b"a", b"b"] for n in group.nodes)
         master = group.nodes[0]
-        await until(lambda: all(n.store.confirmed == master.store.end for n in group.nodes), "all know it confirmed")
+        await until(
+            lambda: all(n.store.state.confirmed == master.store.log.end for n in group.nodes), "all know it confirmed"
+        )
         assert [n.service.role for n in group.nodes] == [Role.MASTER, Role.SLAVE, Role.SLAVE]
 
 
@@ -40,7 +42,7 @@ async def test_many_sends_one_by_one(tmp_path: Path, flush: str) -> None:
             assert await group.nodes[0].put(b"%d" % number) is SendStatus.SEND_OK
         assert time.monotonic() - started < 10
         if flush == "Sync":
-            assert group.nodes[1].store.flushed == group.nodes[1].store.end
+            assert group.nodes[1].store.state.flushed == group.nodes[1].store.log.end
 
 
 async def test_rule_08_without_the_set_nothing_is_confirmed_and_the_send_says_so(tmp_path: Path) -> None:
@@ -48,9 +50,11 @@ async def test_rule_08_without_the_set_nothing_is_confirmed_and_the_send_says_so
         await group.promote(0, (0, 1), assigned=(0,))
         master = group.nodes[0]
         assert await master.put(b"a", timeout_ms=300) is SendStatus.FLUSH_SLAVE_TIMEOUT
-        assert master.store.confirmed == 0
+        assert master.store.state.confirmed == 0
         await group.send_assignments((1,))
-        await until(lambda: master.store.confirmed == master.store.end, "confirmed once the follower is there")
+        await until(
+            lambda: master.store.state.confirmed == master.store.log.end, "confirmed once the follower is there"
+        )
 
 
 async def test_async_replication_answers_at_once_and_confirms_later(tmp_path: Path) -> None:
@@ -58,9 +62,9 @@ async def test_async_replication_answers_at_once_and_confirms_later(tmp_path: Pa
         await group.promote(0, (0, 1), assigned=(0,))
         master = group.nodes[0]
         assert await master.put(b"a") is SendStatus.SEND_OK
-        assert master.store.confirmed == 0
+        assert master.store.state.confirmed == 0
         await group.send_assignments((1,))
-        await until(lambda: master.store.confirmed == master.store.end, "confirmed")
+        await until(lambda: master.store.state.confirmed == master.store.log.end, "confirmed")
 
 
 async def test_rule_12_an_acknowledgement_within_a_record_confirms_the_records_before(tmp_path: Path) -> None:
@@ -70,18 +74,18 @@ async def test_rule_12_an_acknowledgement_within_a_record_confirms_the_records_b
         assert await master.put(b"a") is SendStatus.SEND_OK
         group.nodes[1].refuse_fetches = True
         master.refuse_fetches = True
-        before = master.store.confirmed
+        before = master.store.state.confirmed
         waiting = master.put(b"b", timeout_ms=200)
         leader = master.service.core.leader
         assert leader is not None
         for view in leader.followers.values():
             view.acked = before + 3
         master.service.core.tick(0)
-        assert master.store.confirmed == before
+        assert master.store.state.confirmed == before
         assert await waiting is not SendStatus.SEND_OK
         for view in leader.followers.values():
-            view.acked = master.store.end
-        await until(lambda: master.store.confirmed == master.store.end, "confirmed")
+            view.acked = master.store.log.end
+        await until(lambda: master.store.state.confirmed == master.store.log.end, "confirmed")
 
 
 async def test_rule_10_a_demoted_master_answers_its_waiting_sends_first(tmp_path: Path) -> None:
@@ -180,16 +184,16 @@ async def test_a_follower_whose_next_record_is_gone_everywhere_gets_a_full_copy(
         await group.send_assignments((0,))
         for number in range(50):
             assert await master.put(*[b"%d" % number + bytes(1_000)] * 60) is SendStatus.SEND_OK
-        master.store.remove_before(2 << 20)
+        master.store.retention.remove_before(2 << 20)
         await away.start()
         await group.send_assignments()
         await until(lambda: master.service.core.proposal is not None, "a proposal")
-        assert away.store.start == master.store.start == 2 << 20
+        assert away.store.log.start == master.store.log.start == 2 << 20
         assert away.bodies() == master.bodies()
-        await until(lambda: away.store.confirmed == master.store.confirmed, "it knows what is confirmed")
-        for offset in (master.store.min_offset("T", 0), master.store.max_offset("T", 0) - 1):
+        await until(lambda: away.store.state.confirmed == master.store.state.confirmed, "it knows what is confirmed")
+        for offset in (master.store.reader.min_offset("T", 0), master.store.reader.max_offset("T", 0) - 1):
             # A record's place in its queue is the same, though the copy has none of those before it.
-            found = [node.store.get("T", 0, offset, 1, 1 << 20).data for node in (master, away)]
+            found = [node.store.reader.get("T", 0, offset, 1, 1 << 20).data for node in (master, away)]
             assert found[0] == found[1] != b""
         assert b"old" not in away.bodies()
 
@@ -202,19 +206,19 @@ async def test_members_without_a_log_follow_one_that_brings_a_store_of_rocketmq(
     settings = BrokerSettings(mappedFileSizeCommitLog=1 << 20, maxHashSlotNum=1000, maxIndexNum=4000)
     async with Group(tmp_path, 2, settings=settings) as group:
         leader, follower = group.nodes
-        began = leader.store.end
-        assert (leader.store.start, leader.store.confirmed) == (0, began)
-        follower.store.append_raw(0, leader.store.read_raw(0, began // 2))
+        began = leader.store.log.end
+        assert (leader.store.log.start, leader.store.state.confirmed) == (0, began)
+        follower.store.appender.append_raw(0, leader.store.log.read_raw(0, began // 2))
         await follower.stop()
         await follower.start()
-        assert 0 < follower.store.end < began
+        assert 0 < follower.store.log.end < began
         cuts: list[int] = []
-        follower.store.truncate = cuts.append  # type: ignore[method-assign]
+        follower.store.truncator.truncate = cuts.append  # type: ignore[method-assign]
         await group.promote(0, (0,))
         assert await leader.put(b"new") is SendStatus.SEND_OK
-        await until(lambda: follower.store.confirmed == leader.store.end, "the follower has everything")
+        await until(lambda: follower.store.state.confirmed == leader.store.log.end, "the follower has everything")
         await until(lambda: leader.service.core.proposal is not None, "a proposal")
-        assert follower.store.epochs == leader.store.epochs == ((0, 0), (1, began))
+        assert follower.store.epoch_cache.epochs == leader.store.epoch_cache.epochs == ((0, 0), (1, began))
         assert not cuts
 
 
@@ -228,7 +232,7 @@ async def test_a_member_that_stops_takes_no_role(tmp_path: Path) -> None:
         answer = await node.service.assign(Assignment(leadership, node.address))
         assert (answer.accepted, answer.epoch, answer.reason) == (False, 1, "it stops")
         assert node.service.role is Role.WAITING
-        assert node.store.last_epoch == 1
+        assert node.store.epoch_cache.last_epoch == 1
 
 
 async def test_rule_23_a_handover_pauses_writes_and_the_target_gets_everything(tmp_path: Path) -> None:
@@ -241,7 +245,7 @@ async def test_rule_23_a_handover_pauses_writes_and_the_target_gets_everything(t
         assert old.service.writes_paused
         assert not old.service.may_append
         assert [await s for s in sends] == [SendStatus.SEND_OK] * 20
-        assert new.store.end == answer.end
+        assert new.store.log.end == answer.end
         await group.promote(1, (0, 1, 2))
         assert not old.service.writes_paused
         assert old.service.handed_to == new.address
@@ -340,7 +344,7 @@ async def test_status_has_the_fields_for_an_operators_decisions(tmp_path: Path) 
     async with Group(tmp_path) as group:
         await group.promote(0, (0, 1, 2))
         assert await group.nodes[0].put(b"a") is SendStatus.SEND_OK
-        await until(lambda: group.nodes[1].store.confirmed == group.nodes[0].store.end, "confirmed")
+        await until(lambda: group.nodes[1].store.state.confirmed == group.nodes[0].store.log.end, "confirmed")
         master, slave = (group.nodes[n].service.status_fields() for n in (0, 1))
         assert (master["role"], master["broker_id"], master["writable"]) == ("Master", 0, True)
         assert {f.member.member for f in master["followers"]} == {1, 2}
@@ -354,7 +358,7 @@ async def test_status_has_the_fields_for_an_operators_decisions(tmp_path: Path) 
 async def test_rule_16_a_disk_that_failed_is_not_marked_clean(tmp_path: Path) -> None:
     """What was appended since may not be there: at the next boot of the machine this would be a proof of nothing."""
     node = await Node(tmp_path, 0).start()
-    node.store.mark_failed(OSError(5, "Input/output error"))
+    node.store.checkpointer.mark_failed(OSError(5, "Input/output error"))
     await node.stop()
     assert orjson.loads((node.root / "config" / "replica.json").read_bytes())["clean"] is False
     sound = await Node(tmp_path, 1).start()

@@ -60,7 +60,7 @@ async def test_the_place_of_the_next_record_is_nobodys(bench: Bench) -> None:
     for topic in ("mine", "secret"):
         sent = await done(bench, signed(bench, "admin", RequestCode.SEND_MESSAGE_V2, bench.send_ext(topic), b"first"))
         assert sent.code == ResponseCode.SUCCESS
-    at = bench.store.end
+    at = bench.store.log.end
     slow = [signed(bench, "reader", RequestCode.GET_TOPIC_CONFIG, {"topic": "mine"}) for _ in range(2_000)]
     view = signed(bench, "reader", RequestCode.VIEW_MESSAGE_BY_ID, {"offset": at})
     other = Wire(40_001)
@@ -69,4 +69,4 @@ async def test_the_place_of_the_next_record_is_nobodys(bench: Bench) -> None:
     answer = await bench.answer(view.opaque)
     assert answer.code != ResponseCode.SUCCESS
     assert b"private" not in answer.body
-    assert bench.store.record(at).body == b"private"
+    assert bench.store.reader.record(at).body == b"private"

@@ -51,7 +51,7 @@ def forged(at: int, topic: str, props: dict[str, str], body: bytes = b"x", queue
 async def plant(bench: Bench, topic: str, props: dict[str, str], body: bytes = b"x", queue_offset: int = 0) -> int:
     """Send a message whose body is a record that names its own place; returns the place."""
     await bench.send(b"warm up")
-    at = bench.store.end + 88
+    at = bench.store.log.end + 88
     answer = await bench.send(forged(at, topic, props, body, queue_offset))
     assert answer.code == ResponseCode.SUCCESS
     return at
@@ -86,7 +86,7 @@ async def test_no_client_writes_control_records(bench: Bench) -> None:
     at = await plant(
         bench, TRANS_HALF_TOPIC, {"PGROUP": "mine", "REAL_TOPIC": CONTROL_TOPIC, "REAL_QID": "0"}, body=change
     )
-    before = bench.store.max_offset(CONTROL_TOPIC, 0)
+    before = bench.store.reader.max_offset(CONTROL_TOPIC, 0)
     ext = {
         "producerGroup": "mine",
         "tranStateTableOffset": 0,
@@ -95,7 +95,7 @@ async def test_no_client_writes_control_records(bench: Bench) -> None:
     }
     answer = await bench.ask(RequestCode.END_TRANSACTION, ext)
     assert answer.code != ResponseCode.SUCCESS
-    assert bench.store.max_offset(CONTROL_TOPIC, 0) == before
+    assert bench.store.reader.max_offset(CONTROL_TOPIC, 0) == before
     assert "T" in bench.broker.meta.confirmed.topics
 
 
@@ -103,7 +103,7 @@ async def test_no_client_writes_control_records(bench: Bench) -> None:
 @pytest.mark.parametrize("topic", [SCHEDULE_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC, CONTROL_TOPIC])
 async def test_a_reply_goes_to_no_topic_of_the_broker(bench: Bench, code: int, topic: str) -> None:
     await bench.send(b"")
-    before = bench.store.max_offset(topic, 0)
+    before = bench.store.reader.max_offset(topic, 0)
     props = f"REAL_TOPIC\x01{CONTROL_TOPIC}\x02REAL_QID\x010"
     ext = bench.send_ext(topic, properties=props)
     if code == RequestCode.SEND_REPLY_MESSAGE:
@@ -111,7 +111,7 @@ async def test_a_reply_goes_to_no_topic_of_the_broker(bench: Bench, code: int, t
 
         ext = {SHORT_SEND_NAMES[name]: value for name, value in ext.items()}
     answer = await bench.ask(code, ext, orjson.dumps({"kind": "meta", "dropTopics": ["T"]}))
-    assert bench.store.max_offset(topic, 0) == before
+    assert bench.store.reader.max_offset(topic, 0) == before
     assert answer.code in (ResponseCode.NO_PERMISSION, ResponseCode.TOPIC_NOT_EXIST)
 
 
@@ -122,12 +122,12 @@ async def test_a_send_with_short_names_has_one_topic(bench: Bench, code: int) ->
     """Access and quotas are checked for the field b, so no other field may name the topic."""
     for topic in ("mine", "secret"):
         assert (await bench.send(b"", topic)).code == ResponseCode.SUCCESS
-    before = bench.store.max_offset("secret", 0)
+    before = bench.store.reader.max_offset("secret", 0)
     ext = bench.send_ext("mine", properties="WAIT\x01false") | {"topic": "secret"}
     body = encode_batch([BatchItem(b"x")]) if code == RequestCode.SEND_BATCH_MESSAGE else b"x"
     await bench.ask(code, ext, body)
-    assert bench.store.max_offset("secret", 0) == before
-    assert bench.store.max_offset("mine", 0) == 2
+    assert bench.store.reader.max_offset("secret", 0) == before
+    assert bench.store.reader.max_offset("mine", 0) == 2
 
 
 @pytest.mark.parametrize(
@@ -144,4 +144,4 @@ async def test_a_reply_has_the_limits_of_a_send(bench: Bench, props: str, sys_fl
     ext = bench.send_ext("mine", properties=props) | {"f": str(sys_flag)}
     answer = await bench.ask(RequestCode.SEND_REPLY_MESSAGE_V2, ext, b"x")
     assert answer.code == ResponseCode.MESSAGE_ILLEGAL
-    assert bench.store.max_offset("mine", 0) == 1
+    assert bench.store.reader.max_offset("mine", 0) == 1

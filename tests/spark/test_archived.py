@@ -29,19 +29,21 @@ def archive_of(folder: Path, key: str | None = None) -> tuple[MessageStore, str,
     settings = BrokerSettings(mappedFileSizeCommitLog=SEGMENT, mappedFileSizeConsumeQueue=20_000, maxHashSlotNum=100)
     store = MessageStore.open(StoreConfig(folder / "store", settings))
     rng, now = random.Random(5), [1_700_000_000_000]
-    store.begin_epoch(1, b"{}", now[0])
+    store.appender.begin_epoch(1, b"{}", now[0])
     for n in range(900):
         now[0] += 10
         body = rng.randbytes(rng.choice([10, 500, 3_000]))
-        store.put([Put(f"T{n % 3}", n % 4, 0, 0, now[0], b"\x7f\0\0\1\0\0\0\1", body, b"KEYS\x01k\x02")], now[0])
-    store.confirm(store.end)
+        store.appender.put(
+            [Put(f"T{n % 3}", n % 4, 0, 0, now[0], b"\x7f\0\0\1\0\0\0\1", body, b"KEYS\x01k\x02")], now[0]
+        )
+    store.indexer.confirm(store.log.end)
     url = f"file://{folder}/archive"
     archiver = Archiver(
         Archive(ObjectStore(Location(url)), sealer(key)), group="a", uid="u", cluster="shop",
         log_dir=folder / "store" / "commitlog", view=lambda: None, turn=lambda: True, settings=lambda: Settings(),
         delays=(1_000,), clock_ms=lambda: now[0],
     )  # fmt: skip
-    view = View(store.log.start, store.confirmed, SEGMENT, store.epochs)
+    view = View(store.log.start, store.state.confirmed, SEGMENT, store.epoch_cache.epochs)
     while True:
         now[0] += 70_000
         if not archiver._step(view, Settings(part=100_000), True):

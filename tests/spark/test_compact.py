@@ -74,14 +74,14 @@ def test_compaction_saves_the_reported_bytes_and_a_store_opens_the_result(
         for queue in range(3):
             mine = [r for r in wanted if r.queue_id == queue]
             found = []
-            at = store.min_offset("Table", queue)
-            while at < store.max_offset("Table", queue):
-                got = store.get("Table", queue, at, 32, 1 << 20, None)
+            at = store.reader.min_offset("Table", queue)
+            while at < store.reader.max_offset("Table", queue):
+                got = store.reader.get("Table", queue, at, 32, 1 << 20, None)
                 found += _records(got.data)
                 assert got.next_offset > at
                 at = got.next_offset
             assert [r.queue_offset for r in found] == [r.queue_offset for r in mine]
-            assert store.max_offset("Table", queue) == mine[-1].queue_offset + 1
+            assert store.reader.max_offset("Table", queue) == mine[-1].queue_offset + 1
     finally:
         store.close(clean=True)
 

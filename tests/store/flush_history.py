@@ -70,8 +70,8 @@ class History:
 
     def _open(self) -> None:
         self._store = MessageStore.open(self._config)
-        self._store.acknowledge_damage()
-        self._store.damage = None
+        self._store.recovery.acknowledge_damage()
+        self._store.state.damage = None
         self._commit = GroupCommit(self._store)
 
     async def _close(self) -> None:
@@ -83,36 +83,36 @@ class History:
     async def _put(self) -> None:
         for _ in range(self._rng.randrange(1, 6)):
             self._number += 1
-            self._store.put([message(self._number, "A", self._rng.choice((8, 900, 3_000)))], self._number)
+            self._store.appender.put([message(self._number, "A", self._rng.choice((8, 900, 3_000)))], self._number)
 
     async def _begin(self) -> None:
         self._commit.begin()
 
     async def _wait(self) -> None:
-        self._waits.append(asyncio.create_task(self._commit.wait(self._store.end)))
+        self._waits.append(asyncio.create_task(self._commit.wait(self._store.log.end)))
 
     async def _turn(self) -> None:
         await asyncio.sleep(self._rng.choice((0, 0.001, 0.004)))
 
     async def _truncate(self) -> None:
         store = self._store
-        if ends := [record.phys_offset for record in store.walk(store.start, store.end)]:
-            store.truncate(self._rng.choice(ends[-self._rng.choice((3, 20, 40)) :]))
+        if ends := [record.phys_offset for record in store.reader.walk(store.log.start, store.log.end)]:
+            store.truncator.truncate(self._rng.choice(ends[-self._rng.choice((3, 20, 40)) :]))
 
     async def _reset(self) -> None:
-        self._store.reset(self._store.end // SEGMENT * SEGMENT + SEGMENT, ((1, 0),), {})
+        self._store.truncator.reset(self._store.log.end // SEGMENT * SEGMENT + SEGMENT, ((1, 0),), {})
 
     async def _replace_segment(self) -> None:
         """The last segment is removed, and another one gets its name."""
         store, commit = self._store, self._commit
-        base = store.end // SEGMENT * SEGMENT
-        earlier = [record.phys_offset for record in store.walk(store.start, base)]
+        base = store.log.end // SEGMENT * SEGMENT
+        earlier = [record.phys_offset for record in store.reader.walk(store.log.start, base)]
         if not earlier:
             return
         await self._put()
         await commit.flush()
-        store.truncate(earlier[-1])
-        while store.end <= base:
+        store.truncator.truncate(earlier[-1])
+        while store.log.end <= base:
             await self._put()
         await commit.flush()
         await self._put()
@@ -121,7 +121,7 @@ class History:
 
     async def _lose_power(self) -> None:
         store = self._store
-        start, flushed = store.start, store.flushed
+        start, flushed = store.log.start, store.state.flushed
         expected = store.log.read(start, flushed - start)
         self._disk.off = True
         await self._close()
@@ -129,7 +129,7 @@ class History:
         self._disk.off = False
         self._open()
         store = self._store
-        assert store.end >= flushed, f"{flushed} was flushed, the log ends at {store.end}"
+        assert store.log.end >= flushed, f"{flushed} was flushed, the log ends at {store.log.end}"
         assert store.log.read(start, flushed - start) == expected, "other bytes than those that were flushed"
 
     async def _fail(self) -> None:
@@ -137,16 +137,16 @@ class History:
         await self._put()
         self._failing = True
         with pytest.raises(FlushFailed):
-            await commit.wait(store.end)
-        assert store.failed is not None
-        begun, flushed = self._begun, store.flushed
+            await commit.wait(store.log.end)
+        assert store.state.failed is not None
+        begun, flushed = self._begun, store.state.flushed
         commit.begin()
         with pytest.raises(FlushFailed):
-            await commit.wait(store.end)
+            await commit.wait(store.log.end)
         with pytest.raises(FlushFailed):
             await self._put()
         await asyncio.sleep(0.005)
-        assert (self._begun, store.flushed) == (begun, flushed), "nothing may be tried again"
+        assert (self._begun, store.state.flushed) == (begun, flushed), "nothing may be tried again"
         await self._lose_power()
 
 

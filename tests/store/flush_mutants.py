@@ -25,7 +25,8 @@ MUTANTS = tuple(
         (
             "covers_what_came_later", group_commit,
             "self._flushed(self._async_point if error is None else None, error)",
-            "self._flushed(FlushPoint(self._store.log.generation, self._store.end) if error is None else None, error)",
+            "log = self._store.log\n"
+            "        self._flushed(FlushPoint(log.generation, log.end) if error is None else None, error)",
         ),
         (
             "counts_after_a_truncation", store,

@@ -27,8 +27,8 @@ HOST = pack_host("10.1.2.3", 50_000)
 
 
 def put(store: MessageStore, count: int = 1) -> int:
-    store.put([Put("Orders", n % 3, 0, 0, 1, HOST, b"x" * 200, b"") for n in range(count)], 1)
-    return store.end
+    store.appender.put([Put("Orders", n % 3, 0, 0, 1, HOST, b"x" * 200, b"") for n in range(count)], 1)
+    return store.log.end
 
 
 def flush_threads() -> int:
@@ -84,16 +84,16 @@ async def test_group_commit_needs_no_thread_but_for_a_new_segment(tmp_path: Path
     sync.begin = counted  # type: ignore[method-assign]
     for _ in range(20):
         end = put(store)
-        assert await commit.wait(end) == end == store.flushed
+        assert await commit.wait(end) == end == store.state.flushed
     assert len(begun) == 20
-    while store.end < 2 * small.mappedFileSizeCommitLog:
+    while store.log.end < 2 * small.mappedFileSizeCommitLog:
         put(store, 20)
-        assert await commit.flush() == store.end == store.flushed
+        assert await commit.flush() == store.log.end == store.state.flushed
     assert len(took) > len(begun)
     await commit.close()
     store.close()
     again = MessageStore.open(StoreConfig(tmp_path, small, sync_flush=True))
-    assert again.damage is None
+    assert again.state.damage is None
     again.close()
 
 
@@ -134,7 +134,7 @@ def test_several_loops_of_a_process_flush_at_the_same_time(tmp_path: Path, small
         commit = GroupCommit(store)
         for _ in range(50):
             end = put(store)
-            assert await commit.wait(end) == end == store.flushed
+            assert await commit.wait(end) == end == store.state.flushed
         sync = commit._async_sync
         assert sync is not None
         assert not os.get_inheritable(sync._eventfd)
@@ -183,8 +183,8 @@ async def main():
     store = MessageStore.open(StoreConfig(path, BrokerSettings(), sync_flush=True))
     commit = GroupCommit(store)
     for _ in range(3):
-        store.put([Put("T", 0, 0, 0, 1, bytes(8), b"x", b"")], 1)
-        assert await commit.flush() == store.end == store.flushed
+        store.appender.put([Put("T", 0, 0, 0, 1, bytes(8), b"x", b"")], 1)
+        assert await commit.flush() == store.log.end == store.state.flushed
     print("flushed by", *(t.name for t in threading.enumerate() if t.name == "store-flush"))
     await commit.close()
     store.close()
@@ -222,11 +222,11 @@ async def test_a_truncation_during_the_flush_makes_its_result_void(tmp_path: Pat
     await commit.flush()
     put(store, 3)
     commit.begin()
-    store.truncate(first)
+    store.truncator.truncate(first)
     other = put(store, 9)
     while commit._flushing:
         await commit._turn()
-    assert store.flushed == first
+    assert store.state.flushed == first
     assert await commit.wait(other) == other
     await commit.close()
     store.close()

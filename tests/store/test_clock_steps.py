@@ -17,18 +17,18 @@ HOST = pack_host("10.1.2.3", 50_000)
 
 
 def put(store: MessageStore, ms: int, *queues: int) -> None:
-    store.put([Put("Orders", queue, 0, 0, ms, HOST, b"x" * 60, b"") for queue in queues], ms)
-    store.confirm(store.end)
+    store.appender.put([Put("Orders", queue, 0, 0, ms, HOST, b"x" * 60, b"") for queue in queues], ms)
+    store.indexer.confirm(store.log.end)
 
 
 def check(store: MessageStore, queue: int, times: list[int]) -> None:
     """Compare every search with a look at all records."""
-    assert [store.store_time("Orders", queue, n) for n in range(len(times))] == times
+    assert [store.reader.store_time("Orders", queue, n) for n in range(len(times))] == times
     for ms in range(min(times) - 1, max(times) + 2):
         first = next((n for n, own in enumerate(times) if own >= ms), len(times))
         last = next((n for n in reversed(range(len(times))) if times[n] <= ms), 0)
-        assert store.offset_at_time("Orders", queue, ms) == first, (times, ms)
-        assert store.offset_at_time("Orders", queue, ms, upper=True) == last, (times, ms)
+        assert store.reader.offset_at_time("Orders", queue, ms) == first, (times, ms)
+        assert store.reader.offset_at_time("Orders", queue, ms, upper=True) == last, (times, ms)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -49,12 +49,12 @@ def test_a_search_by_time_finds_the_first_and_the_last_although_clocks_went_back
                 times[queue].append(now)
             if turn % 20 == 19:
                 if drawn.random() < 0.5:
-                    made = store.checkpoint()
+                    made = store.checkpointer.checkpoint()
                     made.run()
-                    store.checkpointed(made)
+                    store.checkpointer.checkpointed(made)
                 store.close(clean=drawn.random() < 0.5)
                 store = MessageStore.open(config)
-                store.confirm(store.end)
+                store.indexer.confirm(store.log.end)
         for queue, own in times.items():
             check(store, queue, own)
     finally:
@@ -68,8 +68,8 @@ def test_a_follower_finds_the_steps_in_what_it_copies(quick_dir: Path, small: Br
         times = [50, 60, 70, 20, 30, 10, 40, 80, 75]
         for ms in times:
             put(leader, ms, 0)
-        follower.append_raw(0, leader.read_raw(0, 1 << 20))
-        follower.confirm(follower.end)
+        follower.appender.append_raw(0, leader.log.read_raw(0, 1 << 20))
+        follower.indexer.confirm(follower.log.end)
         check(follower, 0, times)
     finally:
         leader.close(clean=False)
@@ -83,12 +83,12 @@ def test_a_search_after_a_truncation_and_after_a_reset(quick_dir: Path, small: B
         times = [50, 60, 20, 30, 10]
         for ms in times:
             put(store, ms, 0)
-            ends.append(store.end)
-        store.truncate(ends[3])
+            ends.append(store.log.end)
+        store.truncator.truncate(ends[3])
         for ms in (5, 90):
             put(store, ms, 0)
         check(store, 0, [50, 60, 20, 30, 5, 90])
-        store.reset(0)
+        store.truncator.reset(0)
         for ms in (3, 2, 4):
             put(store, ms, 0)
         check(store, 0, [3, 2, 4])

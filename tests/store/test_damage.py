@@ -28,8 +28,8 @@ def put(number: int, host: bytes = HOST) -> Put:
 def write(path: Path, settings: BrokerSettings, host: bytes = HOST) -> list[Stored]:
     """A cleanly closed store: recovery scans nothing of it."""
     store = MessageStore.open(StoreConfig(path, settings))
-    stored = store.put([put(n, host) for n in range(COUNT)], 1_000)
-    store.confirm(store.end)
+    stored = store.appender.put([put(n, host) for n in range(COUNT)], 1_000)
+    store.indexer.confirm(store.log.end)
     store.close()
     return stored
 
@@ -51,7 +51,7 @@ def read_all(store: MessageStore, tags: frozenset[int] | None = None) -> tuple[l
     shown: list[int] = []
     offset = 0
     while True:
-        got = store.get("Orders", 0, offset, 3, 10**6, tags)
+        got = store.reader.get("Orders", 0, offset, 3, 10**6, tags)
         if got.status is not GetStatus.FOUND:
             return shown, got.damaged
         shown += bodies(got.data)
@@ -74,23 +74,23 @@ def test_no_reader_gets_a_damaged_record_and_a_repair_restores_it(
     reported: list[int] = []
     store = MessageStore.open(StoreConfig(spoilt, small))
     other = MessageStore.open(StoreConfig(valid, small))
-    store.on_damage = reported.append
+    store.state.on_damage = reported.append
     try:
-        assert store.damage is None  # Recovery scans only the end of the log.
+        assert store.state.damage is None  # Recovery scans only the end of the log.
         assert read_all(store) == (list(range(BAD)), bad.phys_offset)
         assert reported == [bad.phys_offset]
         assert read_all(store, frozenset({tags_hash("tag0")})) == ([0, 2], bad.phys_offset)
         assert read_all(store, frozenset({tags_hash("tag1")})) == ([1, 3, 5, 7, 9], -1)
         with pytest.raises(BadRecords) as found:
-            store.verify(store.verify(0, 1), 1 << 20)
+            store.scrubber.verify(store.scrubber.verify(0, 1), 1 << 20)
         assert found.value.at == bad.phys_offset
         with pytest.raises(BadRecords):
-            store.verified_bytes(0, 1 << 20)
+            store.scrubber.verified_bytes(0, 1 << 20)
 
-        store.repair(bad.phys_offset, other.verified_bytes(bad.phys_offset, 1))
+        store.repair(bad.phys_offset, other.scrubber.verified_bytes(bad.phys_offset, 1))
         assert read_all(store) == (list(range(COUNT)), -1)
-        assert store.verify(0, 1 << 20) == store.confirmed
-        assert store.read_raw(0, 1 << 20) == other.read_raw(0, 1 << 20)
+        assert store.scrubber.verify(0, 1 << 20) == store.state.confirmed
+        assert store.log.read_raw(0, 1 << 20) == other.log.read_raw(0, 1 << 20)
     finally:
         store.close(clean=False)
         other.close(clean=False)
@@ -101,9 +101,9 @@ def test_a_filter_does_not_pass_over_a_damaged_record(quick_dir: Path, small: Br
     spoil(quick_dir, bad.phys_offset + 100)
     store = MessageStore.open(StoreConfig(quick_dir, small))
     try:
-        got = store.get("Orders", 0, 0, 32, 10**6, None, lambda record: True)
+        got = store.reader.get("Orders", 0, 0, 32, 10**6, None, lambda record: True)
         assert bodies(got.data) == list(range(BAD))
-        got = store.get("Orders", 0, got.next_offset, 32, 10**6, None, lambda record: True)
+        got = store.reader.get("Orders", 0, got.next_offset, 32, 10**6, None, lambda record: True)
         assert (got.data, got.damaged, got.next_offset) == (b"", bad.phys_offset, BAD)
     finally:
         store.close(clean=False)
@@ -115,13 +115,13 @@ def test_a_repair_needs_whole_valid_records_of_that_place(quick_dir: Path, small
     try:
         first, second = stored[0], stored[1]
         with pytest.raises(BadRecords):
-            store.repair(first.phys_offset, store.verified_bytes(second.phys_offset, 1))
+            store.repair(first.phys_offset, store.scrubber.verified_bytes(second.phys_offset, 1))
         with pytest.raises(BadRecords):
-            store.repair(first.phys_offset, store.verified_bytes(first.phys_offset, 1)[:-1])
+            store.repair(first.phys_offset, store.scrubber.verified_bytes(first.phys_offset, 1)[:-1])
         with pytest.raises(ValueError, match="is confirmed"):
-            store.repair(store.confirmed, store.verified_bytes(first.phys_offset, 1))
+            store.repair(store.state.confirmed, store.scrubber.verified_bytes(first.phys_offset, 1))
         with pytest.raises(OffsetGone):
-            store.verify(store.confirmed, 1)
+            store.scrubber.verify(store.state.confirmed, 1)
         assert read_all(store) == (list(range(COUNT)), -1)
     finally:
         store.close(clean=False)
@@ -133,15 +133,15 @@ def test_verify_covers_segments_and_large_records(quick_dir: Path, small: Broker
         for number in range(12):
             message = put(number)
             message.body = bytes([number]) * 20_000
-            store.put([message], 1_000)
-        store.confirm(store.end)
-        assert store.end > 3 * small.mappedFileSizeCommitLog
+            store.appender.put([message], 1_000)
+        store.indexer.confirm(store.log.end)
+        assert store.log.end > 3 * small.mappedFileSizeCommitLog
         at, steps = 0, 0
-        while at < store.confirmed:
-            following = store.verify(at, 1_000)
-            assert store.verified_bytes(at, 1_000) == store.read_raw(at, following - at)
+        while at < store.state.confirmed:
+            following = store.scrubber.verify(at, 1_000)
+            assert store.scrubber.verified_bytes(at, 1_000) == store.log.read_raw(at, following - at)
             at, steps = following, steps + 1
-        assert (at, steps >= 12) == (store.confirmed, True)
+        assert (at, steps >= 12) == (store.state.confirmed, True)
     finally:
         store.close(clean=False)
 
@@ -162,10 +162,10 @@ def test_every_start_reports_damage_until_it_is_acknowledged(
     spoil(quick_dir, written[5].phys_offset)
     for start in range(3):
         store = MessageStore.open(StoreConfig(quick_dir, small))
-        assert store.end == written[5].phys_offset
-        assert (store.damage is not None) is (start < 2)
+        assert store.log.end == written[5].phys_offset
+        assert (store.state.damage is not None) is (start < 2)
         if start == 1:
-            store.acknowledge_damage()
+            store.recovery.acknowledge_damage()
         store.close(clean=False)
 
 

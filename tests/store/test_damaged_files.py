@@ -36,9 +36,9 @@ def put(store: MessageStore, written: Bodies, rng: random.Random, count: int, no
         properties = f"KEYS\x01{key}\x02TAGS\x01{tag}\x02".encode()
         batch.append(Put(topic, queue_id, 0, 0, 1, HOST, body, properties, tags_hash=tags_hash(tag), keys=(key,)))
         written.setdefault((topic, queue_id), []).append(body)
-    stored = store.put(batch, now)
+    stored = store.appender.put(batch, now)
     assert stored
-    store.confirm(store.end)
+    store.indexer.confirm(store.log.end)
 
 
 def fill(root: Path, small: BrokerSettings, seed: int, *, checkpoints: bool = True) -> Bodies:
@@ -47,25 +47,25 @@ def fill(root: Path, small: BrokerSettings, seed: int, *, checkpoints: bool = Tr
     written: Bodies = {}
     for life in range(2):
         store = MessageStore.open(StoreConfig(root, small))
-        store.begin_epoch(life + 1, b"", 1)
+        store.appender.begin_epoch(life + 1, b"", 1)
         for step in range(rng.choice((8, 25))):
             put(store, written, rng, rng.randrange(1, 40), life * 1_000_000 + step * 1_000 + 1_000)
             if checkpoints and rng.random() < 0.2:
-                done = store.checkpoint()
+                done = store.checkpointer.checkpoint()
                 store.mark_flushed(store.flush())
                 done.run()
-                store.checkpointed(done)
+                store.checkpointer.checkpointed(done)
             if rng.random() < 0.5:
-                store.run_periodic_tasks(step * 10_000)
+                store.checkpointer.run_periodic_tasks(step * 10_000)
         store.close()
     return written
 
 
 def read_all(store: MessageStore, topic: str, queue_id: int, tags: frozenset[int] | None = None) -> dict[int, bytes]:
     found: dict[int, bytes] = {}
-    at = store.min_offset(topic, queue_id)
-    while at < store.max_offset(topic, queue_id):
-        got = store.get(topic, queue_id, at, 32, 10**6, tags)
+    at = store.reader.min_offset(topic, queue_id)
+    while at < store.reader.max_offset(topic, queue_id):
+        got = store.reader.get(topic, queue_id, at, 32, 10**6, tags)
         assert got.damaged < 0, (topic, queue_id, at, got)
         for record in decode_records(got.data) if got.data else ():
             assert (record.topic, record.queue_id) == (topic, queue_id)
@@ -77,12 +77,12 @@ def read_all(store: MessageStore, topic: str, queue_id: int, tags: frozenset[int
 
 def check(store: MessageStore, written: Bodies) -> None:
     """Every message is at its queue offset, and the next one gets an offset that none has."""
-    store.confirm(store.end)
+    store.indexer.confirm(store.log.end)
     for (topic, queue_id), bodies in written.items():
         assert read_all(store, topic, queue_id) == dict(enumerate(bodies)), (topic, queue_id)
-        (stored,) = store.put([Put(topic, queue_id, 0, 0, 1, HOST, b"next", b"")], 5_000_000)
+        (stored,) = store.appender.put([Put(topic, queue_id, 0, 0, 1, HOST, b"next", b"")], 5_000_000)
         assert stored.queue_offset >= len(bodies), (topic, queue_id)
-    store.confirm(store.end)
+    store.indexer.confirm(store.log.end)
 
 
 def damage_a_file(path: Path, rng: random.Random, kind: str) -> None:
@@ -111,10 +111,10 @@ KINDS = ("cut", "zero", "flip", "empty", "delete")
 
 def walk(store: MessageStore) -> None:
     """As the daily walk of a member does."""
-    at = store.start
-    while at < store.confirmed:
-        end = store.verify(at, 64 << 10)
-        store.check_queues(at, end)
+    at = store.log.start
+    while at < store.state.confirmed:
+        end = store.scrubber.verify(at, 64 << 10)
+        store.indexer.check_entries(at, end)
         at = end
 
 
@@ -131,7 +131,7 @@ def test_damaged_queue_files_are_built_again(
     for path in rng.sample(files, min(len(files), 5 if many else 1)):
         damage_a_file(path, rng, kind)
     store = MessageStore.open(StoreConfig(root, small))
-    assert store.damage is None
+    assert store.state.damage is None
     check(store, written)
     walk(store)
     for (topic, queue_id), bodies in written.items():
@@ -155,12 +155,12 @@ def test_damage_after_a_kill_gives_no_offset_twice(quick_dir: Path, small: Broke
     store = MessageStore.open(StoreConfig(root, small))
     for step in range(10):
         put(store, written, rng, rng.randrange(1, 30), 3_000_000 + step)
-        store.run_periodic_tasks(step * 10_000)
+        store.checkpointer.run_periodic_tasks(step * 10_000)
         if rng.random() < 0.2:
-            done = store.checkpoint()
+            done = store.checkpointer.checkpoint()
             store.mark_flushed(store.flush())
             done.run()
-            store.checkpointed(done)
+            store.checkpointer.checkpointed(done)
     store.close(clean=False)
     files = sorted(path for path in (root / "consumequeue").rglob("*") if path.is_file())
     for path in rng.sample(files, min(len(files), 3)):
@@ -182,13 +182,16 @@ def test_folders_may_be_removed(quick_dir: Path, small: BrokerSettings, what: st
     store = MessageStore.open(StoreConfig(root, small))
     check(store, written)
     for step in range(20):
-        store.run_periodic_tasks(step * 10_000)
+        store.checkpointer.run_periodic_tasks(step * 10_000)
     for bodies in written.values():
         for body in bodies[:3]:
             ms, n, _ = body.split(b"/", 2)
-            assert [r.body for r in store.query("Orders", f"k{int(ms)}-{int(n)}", 9, 0, 10**9)] in ([body], []), body
+            assert [r.body for r in store.reader.query("Orders", f"k{int(ms)}-{int(n)}", 9, 0, 10**9)] in (
+                [body],
+                [],
+            ), body
     first = written["Orders", 0][0].split(b"/", 2)
-    assert store.query("Orders", f"k{int(first[0])}-{int(first[1])}", 9, 0, 10**9)
+    assert store.reader.query("Orders", f"k{int(first[0])}-{int(first[1])}", 9, 0, 10**9)
     store.close()
 
 
@@ -214,8 +217,8 @@ def test_other_files(quick_dir: Path, small: BrokerSettings, name: str, kind: st
         path.unlink()  # The remedy without another member.
     epochs = ((1, 0),)
     store = MessageStore.open(StoreConfig(root, small))
-    assert store.epochs[0] == epochs[0]
-    assert len(store.epochs) == 2
+    assert store.epoch_cache.epochs[0] == epochs[0]
+    assert len(store.epoch_cache.epochs) == 2
     check(store, written)
     store.close()
 
@@ -249,12 +252,12 @@ def test_damage_of_the_log_is_said(quick_dir: Path, small: BrokerSettings, kind:
     seen: list[int] = []
     lost = damaged.stat().st_size if damaged.exists() else 0
     store = MessageStore.open(StoreConfig(root, small))
-    store.on_damage = seen.append
-    said = store.damage is not None or store.start > 0
-    at = store.start
-    while at < store.confirmed and not said:
+    store.state.on_damage = seen.append
+    said = store.state.damage is not None or store.log.start > 0
+    at = store.log.start
+    while at < store.state.confirmed and not said:
         try:
-            at = store.verify(at, 64 << 10)
+            at = store.scrubber.verify(at, 64 << 10)
         except StoreError:
             said = True
     data_ends = len(before.rstrip(b"\0"))
@@ -298,15 +301,15 @@ def test_an_entry_whose_record_is_unreadable_is_said(quick_dir: Path, small: Bro
     seen: list[tuple[str, int, int]] = []
     damaged: list[int] = []
     store.state.on_queue_damage = lambda *at: seen.append(at)
-    store.on_damage = damaged.append
+    store.state.on_damage = damaged.append
     queue = store.queues.find("Orders", 1)
     assert queue is not None
     phys, size, _ = queue.entry(4)
     store.log.overwrite(phys, bytes(size))
     queue._write(4, bytes(ENTRY_SIZE))
-    got = store.get("Orders", 1, 0, 32, 10**6)
+    got = store.reader.get("Orders", 1, 0, 32, 10**6)
     assert (got.count, got.next_offset) == (4, 4)
-    got = store.get("Orders", 1, 4, 32, 10**6)
+    got = store.reader.get("Orders", 1, 4, 32, 10**6)
     assert (got.count, got.next_offset) == (0, 4)
     assert got.damaged >= 0
     assert seen or damaged

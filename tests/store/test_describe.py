@@ -55,11 +55,11 @@ def content(root: Path) -> dict[Path, tuple[bytes, int]]:
 def fill(root: Path, settings: BrokerSettings, *, count: int = 30, clean: bool = False) -> MessageStore:
     """Two epochs and messages over several segments of 64 KiB; the second epoch is confirmed in part."""
     store = MessageStore.open(StoreConfig(root, settings))
-    store.begin_epoch(1, b'{"kind":"epoch","epoch":1,"group":"a","member":0}', 1_000)
-    store.put([put("T", bytes(8_000), b"KEYS\x01k1 k2\x02") for _ in range(count)], 1_000)
-    store.begin_epoch(3, b'{"kind":"epoch","epoch":3,"group":"a","member":1}', 2_000)
-    store.put([put("U", b"x" * 100)], 2_000)
-    store.confirm(store.end)
+    store.appender.begin_epoch(1, b'{"kind":"epoch","epoch":1,"group":"a","member":0}', 1_000)
+    store.appender.put([put("T", bytes(8_000), b"KEYS\x01k1 k2\x02") for _ in range(count)], 1_000)
+    store.appender.begin_epoch(3, b'{"kind":"epoch","epoch":3,"group":"a","member":1}', 2_000)
+    store.appender.put([put("U", b"x" * 100)], 2_000)
+    store.indexer.confirm(store.log.end)
     store.close(clean=clean)
     return store
 
@@ -100,7 +100,7 @@ def test_every_record_of_a_recorded_store_is_listed_and_nothing_is_written(name:
 
 
 def test_a_log_of_several_segments_with_epochs_and_keys(quick_dir: Path, small: BrokerSettings) -> None:
-    end = fill(quick_dir, small).end
+    end = fill(quick_dir, small).log.end
     found = entries(quick_dir)
     places = [(e.start, e.stop) if isinstance(e, Stretch) else (e.offset, e.offset + e.size) for e in found]
     assert places[0][0] == 0
@@ -119,7 +119,7 @@ def test_a_log_of_several_segments_with_epochs_and_keys(quick_dir: Path, small: 
 def test_a_record_larger_than_a_chunk_is_one_record(quick_dir: Path) -> None:
     settings = BrokerSettings(mappedFileSizeCommitLog=1 << 23)
     store = MessageStore.open(StoreConfig(quick_dir, settings))
-    store.put([put("T", b"a" * 10), put("T", b"b" * 3_000_000), put("T", b"c")], 1)
+    store.appender.put([put("T", b"a" * 10), put("T", b"b" * 3_000_000), put("T", b"c")], 1)
     store.close()
     assert [r.body_size for r in records(quick_dir)] == [10, 3_000_000, 1]
 
@@ -165,8 +165,12 @@ def test_a_start_does_what_its_description_says(quick_dir: Path, small: BrokerSe
     assert facts["a start would be"] == ("one after a clean close" if clean else "one after a crash")
     assert ("no file abort" in facts["in use"]) == clean
     store = MessageStore.open(StoreConfig(quick_dir, small))
-    assert (store.was_clean, store.end, store.confirmed) == (start.plan.clean, start.found.end, start.confirmed)
-    assert (store.epochs, store.damage) == (start.epochs, start.damage)
+    assert (store.state.was_clean, store.log.end, store.state.confirmed) == (
+        start.plan.clean,
+        start.found.end,
+        start.confirmed,
+    )
+    assert (store.epoch_cache.epochs, store.state.damage) == (start.epochs, start.damage)
     store.close()
 
 
@@ -190,7 +194,7 @@ def test_lost_records_are_predicted(quick_dir: Path, small: BrokerSettings) -> N
     assert f"acknowledged records are missing from {last.offset} on" in facts["  DAMAGE"]
     assert "another boot" in facts["  boot"]
     store = MessageStore.open(StoreConfig(quick_dir, small))
-    assert store.damage == start.damage
+    assert store.state.damage == start.damage
     store.close()
     assert "damage" in dict(describe_checkpoint(StoreFiles.load(quick_dir), start))
 

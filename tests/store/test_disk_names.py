@@ -16,10 +16,10 @@ HOST = bytes((10, 0, 0, 7, 0, 0, 4, 210))
 def test_names_of_files_and_keys_do_not_change(quick_dir: Path, small: BrokerSettings) -> None:
     root = quick_dir / "store"
     store = MessageStore.open(StoreConfig(root, small))
-    store.begin_epoch(1, b"", 1)
-    store.put([Put("Orders", 3, 0, 0, 1, HOST, b"body", b"", keys=("key",))], 1)
-    store.confirm(store.end)
-    store.run_periodic_tasks(10**12)
+    store.appender.begin_epoch(1, b"", 1)
+    store.appender.put([Put("Orders", 3, 0, 0, 1, HOST, b"body", b"", keys=("key",))], 1)
+    store.indexer.confirm(store.log.end)
+    store.checkpointer.run_periodic_tasks(10**12)
     files = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
     index = {name for name in files if name.startswith("index/")}
     assert len(index) == 1

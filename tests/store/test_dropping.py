@@ -50,45 +50,45 @@ class Member:
         self.start()
 
     def save(self) -> None:
-        snapshots.write(self.path / "config", snapshots.render(self.meta, self.store.epochs))
+        snapshots.write(self.path / "config", snapshots.render(self.meta, self.store.epoch_cache.epochs))
 
     def put(self, first: int, count: int) -> None:
         put(self.store, first, count, 1)
 
     def one(self, topic: str, queue_id: int = 0) -> int:
         """Returns its queue offset. Nothing is confirmed."""
-        return self.store.put([Put(topic, queue_id, 0, 0, 1, HOST, b"one", b"")], 3)[0].queue_offset
+        return self.store.appender.put([Put(topic, queue_id, 0, 0, 1, HOST, b"one", b"")], 3)[0].queue_offset
 
     def change(self, **change: Any) -> int:
         """Returns the offset of the control record."""
         record = Put(CONTROL_TOPIC, 0, 0, 0, 1, HOST, encode_change({"at": 1, **change}), b"")
-        return self.store.put([record], 5)[0].phys_offset
+        return self.store.appender.put([record], 5)[0].phys_offset
 
     def confirm(self, to: int | None = None) -> None:
-        for phys, body in self.store.confirm(self.store.end if to is None else to).control:
+        for phys, body in self.store.indexer.confirm(self.store.log.end if to is None else to).control:
             self.meta.confirm(phys, body)
 
     def delete(self, topic: str = "Orders") -> int:
-        at = self.change(dropTopics=[topic], dropData=self.store.end)
+        at = self.change(dropTopics=[topic], dropData=self.store.log.end)
         self.confirm()
         return at
 
     def truncate(self, to: int) -> None:
-        self.store.truncate(to)
+        self.store.truncator.truncate(to)
         self.replay.was_truncated(to)
 
     def shown(self, topic: str = "Orders") -> list[int]:
         """The queue offsets that a reader gets."""
-        at, found = self.store.min_offset(topic, 0), b""
-        while (got := self.store.get(topic, 0, at, 999, 10**6)).data:
+        at, found = self.store.reader.min_offset(topic, 0), b""
+        while (got := self.store.reader.get(topic, 0, at, 999, 10**6)).data:
             found, at = found + got.data, got.next_offset
         return [r.queue_offset for r in decode_records(found)] if found else []
 
     def follow(self, leader: Member) -> None:
         """Each member gets the records that only the other one has."""
         for one, other in ((leader, self), (self, leader)):
-            while one.store.end < other.store.end:
-                one.store.append_raw(one.store.end, other.store.read_raw(one.store.end, 10**6))
+            while one.store.log.end < other.store.log.end:
+                one.store.appender.append_raw(one.store.log.end, other.store.log.read_raw(one.store.log.end, 10**6))
             one.confirm()
 
 
@@ -110,7 +110,7 @@ def leader(quick_dir: Path) -> Iterator[Member]:
 def deleted(member: Member) -> int:
     """Thirty messages; a truncation undoes the deletion with the second half. Returns the offset of that half."""
     member.put(0, 15)
-    divergence_offset = member.store.end
+    divergence_offset = member.store.log.end
     member.put(15, 15)
     member.delete()
     assert member.shown() == []
@@ -123,17 +123,17 @@ def test_a_deleted_topic_hides_its_records_and_continues_its_queue_offsets(membe
     member.put(250, 10)
     for _ in range(2):
         store = member.store
-        assert store.min_offset("Orders", 0) == 247
-        assert store.max_offset("Orders", 0) == 257
-        assert store.get("Orders", 0, 0, 1, 1).status == GetStatus.OFFSET_TOO_SMALL
-        assert store.get("Orders", 0, 0, 1, 1).next_offset == 247
-        assert store.offset_at_time("Orders", 0, 0) == 247
-        assert store.store_time("Orders", 0, 246) == -1
-        assert store.query("Orders", "k1", 9, 0, 1 << 60) == []
-        assert len(store.query("Orders", "k255", 9, 0, 1 << 60)) == 1
+        assert store.reader.min_offset("Orders", 0) == 247
+        assert store.reader.max_offset("Orders", 0) == 257
+        assert store.reader.get("Orders", 0, 0, 1, 1).status == GetStatus.OFFSET_TOO_SMALL
+        assert store.reader.get("Orders", 0, 0, 1, 1).next_offset == 247
+        assert store.reader.offset_at_time("Orders", 0, 0) == 247
+        assert store.reader.store_time("Orders", 0, 246) == -1
+        assert store.reader.query("Orders", "k1", 9, 0, 1 << 60) == []
+        assert len(store.reader.query("Orders", "k255", 9, 0, 1 << 60)) == 1
         assert member.shown() == list(range(247, 257))
-        assert store.min_offset("Seldom", 0) == 0
-        store.run_periodic_tasks(NOW)
+        assert store.reader.min_offset("Seldom", 0) == 0
+        store.checkpointer.run_periodic_tasks(NOW)
         member.again()
         member.confirm()
 
@@ -170,7 +170,7 @@ def test_no_start_shows_deleted_records_or_forgets_a_queue_offset(member: Member
         member.start()
         member.confirm()
         assert member.shown() == before
-        assert member.store.next_offset("Old", 0) == 57
+        assert member.store.queues.next_offset("Old", 0) == 57
         member.store.close(clean=False)
 
 
@@ -191,7 +191,7 @@ def test_tables_without_deletion_watermarks_are_rebuilt(member: Member) -> None:
     member.start()
     member.confirm()
     assert member.shown() == list(range(14, 29))
-    assert member.store.next_offset("Old", 0) == 57
+    assert member.store.queues.next_offset("Old", 0) == 57
 
 
 def test_tables_may_be_ahead_of_the_confirmed_offset_of_a_start(member: Member) -> None:
@@ -201,14 +201,14 @@ def test_tables_may_be_ahead_of_the_confirmed_offset_of_a_start(member: Member) 
     member.change(ends={"Filed": {"0": 3}, "Old": {"0": 57}})
     member.delete()
     member.save()
-    assert member.store.recovery_point.confirmed == 0
+    assert member.store.state.recovery_point.confirmed == 0
     member.again()
-    assert member.store.confirmed == 0
-    assert member.store.next_offset("Filed", 0) == 3
+    assert member.store.state.confirmed == 0
+    assert member.store.queues.next_offset("Filed", 0) == 3
     member.confirm()
     assert member.shown("Filed") == numbers
     assert member.shown() == []
-    assert member.store.next_offset("Old", 0) == 57
+    assert member.store.queues.next_offset("Old", 0) == 57
 
 
 def test_an_undone_deletion_hides_no_record(member: Member, leader: Member) -> None:
@@ -217,7 +217,7 @@ def test_an_undone_deletion_hides_no_record(member: Member, leader: Member) -> N
     member.follow(leader)
     for _ in range(2):
         assert member.shown() == leader.shown() == list(range(14))
-        assert member.store.min_offset("Orders", 0) == 0
+        assert member.store.reader.min_offset("Orders", 0) == 0
         member.again()
         member.confirm()
 
@@ -232,23 +232,23 @@ def test_readers_see_new_records_of_a_deleted_topic(member: Member, leader: Memb
         number = member.one("Orders")
         assert number == 19 + n
         member.follow(leader)
-        assert member.store.max_offset("Orders", 0) == leader.store.max_offset("Orders", 0) == number + 1
+        assert member.store.reader.max_offset("Orders", 0) == leader.store.reader.max_offset("Orders", 0) == number + 1
     assert member.shown() == leader.shown() == list(range(22))
 
 
 def test_a_truncation_undoes_a_deletion_that_a_start_took_for_unconfirmed(member: Member, leader: Member) -> None:
     member.put(0, 10)
-    member.store.run_periodic_tasks(NOW)
+    member.store.checkpointer.run_periodic_tasks(NOW)
     member.put(10, 10)
-    divergence_offset = member.store.end
+    divergence_offset = member.store.log.end
     member.put(20, 10)
     member.delete()
     member.save()
     member.again()
-    assert member.store.confirmed < divergence_offset
+    assert member.store.state.confirmed < divergence_offset
     assert member.shown() == []
     member.truncate(divergence_offset)
-    leader.store.append_raw(0, member.store.read_raw(0, 10**6))
+    leader.store.appender.append_raw(0, member.store.log.read_raw(0, 10**6))
     leader.put(100, 15)
     member.follow(leader)
     assert member.shown() == leader.shown()
@@ -264,7 +264,7 @@ def test_a_start_undoes_a_deletion_that_was_lost_with_the_end_of_the_log(
     indexed(member.store, NOW)
     member.put(15, 15)
     member.delete()
-    member.store.checkpoint().run()
+    member.store.checkpointer.checkpoint().run()
     member.save()
     member.store.close(clean=False)
     disk.lose()
@@ -289,7 +289,7 @@ def test_the_next_start_rebuilds_tables_after_a_failed_rebuild(
     member.put(0, 10)
     member.delete()
     divergence_offset = deleted(member)
-    member.store.truncate(divergence_offset)
+    member.store.truncator.truncate(divergence_offset)
 
     def unreadable(queue: ConsumeQueue, offset: int, count: int) -> bytes:
         raise OSError(errno.EIO, "Input/output error")
@@ -298,7 +298,7 @@ def test_the_next_start_rebuilds_tables_after_a_failed_rebuild(
         broken.setattr(ConsumeQueue, "read", unreadable)
         with pytest.raises(OSError, match="Input/output error"):
             member.replay.was_truncated(divergence_offset) if why == "a cut" else member.replay.rebuild()
-    assert member.store.failed is not None
+    assert member.store.state.failed is not None
     member.again()
     assert member.shown() == list(range(9, 23))
 
@@ -306,21 +306,21 @@ def test_the_next_start_rebuilds_tables_after_a_failed_rebuild(
 def test_a_queue_without_records_continues_at_the_leaders_queue_offset(member: Member, leader: Member) -> None:
     """The truncation undoes the records that give its queue offset; other members have unconfirmed first records."""
     member.put(0, 1)
-    divergence_offset = member.store.end
+    divergence_offset = member.store.log.end
     member.follow(leader)
     for _ in range(10):
         member.one("Other")
     member.change(ends={"Other": {"0": 10}, "Old": {"0": 57}})
     member.confirm()
     member.delete("Other")
-    assert member.store.next_offset("Old", 0) == 57
+    assert member.store.queues.next_offset("Old", 0) == 57
     member.truncate(divergence_offset)
-    assert (member.store.next_offset("Other", 0), member.store.next_offset("Old", 0)) == (0, 0)
+    assert (member.store.queues.next_offset("Other", 0), member.store.queues.next_offset("Old", 0)) == (0, 0)
     for _ in range(3):
         leader.one("Other")
-    member.store.append_raw(divergence_offset, leader.store.read_raw(divergence_offset, 10**6))
-    member.confirm(divergence_offset + int.from_bytes(leader.store.read_raw(divergence_offset, 4)[:4], "big"))
-    assert (member.store.max_offset("Other", 0), member.store.next_offset("Other", 0)) == (1, 3)
+    member.store.appender.append_raw(divergence_offset, leader.store.log.read_raw(divergence_offset, 10**6))
+    member.confirm(divergence_offset + int.from_bytes(leader.store.log.read_raw(divergence_offset, 4)[:4], "big"))
+    assert (member.store.reader.max_offset("Other", 0), member.store.queues.next_offset("Other", 0)) == (1, 3)
     assert member.one("Other") == 3
 
 
@@ -328,11 +328,11 @@ def test_a_queue_without_records_continues_at_the_leaders_queue_offset(member: M
 def test_overrides_do_not_replace_queue_offsets_of_records(member: Member, end: int) -> None:
     """A master numbered them before it knew the override, or they are unconfirmed."""
     assert [member.one("Old") for _ in range(2)] == [0, 1]
-    member.store.ensure_next("Old", 0, end)
+    member.store.queues.override_next("Old", 0, end)
     assert member.one("Old") == 2
     member.confirm()
     assert member.shown("Old") == [0, 1, 2]
-    assert member.store.max_offset("Old", 0) == 3
+    assert member.store.reader.max_offset("Old", 0) == 3
 
 
 @pytest.mark.parametrize("saved", [False, True])
@@ -343,9 +343,9 @@ def test_a_master_gives_no_queue_offset_twice_before_it_knows_the_confirmed_offs
     if saved:
         member.confirm()
         member.save()
-    assert member.store.recovery_point.confirmed == 0
+    assert member.store.state.recovery_point.confirmed == 0
     member.again()
-    member.meta.lead(member.store.unconfirmed_control())
+    member.meta.lead(member.store.indexer.unconfirmed_control())
     assert member.one("Old") == 57
     for _ in range(2):
         member.confirm()
@@ -363,29 +363,29 @@ def test_a_queue_emptied_in_a_later_file_continues_at_its_override(member: Membe
     store.queues.truncate(15_000)
     assert (queue.is_empty, queue.max) == (False, 150)
     store.queues.truncate(0)
-    store.ensure_next("Old", 0, 350)
-    assert store.next_offset("Old", 0) == 350
+    store.queues.override_next("Old", 0, 350)
+    assert store.queues.next_offset("Old", 0) == 350
     member.one("Other")
     member.one("Old")
     member.confirm()
-    store.run_periodic_tasks(NOW)
+    store.checkpointer.run_periodic_tasks(NOW)
     member.again()
     member.confirm()
     assert member.shown("Old") == [350]
-    assert member.store.min_offset("Old", 0) == 350
+    assert member.store.reader.min_offset("Old", 0) == 350
 
 
 def test_queues_know_their_next_number_before_a_confirmation(member: Member) -> None:
     store = member.store
 
     def ends() -> dict[str, dict[int, int]]:
-        return store.next_offsets([("Orders", 1), ("Old", 2), ("Unknown", 0)])
+        return store.queues.next_offsets([("Orders", 1), ("Old", 2), ("Unknown", 0)])
 
     assert ends() == {}
     member.one("Orders", 1)
-    assert store.topics_queues() == {}
+    assert store.queues.topics_queues() == {}
     assert ends() == {"Orders": {1: 1}}
-    store.ensure_next("Old", 2, 7)
+    store.queues.override_next("Old", 2, 7)
     assert ends() == {"Orders": {1: 1}, "Old": {2: 7}}
 
 
@@ -420,11 +420,11 @@ def test_a_start_that_rebuilds_all_queues_opens_a_log_with_damage(member: Member
     path.write_text(json.dumps({**json.loads(path.read_text()), "of a later version": 1}))
     shutil.rmtree(member.path / "consumequeue")
     member.start()
-    assert member.store.damage is None
+    assert member.store.state.damage is None
     assert member.shown() == [n for n in range(247) if n != number]
     assert member.one("Orders") == 247
     member.confirm()
-    assert member.store.max_offset("Orders", 0) == 248
+    assert member.store.reader.max_offset("Orders", 0) == 248
     for written in (False, True):
         if written:
             indexed(member.store, NOW + 2_000)
@@ -442,7 +442,7 @@ def test_an_interrupted_rebuild_of_all_queues_is_repeated_by_the_next_start(
     member.put(0, 250)
     indexed(member.store, NOW)
     lost = damage(member.store, 3)
-    end = member.store.end
+    end = member.store.log.end
     member.store.close()
     shutil.rmtree(member.path / "consumequeue")
     real, left = ConsumeQueue._write, 2
@@ -461,12 +461,12 @@ def test_an_interrupted_rebuild_of_all_queues_is_repeated_by_the_next_start(
     assert os.listdir(member.path / "consumequeue")
     for _ in range(2):
         member.start()
-        assert (member.store.end, member.store.damage) == (end, None)
+        assert (member.store.log.end, member.store.state.damage) == (end, None)
         assert member.shown() == [n for n in range(247) if n != 3]
-        assert not member.store.recovery_point.reindexing
+        assert not member.store.state.recovery_point.reindexing
         member.store.close()
     member.start()
-    at = member.store.get("Orders", 0, 2, 1, 10**6)
+    at = member.store.reader.get("Orders", 0, 2, 1, 10**6)
     member.store.repair(decode_records(at.data)[0].phys_offset + len(at.data), lost)
     assert member.shown() == list(range(247))
 
@@ -492,15 +492,15 @@ def test_records_that_were_unreadable_at_a_start_are_indexed_soon(
     with monkeypatch.context() as broken:
         broken.setattr(CommitLog, "read", read)
         member.start()
-        member.store.on_damage = reported.append
-        member.store.run_periodic_tasks(NOW + 2_000)
+        member.store.state.on_damage = reported.append
+        member.store.checkpointer.run_periodic_tasks(NOW + 2_000)
     assert number not in member.shown()
     assert set(reported) == {at}
     for n in range(len(member.store.state.unindexed) + 1):
-        member.store.run_periodic_tasks(NOW + 4_000 + 2_000 * n)
+        member.store.checkpointer.run_periodic_tasks(NOW + 4_000 + 2_000 * n)
     assert member.shown() == list(range(247))
     assert member.one("Orders") == 247
-    member.store.run_periodic_tasks(NOW + 10_000)
+    member.store.checkpointer.run_periodic_tasks(NOW + 10_000)
     member.again()
     member.confirm()
     assert member.shown() == list(range(248))
@@ -515,7 +515,7 @@ def test_a_repaired_record_replaces_a_blank_on_disk(member: Member) -> None:
     member.start()
     indexed(member.store, NOW)
     assert member.shown() == [n for n in range(247) if n != 3]
-    at = member.store.get("Orders", 0, 2, 1, 10**6)
+    at = member.store.reader.get("Orders", 0, 2, 1, 10**6)
     member.store.repair(decode_records(at.data)[0].phys_offset + len(at.data), lost)
     member.again()
     assert member.shown() == list(range(247))
@@ -538,10 +538,10 @@ def test_a_repaired_record_of_a_deleted_topic_stays_deleted(member: Member) -> N
     member.store.repair(at, lost)
     for killed in (False, True):
         if killed:
-            member.store.run_periodic_tasks(NOW + 2_000)
+            member.store.checkpointer.run_periodic_tasks(NOW + 2_000)
             member.again()
         assert member.shown() == before
-        assert member.store.min_offset("Orders", 0) == number + 1
+        assert member.store.reader.min_offset("Orders", 0) == number + 1
 
 
 def test_a_store_of_rocketmq_is_opened_with_the_queues_that_it_has(member: Member) -> None:
@@ -552,7 +552,7 @@ def test_a_store_of_rocketmq_is_opened_with_the_queues_that_it_has(member: Membe
         (member.path / "config" / name).unlink()
     os.rename(member.path / "consumequeue" / "Seldom", member.path / "consumequeue" / "%LMQ%x")
     member.start()
-    assert member.store.max_offset("%LMQ%x", 0) == 3
+    assert member.store.reader.max_offset("%LMQ%x", 0) == 3
     assert len(member.shown()) == 247
 
 
@@ -571,7 +571,7 @@ def test_a_power_loss_brings_neither_deleted_messages_nor_numbers_back(
         member.change(ends={"Old": {"0": 57}})
         member.confirm()
     member.store.mark_flushed(member.store.flush())
-    state: Callable[[], Any] = lambda: (member.shown(), member.store.next_offset("Old", 0))  # noqa: E731
+    state: Callable[[], Any] = lambda: (member.shown(), member.store.queues.next_offset("Old", 0))  # noqa: E731
     before = state()
     for saved in (False, True):
         if saved:
@@ -586,21 +586,21 @@ def test_a_power_loss_brings_neither_deleted_messages_nor_numbers_back(
 
 def test_a_search_by_time_passes_over_an_unindexed_record(member: Member) -> None:
     for n in range(11):
-        member.store.put([Put("Orders", 0, 0, 0, 1, HOST, b"%d" % n, b"")], 1_000 + n)
+        member.store.appender.put([Put("Orders", 0, 0, 0, 1, HOST, b"%d" % n, b"")], 1_000 + n)
     member.confirm()
     indexed(member.store, NOW)
     damage(member.store, 5)
     member.store.close()
     shutil.rmtree(member.path / "consumequeue")
     member.start()
-    found = [member.store.offset_at_time("Orders", 0, 1_000 + n) for n in range(11)]
+    found = [member.store.reader.offset_at_time("Orders", 0, 1_000 + n) for n in range(11)]
     assert found == [0, 1, 2, 3, 4, 5, 5, 7, 8, 9, 10]
 
 
 def test_a_search_by_time_reports_a_bad_sector(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
     member.put(0, 15)
     reported: list[int] = []
-    member.store.on_damage = reported.append
+    member.store.state.on_damage = reported.append
 
     def read(log: CommitLog, offset: int, size: int) -> bytes:
         raise OSError(errno.EIO, "Input/output error")
@@ -608,5 +608,5 @@ def test_a_search_by_time_reports_a_bad_sector(member: Member, monkeypatch: pyte
     with monkeypatch.context() as broken:
         broken.setattr(CommitLog, "read", read)
         with pytest.raises(OSError, match="Input/output error"):
-            member.store.offset_at_time("Orders", 0, 1)
+            member.store.reader.offset_at_time("Orders", 0, 1)
     assert len(reported) == 1

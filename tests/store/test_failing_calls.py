@@ -115,7 +115,7 @@ def settled(epochs: LeaderEpochs, end: int) -> LeaderEpochs:
 
 
 def epochs_in_log(store: MessageStore) -> LeaderEpochs:
-    return tuple(epoch for epoch in scan(store.log, store.start).epochs if epoch.start < store.end)
+    return tuple(epoch for epoch in scan(store.log, store.log.start).epochs if epoch.start < store.log.end)
 
 
 class TableStore:
@@ -127,16 +127,16 @@ class TableStore:
         self.replay.load(store.config.path / "config")
 
     def confirm(self, store: MessageStore, offset: int) -> None:
-        for phys, body in store.confirm(offset).control:
+        for phys, body in store.indexer.confirm(offset).control:
             self.meta.confirm(phys, body)
 
     def save(self, store: MessageStore) -> None:
-        snapshots.write(store.config.path / "config", snapshots.render(self.meta, store.epochs))
+        snapshots.write(store.config.path / "config", snapshots.render(self.meta, store.epoch_cache.epochs))
 
 
 def dropped(store: MessageStore, stop: int) -> dict[str, int]:
     """Deletion watermarks by topic, from the control records below `stop`."""
-    changes = (decode_change(r.body) for r in store.walk(store.start, stop) if r.topic == CONTROL_TOPIC)
+    changes = (decode_change(r.body) for r in store.reader.walk(store.log.start, stop) if r.topic == CONTROL_TOPIC)
     return {topic: change["dropData"] for change in changes if change for topic in change.get("dropTopics", ())}
 
 
@@ -170,9 +170,9 @@ class Pair:
         for name in ("epochs.json", "recoveryPoint.json", "queueEnds.json"):
             (self.leader_config.path / "config" / name).unlink()
         self.leader = MessageStore.open(self.leader_config)
-        assert self.leader.epochs == FOREIGN
-        if self.leader.end > 2 * SEGMENT and self.rng.random() < 0.5:
-            self.leader.remove_before(SEGMENT)
+        assert self.leader.epoch_cache.epochs == FOREIGN
+        if self.leader.log.end > 2 * SEGMENT and self.rng.random() < 0.5:
+            self.leader.retention.remove_before(SEGMENT)
 
     def _draw_trouble(self) -> None:
         calls = self.calls
@@ -183,25 +183,25 @@ class Pair:
 
     def _put(self, store: MessageStore, count: int) -> None:
         for _ in range(count):
-            if store.end % SEGMENT == 0:
+            if store.log.end % SEGMENT == 0:
                 self._set_ends(store)
             self.serial += 1
             size = self.rng.choice((8, 8, 900, 3_000))
-            store.put([message(self.serial, self.rng.choice("AB"), size)], self.serial)
+            store.appender.put([message(self.serial, self.rng.choice("AB"), size)], self.serial)
 
     def _begin(self, store: MessageStore) -> None:
         self.epoch += 1
-        store.begin_epoch(self.epoch, EPOCH_BODY, 1)
+        store.appender.begin_epoch(self.epoch, EPOCH_BODY, 1)
         self._set_ends(store)
 
     def _set_ends(self, store: MessageStore) -> None:
         """Write the queue offsets, as a master does in each segment, for members without records of a queue."""
-        found = store.next_offsets(queue.key for queue in store.queues)
+        found = store.queues.next_offsets(queue.key for queue in store.queues)
         ends = {t: {str(q): n for q, n in queues.items()} for t, queues in found.items() if t in "AB"}
         self._change(store, {"ends": ends})
 
     def _change(self, store: MessageStore, change: dict[str, Any]) -> None:
-        store.put([Put(CONTROL_TOPIC, 0, 0, 0, 1, HOST, encode_change(change), b"")], 1)
+        store.appender.put([Put(CONTROL_TOPIC, 0, 0, 0, 1, HOST, encode_change(change), b"")], 1)
 
     def run(self) -> None:
         for _ in range(STEPS):
@@ -211,15 +211,17 @@ class Pair:
     def step(self) -> None:
         if self.rng.random() < 0.02:
             self._draw_trouble()
-        if not self.leader.epochs or (self.leader.epochs == FOREIGN and self.rng.random() < 0.1):
+        if not self.leader.epoch_cache.epochs or (
+            self.leader.epoch_cache.epochs == FOREIGN and self.rng.random() < 0.1
+        ):
             self.leader_begins()
             return
         name = self.rng.choices(list(STEP_WEIGHTS), list(STEP_WEIGHTS.values()))[0]
-        self.trace.append(f"{name}: leader {self.leader.start}-{self.leader.end}, follower {self.ends()}")
+        self.trace.append(f"{name}: leader {self.leader.log.start}-{self.leader.log.end}, follower {self.ends()}")
         getattr(self, name)()
 
     def ends(self) -> str:
-        return f"{self.follower.start}-{self.follower.end}"
+        return f"{self.follower.log.start}-{self.follower.log.end}"
 
     # The leader
 
@@ -233,20 +235,20 @@ class Pair:
         self._delete(self.leader)
 
     def _delete(self, store: MessageStore) -> None:
-        self._change(store, {"dropTopics": [self.rng.choice("AB")], "dropData": store.end})
+        self._change(store, {"dropTopics": [self.rng.choice("AB")], "dropData": store.log.end})
 
     def leader_confirms(self) -> None:
         store = self.leader
-        boundaries = [record.phys_offset for record in store.walk(store.confirmed, store.end)]
-        self.leaders_tables.confirm(store, self.rng.choice([*boundaries, store.end]))
+        boundaries = [record.phys_offset for record in store.reader.walk(store.state.confirmed, store.log.end)]
+        self.leaders_tables.confirm(store, self.rng.choice([*boundaries, store.log.end]))
 
     def another_leads(self) -> None:
         """Another leader lacks records of the last one, also confirmed ones: only the divergence matters here."""
         store = self.leader
-        boundaries = [record.phys_offset for record in store.walk(store.start, store.end)]
+        boundaries = [record.phys_offset for record in store.reader.walk(store.log.start, store.log.end)]
         if boundaries:
-            store.truncate(self.rng.choice(boundaries[-20:]))
-            self.leaders_tables.replay.was_truncated(store.end)
+            store.truncator.truncate(self.rng.choice(boundaries[-20:]))
+            self.leaders_tables.replay.was_truncated(store.log.end)
             self._begin(store)
 
     def leader_expires(self) -> None:
@@ -255,12 +257,12 @@ class Pair:
     def _indexed(self, store: MessageStore) -> int:
         """The end of the entries in files: without their records, a kill loses the numbers of later ones."""
         pending = store.queues.oldest_pending()
-        return store.confirmed if pending is None else min(store.confirmed, pending)
+        return store.state.confirmed if pending is None else min(store.state.confirmed, pending)
 
     def _expire(self, store: MessageStore) -> None:
-        first, last = store.start // SEGMENT, self._indexed(store) // SEGMENT
-        if first < last and last * SEGMENT < store.end:
-            store.remove_before(self.rng.randint(first, last) * SEGMENT)
+        first, last = store.log.start // SEGMENT, self._indexed(store) // SEGMENT
+        if first < last and last * SEGMENT < store.log.end:
+            store.retention.remove_before(self.rng.randint(first, last) * SEGMENT)
 
     # The follower, with failing calls
 
@@ -274,12 +276,12 @@ class Pair:
         except Died:
             self.restart(clean=False)
             return
-        if self.follower.failed is not None or self.reset_in_progress is not None:
+        if self.follower.state.failed is not None or self.reset_in_progress is not None:
             # The leader repeats a failed reset; here a start comes first, which must not report missing records.
             self.trace.append(
-                f"  failed: {self.follower.failed!r}, reset in progress: {self.reset_in_progress is not None}"
+                f"  failed: {self.follower.state.failed!r}, reset in progress: {self.reset_in_progress is not None}"
             )
-            self.restart(clean=self.follower.failed is None and self.rng.random() < 0.5)
+            self.restart(clean=self.follower.state.failed is None and self.rng.random() < 0.5)
         else:
             self.look()
 
@@ -289,50 +291,50 @@ class Pair:
     def _fetch(self, follower: MessageStore) -> None:
         """Truncate, reset or append, as the epochs of both logs require."""
         leader = self.leader
-        epochs, end = settled(leader.epochs, leader.end), follower.end
-        agreed = divergence(epochs, leader.end, settled(follower.epochs, end), end)
-        if agreed < end and leader.start <= agreed < follower.start:
+        epochs, end = settled(leader.epoch_cache.epochs, leader.log.end), follower.log.end
+        agreed = divergence(epochs, leader.log.end, settled(follower.epoch_cache.epochs, end), end)
+        if agreed < end and leader.log.start <= agreed < follower.log.start:
             self._reset(follower, 0, (), {})
-        elif agreed < leader.start:
-            self._reset(follower, leader.start, truncate_epochs(epochs, leader.start), leader.queue_starts())
+        elif agreed < leader.log.start:
+            self._reset(follower, leader.log.start, truncate_epochs(epochs, leader.log.start), leader.queue_starts())
         elif agreed < end:
-            follower.truncate(agreed)
-            self.tables.replay.was_truncated(follower.end)
+            follower.truncator.truncate(agreed)
+            self.tables.replay.was_truncated(follower.log.end)
         else:
-            follower.append_raw(end, leader.read_raw(end, self.rng.choice((100, 4_000, 20_000, 300_000))))
-            self.tables.confirm(follower, max(follower.confirmed, min(leader.confirmed, follower.end)))
+            follower.appender.append_raw(end, leader.log.read_raw(end, self.rng.choice((100, 4_000, 20_000, 300_000))))
+            self.tables.confirm(follower, max(follower.state.confirmed, min(leader.state.confirmed, follower.log.end)))
 
     def _reset(self, follower: MessageStore, to: int, epochs: LeaderEpochs, queues: dict[tuple[str, int], int]) -> None:
         self.trace.append(f"  reset at {to}: {epochs}")
         self.reset_in_progress = settled(epochs, to)
-        follower.reset(to, epochs, queues)
-        self.tables.replay.was_truncated(follower.end)
+        follower.truncator.reset(to, epochs, queues)
+        self.tables.replay.was_truncated(follower.log.end)
         self.expected, self.reset_in_progress = epochs, None
 
     def follower_keeps_up(self) -> None:
         self.now_ms += self.rng.choice((100, 2_000))
-        self.try_to(lambda store: store.run_periodic_tasks(self.now_ms))
+        self.try_to(lambda store: store.checkpointer.run_periodic_tasks(self.now_ms))
 
     def follower_flushes(self) -> None:
         def flush(store: MessageStore) -> None:
             try:
                 store.mark_flushed(store.flush())
             except OSError as error:
-                store.mark_failed(error)
+                store.checkpointer.mark_failed(error)
 
         self.try_to(flush)
 
     def follower_checkpoints(self) -> None:
         def checkpoint(store: MessageStore) -> None:
-            checkpoint = store.checkpoint()
+            checkpoint = store.checkpointer.checkpoint()
             try:
                 checkpoint.run()
             except OSError as error:
                 checkpoint.requeue()
                 if error.errno not in NO_DESCRIPTORS:
-                    store.mark_failed(error)
+                    store.checkpointer.mark_failed(error)
             else:
-                store.checkpointed(checkpoint)
+                store.checkpointer.checkpointed(checkpoint)
 
         self.try_to(checkpoint)
 
@@ -344,7 +346,7 @@ class Pair:
 
     def follower_leads(self) -> None:
         """It writes alone for a while: its log diverges from the leader's."""
-        if self.follower.end == 0:
+        if self.follower.log.end == 0:
             return
 
         def lead(store: MessageStore) -> None:
@@ -353,7 +355,7 @@ class Pair:
             if self.rng.random() < 0.2:
                 self._delete(store)
                 if self.rng.random() < 0.5:
-                    self.tables.confirm(store, store.end)
+                    self.tables.confirm(store, store.log.end)
                     self._put(store, self.rng.randrange(4))
 
         self.try_to(lead)
@@ -361,9 +363,9 @@ class Pair:
     # Its starts and stops
 
     def follower_is_killed(self) -> None:
-        end = self.follower.end
+        end = self.follower.log.end
         self.restart(clean=False)
-        assert self.follower.end == end, f"a kill between two calls loses nothing of the log: {self.ends()}"
+        assert self.follower.log.end == end, f"a kill between two calls loses nothing of the log: {self.ends()}"
 
     def follower_stops(self) -> None:
         self.restart(clean=True)
@@ -383,11 +385,11 @@ class Pair:
                 break
         else:
             raise AssertionError("a follower opens once its calls succeed")
-        damage = self.follower.damage
+        damage = self.follower.state.damage
         # A full disk may have removed the recovery point; the start then reports possible damage.
         assert damage is None or not (damage.flushed or damage.confirmed), f"no start misses a record: {damage}"
-        self.follower.acknowledge_damage()
-        self.follower.damage = None
+        self.follower.recovery.acknowledge_damage()
+        self.follower.state.damage = None
         self.tables = TableStore(self.follower)
         self.look()
         self.reset_in_progress = None
@@ -416,23 +418,23 @@ class Pair:
 
     def look_at_epochs(self) -> None:
         follower = self.follower
-        got = settled(follower.epochs, follower.end)
+        got = settled(follower.epoch_cache.epochs, follower.log.end)
         truth = self._true_epochs()
         if self.reset_in_progress is not None and got in ((), epochs_in_log(follower), self.reset_in_progress):
             # A reset replaces the old epochs with none, then with the new ones.
             truth = got
-        elif truth[:1] == FOREIGN and got == settled(truth[1:], follower.end) and follower.confirmed == 0:
+        elif truth[:1] == FOREIGN and got == settled(truth[1:], follower.log.end) and follower.state.confirmed == 0:
             # It died between the first records and their epoch file, so the start truncates the records.
             truth = got
-        assert got == settled(truth, follower.end), f"the epochs are those of the log: {got} instead of {truth}"
+        assert got == settled(truth, follower.log.end), f"the epochs are those of the log: {got} instead of {truth}"
         self.expected = truth
 
     def _true_epochs(self) -> LeaderEpochs:
         """The epochs of the records, and the earlier ones that were known before retention."""
         follower = self.follower
-        older = tuple(epoch for epoch in self.expected if epoch.start < follower.start)
+        older = tuple(epoch for epoch in self.expected if epoch.start < follower.log.start)
         found = epochs_in_log(follower)
-        foreign = follower.start == 0 < follower.end and not (found and found[0].start == 0)
+        foreign = follower.log.start == 0 < follower.log.end and not (found and found[0].start == 0)
         return (FOREIGN if foreign else older) + found
 
     def look_at_files(self) -> None:
@@ -440,20 +442,20 @@ class Pair:
         follower = self.follower
         if follower.epoch_cache.persisted:
             kept = EpochFile.load(follower.epoch_cache.path)
-            undone = [e for e in kept.epochs if e not in follower.epochs] if kept else []
-            assert not [e for e in undone if e.start < follower.recovery_point.written], (
+            undone = [e for e in kept.epochs if e not in follower.epoch_cache.epochs] if kept else []
+            assert not [e for e in undone if e.start < follower.state.recovery_point.written], (
                 f"the epoch file has undone epochs: {undone}"
             )
         recovery_point = RecoveryPoint.load(follower.recovery_point_file.path)
         if recovery_point is not None:
             most = max(recovery_point.confirmed, recovery_point.flushed, recovery_point.written, recovery_point.durable)
-            assert most <= follower.end, f"the recovery point claims more than the log has: {recovery_point}"
+            assert most <= follower.log.end, f"the recovery point claims more than the log has: {recovery_point}"
 
     def look_at_queues(self) -> None:
         """Every confirmed record is in its queue at its queue offset, and hidden if its topic was deleted after it."""
         follower = self.follower
-        gone, perhaps = (dropped(follower, stop) for stop in (follower.confirmed, follower.end))
-        for record in follower.walk(follower.start, follower.confirmed):
+        gone, perhaps = (dropped(follower, stop) for stop in (follower.state.confirmed, follower.log.end))
+        for record in follower.reader.walk(follower.log.start, follower.state.confirmed):
             place = (record.topic, record.queue_id, record.queue_offset)
             if any(at <= record.phys_offset < stop for at, stop in follower.state.unindexed.items()):
                 continue  # A start could not read it; a later retry indexes it.
@@ -464,7 +466,7 @@ class Pair:
             assert entry[:2] == (record.phys_offset, record.size), (
                 f"{place} is at {record.phys_offset}, the queue says {entry}"
             )
-            shown = bool(follower.get(*place, 1, 1).data)
+            shown = bool(follower.reader.get(*place, 1, 1).data)
             if record.phys_offset < gone.get(record.topic, 0):
                 assert not shown, f"a deleted message is shown: {place}"
             elif record.phys_offset >= perhaps.get(record.topic, 0):
@@ -474,14 +476,17 @@ class Pair:
         """Its calls succeed again: in the end the follower has all records of the leader."""
         for _ in range(2_000):
             self._fetch(self.follower)
-            if self.follower.end == self.leader.end and self.follower.confirmed >= self.leader.confirmed:
+            if (
+                self.follower.log.end == self.leader.log.end
+                and self.follower.state.confirmed >= self.leader.state.confirmed
+            ):
                 break
         else:
             raise AssertionError(f"a follower catches up, but stays at {self.ends()}")
-        self.leaders_tables.confirm(self.leader, self.follower.confirmed)
+        self.leaders_tables.confirm(self.leader, self.follower.state.confirmed)
         for _ in range(1 + len(self.follower.state.unindexed)):
             self.now_ms += 2_000
-            self.follower.run_periodic_tasks(self.now_ms)
+            self.follower.checkpointer.run_periodic_tasks(self.now_ms)
         assert not self.follower.state.unindexed
         self.look()
         self._compare_logs()
@@ -490,31 +495,33 @@ class Pair:
 
     def _compare_logs(self) -> None:
         leader, follower = self.leader, self.follower
-        assert settled(follower.epochs, follower.end) == settled(leader.epochs, leader.end), "the same epochs"
-        first = max(leader.start, follower.start)
-        same = follower.log.read(first, leader.end - first) == leader.log.read(first, leader.end - first)
-        assert same, f"the same bytes in {first}-{leader.end}"
+        assert settled(follower.epoch_cache.epochs, follower.log.end) == settled(
+            leader.epoch_cache.epochs, leader.log.end
+        ), "the same epochs"
+        first = max(leader.log.start, follower.log.start)
+        same = follower.log.read(first, leader.log.end - first) == leader.log.read(first, leader.log.end - first)
+        assert same, f"the same bytes in {first}-{leader.log.end}"
 
     def _compare_queues(self) -> None:
         leader, follower = self.leader, self.follower
-        known, all_of_log = (dropped(follower, stop) for stop in (follower.confirmed, follower.end))
+        known, all_of_log = (dropped(follower, stop) for stop in (follower.state.confirmed, follower.log.end))
         indexed, numbered = (
-            {(r.topic, r.queue_id) for r in follower.walk(follower.start, stop)}
-            for stop in (follower.confirmed, follower.end)
+            {(r.topic, r.queue_id) for r in follower.reader.walk(follower.log.start, stop)}
+            for stop in (follower.state.confirmed, follower.log.end)
         )
-        for topic, queue_ids in leader.topics_queues().items():
+        for topic, queue_ids in leader.queues.topics_queues().items():
             for queue_id in queue_ids:
                 # 0: no record of it is left, and the override is unconfirmed.
                 place = (topic, queue_id)
-                stop, mine = leader.max_offset(*place), follower.max_offset(*place)
+                stop, mine = leader.reader.max_offset(*place), follower.reader.max_offset(*place)
                 assert mine == stop or (mine == 0 and place not in indexed), f"the same end of queue {place}"
-                stop, mine = leader.next_offset(*place), follower.next_offset(*place)
+                stop, mine = leader.queues.next_offset(*place), follower.queues.next_offset(*place)
                 assert mine == stop or (mine == 0 and place not in numbered), f"the next number of {place}"
-        for record in leader.walk(max(leader.start, follower.start), leader.confirmed):
+        for record in leader.reader.walk(max(leader.log.start, follower.log.start), leader.state.confirmed):
             place = (record.topic, record.queue_id, record.queue_offset)
             if known.get(record.topic) != all_of_log.get(record.topic):
                 continue  # After a kill, its tables may know a deletion that is unconfirmed for it.
-            mine, other = (store.get(*place, 1, 1).data for store in (follower, leader))
+            mine, other = (store.reader.get(*place, 1, 1).data for store in (follower, leader))
             assert mine == other, f"the same message at {place}"
 
     def _compare_index(self) -> None:
@@ -525,16 +532,18 @@ class Pair:
                 if not store.index.behind:
                     break
                 self.now_ms += 2_000
-                store.run_periodic_tasks(self.now_ms)
+                store.checkpointer.run_periodic_tasks(self.now_ms)
             assert not store.index.behind, "the index comes to the end of what is confirmed"
-        first = max(leader.start, follower.start)
-        gone = dropped(leader, leader.end)  # After a kill, tables may be ahead of the confirmed offset.
+        first = max(leader.log.start, follower.log.start)
+        gone = dropped(leader, leader.log.end)  # After a kill, tables may be ahead of the confirmed offset.
         records = [
-            r for r in leader.walk(first, leader.confirmed) if r.topic in "AB" and r.phys_offset > gone.get(r.topic, 0)
+            r
+            for r in leader.reader.walk(first, leader.state.confirmed)
+            if r.topic in "AB" and r.phys_offset > gone.get(r.topic, 0)
         ]
         for record in self.rng.sample(records, min(5, len(records))):
             key = f"k{record.born_ms}"
-            found = [other.phys_offset for other in follower.query(record.topic, key, 32, 0, 1 << 60)]
+            found = [other.phys_offset for other in follower.reader.query(record.topic, key, 32, 0, 1 << 60)]
             assert record.phys_offset in found, f"{key} is in the index"
 
     def close(self) -> None:

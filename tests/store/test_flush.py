@@ -44,7 +44,7 @@ async def store(tmp_path: Path, small: BrokerSettings) -> AsyncIterator[MessageS
 async def commit(store: MessageStore, flushed_by: str) -> AsyncIterator[GroupCommit]:
     """Of a store with one record: the name of the first segment is durable."""
     made = GroupCommit(store)
-    store.put(messages(1), 1)
+    store.appender.put(messages(1), 1)
     await made.flush()
     yield made
     await made.close()
@@ -101,25 +101,25 @@ class SlowDisk:
 async def test_one_fsync_serves_all_waiting_callers_and_the_loop_runs(
     store: MessageStore, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch, flushed_by: str
 ) -> None:
-    disk, before = SlowDisk(monkeypatch), store.end
+    disk, before = SlowDisk(monkeypatch), store.log.end
     waits = []
     for _ in range(50):
-        store.put(messages(2), 1)
-        waits.append(asyncio.create_task(commit.wait(store.end)))
+        store.appender.put(messages(2), 1)
+        waits.append(asyncio.create_task(commit.wait(store.log.end)))
     await disk.entered()
     # Other callers arrive during the fsync; none of them returns, and the loop runs.
     started = time.monotonic()
     for _ in range(50):
-        store.put(messages(2), 1)
-        waits.append(asyncio.create_task(commit.wait(store.end)))
+        store.appender.put(messages(2), 1)
+        waits.append(asyncio.create_task(commit.wait(store.log.end)))
         await asyncio.sleep(0)
     assert time.monotonic() - started < 5
     assert not any(wait.done() for wait in waits)
-    assert store.flushed == before
+    assert store.state.flushed == before
     disk.release()
     flushed = await asyncio.gather(*waits)
     assert min(flushed) > before
-    assert store.flushed == store.end
+    assert store.state.flushed == store.log.end
     assert disk.calls == 2
     assert disk.ways == {flushed_by}
 
@@ -128,30 +128,36 @@ async def test_rule_11_flushed_counts_only_durable_bytes(
     store: MessageStore, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = SlowDisk(monkeypatch)
-    store.put(messages(2), 1)
-    end = store.end
+    store.appender.put(messages(2), 1)
+    end = store.log.end
     waiting = asyncio.create_task(commit.wait(end))
     await disk.entered()
-    store.put(messages(2), 1)
+    store.appender.put(messages(2), 1)
     disk.release()
-    assert await waiting == end < store.end
+    assert await waiting == end < store.log.end
 
 
 async def test_zeros_written_ahead_are_never_records_and_never_extend_a_segment(
     store: MessageStore, commit: GroupCommit, small: BrokerSettings
 ) -> None:
     for _ in range(300):
-        store.put(messages(3), 1)
+        store.appender.put(messages(3), 1)
         await commit.flush()
-    written = store.read_raw(store.start, 1 << 24)
-    assert len(written) == store.end > 2 * small.mappedFileSizeCommitLog
+    written = store.log.read_raw(store.log.start, 1 << 24)
+    assert len(written) == store.log.end > 2 * small.mappedFileSizeCommitLog
     assert {os.stat(store.log.path(base)).st_size for base in store.log.bases()} == {small.mappedFileSizeCommitLog}
-    assert not any(store.log.raw(store.end, small.mappedFileSizeCommitLog))
-    assert os.stat(store.log.path(store.end)).st_blocks * 512 >= small.mappedFileSizeCommitLog  # The file has no hole.
-    path, count = store.config.path, len(list(store.walk(store.start, store.end)))
+    assert not any(store.log.raw(store.log.end, small.mappedFileSizeCommitLog))
+    assert (
+        os.stat(store.log.path(store.log.end)).st_blocks * 512 >= small.mappedFileSizeCommitLog
+    )  # The file has no hole.
+    path, count = store.config.path, len(list(store.reader.walk(store.log.start, store.log.end)))
     store.close(clean=False)
     again = MessageStore.open(StoreConfig(path, small, sync_flush=True))
-    assert (again.damage, again.end, len(list(again.walk(again.start, again.end)))) == (None, len(written), count)
+    assert (again.state.damage, again.log.end, len(list(again.reader.walk(again.log.start, again.log.end)))) == (
+        None,
+        len(written),
+        count,
+    )
     again.close()
 
 
@@ -162,23 +168,23 @@ async def test_a_full_disk_for_zeros_is_no_error(
         raise OSError(errno.ENOSPC, "full")
 
     monkeypatch.setattr(os, "pwritev", full)
-    store.put(messages(2), 1)
-    assert await commit.flush() == store.end
-    assert store.failed is None
+    store.appender.put(messages(2), 1)
+    assert await commit.flush() == store.log.end
+    assert store.state.failed is None
 
 
 async def test_a_flush_does_not_count_after_a_truncation_during_it(
     store: MessageStore, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store.put(messages(2), 1)
-    boundary = store.end
+    store.appender.put(messages(2), 1)
+    boundary = store.log.end
     await commit.flush()
-    store.put(messages(20), 1)
+    store.appender.put(messages(20), 1)
     point = store.flush()
-    store.truncate(boundary)
-    store.put(messages(30), 2)
+    store.truncator.truncate(boundary)
+    store.appender.put(messages(30), 2)
     assert store.mark_flushed(point) == boundary
-    assert await commit.flush() == store.end
+    assert await commit.flush() == store.log.end
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENFILE])
@@ -186,23 +192,23 @@ async def test_a_failed_fsync_ends_all_writes(
     store: MessageStore, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch, flushed_by: str, number: int
 ) -> None:
     """Also with an error of the file system that elsewhere means that nothing was tried."""
-    disk, before = SlowDisk(monkeypatch), store.end
+    disk, before = SlowDisk(monkeypatch), store.log.end
     disk.release()
     disk.error = OSError(number, "the disk is gone")
-    store.put(messages(2), 1)
-    store.confirm(store.end)
+    store.appender.put(messages(2), 1)
+    store.indexer.confirm(store.log.end)
     with pytest.raises(FlushFailed):
-        await commit.wait(store.end)
-    assert store.flushed == before
+        await commit.wait(store.log.end)
+    assert store.state.flushed == before
     assert store.state.disk_untrusted
     disk.error = None
     # A second fsync would report success without the lost bytes.
     with pytest.raises(FlushFailed):
-        await commit.wait(store.end)
+        await commit.wait(store.log.end)
     with pytest.raises(FlushFailed):
-        store.put(messages(1), 1)
+        store.appender.put(messages(1), 1)
     assert (disk.calls, disk.ways) == (1, {flushed_by})
-    assert store.get("Orders", 0, 0, 1, 1).count == 1
+    assert store.reader.get("Orders", 0, 0, 1, 1).count == 1
 
 
 async def test_a_call_comes_with_the_flush_that_covers_it(
@@ -212,19 +218,19 @@ async def test_a_call_comes_with_the_flush_that_covers_it(
     said: list[tuple[str, FlushFailed | None, bool]] = []
 
     def call_at_end(name: str) -> None:
-        end = store.end
-        commit.when_durable(end, lambda error: said.append((name, error, store.flushed >= end)))
+        end = store.log.end
+        commit.when_durable(end, lambda error: said.append((name, error, store.state.flushed >= end)))
 
     call_at_end("durable already")
     assert said.pop() == ("durable already", None, True)
-    store.put(messages(1), 2)
+    store.appender.put(messages(1), 2)
     call_at_end("first")
     await disk.entered()
-    store.put(messages(1), 3)
+    store.appender.put(messages(1), 3)
     call_at_end("second, after the start of the flush")
     assert said == []
     disk.release()
-    await commit.wait(store.end)
+    await commit.wait(store.log.end)
     assert said == [("first", None, True), ("second, after the start of the flush", None, True)]
     assert disk.calls == 2
 
@@ -235,12 +241,12 @@ async def test_a_call_gets_the_failure_of_the_disk(
     disk = SlowDisk(monkeypatch)
     disk.error = OSError(errno.EIO, "Input/output error")
     said: list[FlushFailed | None] = []
-    store.put(messages(1), 2)
-    commit.when_durable(store.end, said.append)
+    store.appender.put(messages(1), 2)
+    commit.when_durable(store.log.end, said.append)
     disk.release()
     with pytest.raises(FlushFailed):
-        await commit.wait(store.end)
-    commit.when_durable(store.end, said.append)
+        await commit.wait(store.log.end)
+    commit.when_durable(store.log.end, said.append)
     assert [type(error) for error in said] == [FlushFailed, FlushFailed]
 
 
@@ -248,23 +254,28 @@ async def test_a_cancelled_waiter_does_not_end_the_flush_of_others(
     store: MessageStore, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = SlowDisk(monkeypatch)
-    store.put(messages(2), 1)
-    impatient = asyncio.create_task(commit.wait(store.end))
-    patient = asyncio.create_task(commit.wait(store.end))
+    store.appender.put(messages(2), 1)
+    impatient = asyncio.create_task(commit.wait(store.log.end))
+    patient = asyncio.create_task(commit.wait(store.log.end))
     await disk.entered()
     impatient.cancel()
     with pytest.raises(asyncio.CancelledError):
         await impatient
     disk.release()
-    assert await patient == store.end
+    assert await patient == store.log.end
 
 
 async def test_a_checkpoint_moves_the_recovery_point_for_a_power_loss(store: MessageStore, commit: GroupCommit) -> None:
-    store.put(messages(200), 1)
-    store.confirm(store.end)
-    assert store.recovery_point.durable == 0
+    store.appender.put(messages(200), 1)
+    store.indexer.confirm(store.log.end)
+    assert store.state.recovery_point.durable == 0
     await commit.checkpoint()
-    assert store.recovery_point.durable == store.recovery_point.durable_index == store.end == store.flushed
+    assert (
+        store.state.recovery_point.durable
+        == store.state.recovery_point.durable_index
+        == store.log.end
+        == store.state.flushed
+    )
 
 
 async def test_the_loop_waits_for_no_fsync_and_no_replaced_file(
@@ -279,17 +290,17 @@ async def test_the_loop_waits_for_no_fsync_and_no_replaced_file(
             real(*words)
 
         monkeypatch.setattr(files.os, name, recording)
-    store.put(messages(200), 1)
-    store.confirm(store.end)
+    store.appender.put(messages(200), 1)
+    store.indexer.confirm(store.log.end)
     await commit.checkpoint()
-    store.put(messages(200), 2)
-    store.run_periodic_tasks(10_000)
+    store.appender.put(messages(200), 2)
+    store.checkpointer.run_periodic_tasks(10_000)
     await commit.close()
     flushing = {"store-flush"} if flushed_by == "thread" else set()
     assert threads == {*flushing, "store-checkpoint_0", "store-background_0"}
     recovery_point = RecoveryPoint.load(store.recovery_point_file.path)
     assert recovery_point is not None
-    assert recovery_point.durable == store.confirmed
+    assert recovery_point.durable == store.state.confirmed
 
 
 def test_an_older_recovery_point_never_replaces_a_newer_one(tmp_path: Path) -> None:
@@ -307,19 +318,19 @@ async def test_many_confirmed_bytes_start_a_checkpoint(
     store: MessageStore, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gantry_broker.store.checkpoint.CHECKPOINT_BYTES", 1_000)
-    store.put(messages(50), 1)
-    store.confirm(store.end)
+    store.appender.put(messages(50), 1)
+    store.indexer.confirm(store.log.end)
     done = asyncio.Event()
-    real = store.checkpointed
+    real = store.checkpointer.checkpointed
 
     def checkpointed(checkpoint: Checkpoint) -> None:
         real(checkpoint)
         done.set()
 
-    monkeypatch.setattr(store, "checkpointed", checkpointed)
+    monkeypatch.setattr(store.checkpointer, "checkpointed", checkpointed)
     await commit.flush()
     await asyncio.wait_for(done.wait(), 20)
-    assert store.recovery_point.durable == store.end
+    assert store.state.recovery_point.durable == store.log.end
 
 
 async def test_flushes_and_checkpoints_at_the_same_time_never_stop_the_loop(
@@ -333,21 +344,21 @@ async def test_flushes_and_checkpoints_at_the_same_time_never_stop_the_loop(
         while True:
             await asyncio.sleep(0)
             beats += 1
-            if store.end < 500_000:
-                store.put(messages(3), 1)
-                store.confirm(store.end)
+            if store.log.end < 500_000:
+                store.appender.put(messages(3), 1)
+                store.indexer.confirm(store.log.end)
 
     beating = asyncio.create_task(beat())
     async with asyncio.timeout(60):
         for _ in range(60):
             before = beats
-            await commit.wait(store.end)
+            await commit.wait(store.log.end)
             await asyncio.sleep(0)
-            assert beats > before or store.flushed == store.end
+            assert beats > before or store.state.flushed == store.log.end
     beating.cancel()
     await commit.flush()
     await commit.checkpoint()
-    assert store.recovery_point.durable <= store.flushed == store.end
+    assert store.state.recovery_point.durable <= store.state.flushed == store.log.end
 
 
 async def test_a_new_segment_is_not_taken_for_an_open_one_of_the_same_name(
@@ -361,16 +372,16 @@ async def test_a_new_segment_is_not_taken_for_an_open_one_of_the_same_name(
         return lambda result: result
 
     size = store.log.segment_size
-    while store.end < size + size // 2:
-        store.put(messages(5), 1)
+    while store.log.end < size + size // 2:
+        store.appender.put(messages(5), 1)
         await commit.flush()
     plant_fdatasync(monkeypatch.setattr, begun)
     for _ in range(3):
-        store.truncate(size)
-        while store.end < size + size // 2:
-            store.put(messages(5), 1)
+        store.truncator.truncate(size)
+        while store.log.end < size + size // 2:
+            store.appender.put(messages(5), 1)
             await commit.flush()
-            assert synced[-1] == (os.stat(store.log.path(store.end)).st_ino, 1)
+            assert synced[-1] == (os.stat(store.log.path(store.log.end)).st_ino, 1)
 
 
 async def test_a_flush_after_one_without_descriptors_makes_the_name_of_a_segment_durable(
@@ -387,9 +398,9 @@ async def test_a_flush_after_one_without_descriptors_makes_the_name_of_a_segment
         real(path)
 
     monkeypatch.setattr(commit_log, "fsync_dir", fsync_dir)
-    while store.end < store.log.segment_size:
-        store.put(messages(1), 1)
-    assert await commit.flush() == store.end
+    while store.log.end < store.log.segment_size:
+        store.appender.put(messages(1), 1)
+    assert await commit.flush() == store.log.end
     assert tried == 2
 
 
@@ -398,8 +409,8 @@ def test_a_flush_during_the_creation_of_a_segment_does_not_cover_its_name(
 ) -> None:
     """The flush thread does not wait for the loop."""
     log = store.log
-    while store.end < log.segment_size - 5_000:
-        store.put(messages(5), 1)
+    while store.log.end < log.segment_size - 5_000:
+        store.appender.put(messages(5), 1)
     store.mark_flushed(store.flush())
     real, fsync_dir = files.open_sized, commit_log.fsync_dir
     durable: list[str] = []
@@ -410,16 +421,16 @@ def test_a_flush_during_the_creation_of_a_segment_does_not_cover_its_name(
 
     def open_sized(path: str, create_size: int | None) -> int:
         if not os.path.exists(path):
-            log.sync(0, store.end)
+            log.sync(0, store.log.end)
         return real(path, create_size)
 
     monkeypatch.setattr(commit_log, "fsync_dir", synced)
     monkeypatch.setattr(files, "open_sized", open_sized)
-    while store.end < log.segment_size:
-        store.put(messages(5), 1)
+    while store.log.end < log.segment_size:
+        store.appender.put(messages(5), 1)
     store.mark_flushed(store.flush())
-    assert store.flushed == store.end
-    assert os.path.basename(log.path(store.end)) in durable
+    assert store.state.flushed == store.log.end
+    assert os.path.basename(log.path(store.log.end)) in durable
 
 
 async def test_a_close_syncs_the_files_of_a_failed_checkpoint(
@@ -427,11 +438,11 @@ async def test_a_close_syncs_the_files_of_a_failed_checkpoint(
 ) -> None:
     """Otherwise a clean stop claims queue entries that a power loss removes."""
     disk = SlowDisk(monkeypatch)
-    store.put(messages(1), 1)
+    store.appender.put(messages(1), 1)
     commit.begin()
     await disk.entered()
-    store.put(messages(3), 1)
-    store.confirm(store.end)
+    store.appender.put(messages(3), 1)
+    store.indexer.confirm(store.log.end)
     asked = asyncio.create_task(commit.checkpoint())
     await asyncio.sleep(0.01)
     closing = asyncio.create_task(commit.close())
@@ -452,13 +463,13 @@ def test_a_flush_that_fails_at_the_close_proves_nothing(
 ) -> None:
     config = StoreConfig(tmp_path / "store", small)
     store = MessageStore.open(config)
-    store.put(messages(1), 1)
+    store.appender.put(messages(1), 1)
     store.mark_flushed(store.flush())
-    flushed = store.flushed
-    store.put(messages(1), 1)
-    store.run_periodic_tasks(10_000)
+    flushed = store.state.flushed
+    store.appender.put(messages(1), 1)
+    store.checkpointer.run_periodic_tasks(10_000)
     reported: list[str] = []
-    store.on_failed = lambda: reported.append("failed")
+    store.state.on_failed = lambda: reported.append("failed")
 
     def fdatasync(fd: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
@@ -479,29 +490,29 @@ def test_a_start_makes_the_names_of_the_last_process_durable(
     """The process was killed before a flush, and the start reports everything as flushed."""
     config = StoreConfig(tmp_path / "store", small)
     store = MessageStore.open(config)
-    while store.end < store.log.segment_size:
-        store.put(messages(5), 1)
+    while store.log.end < store.log.segment_size:
+        store.appender.put(messages(5), 1)
     store.close(clean=False)
     durable: list[str] = []
     monkeypatch.setattr(commit_log, "fsync_dir", lambda path: durable.extend(os.listdir(path)))
     store = MessageStore.open(config)
-    assert os.path.basename(store.log.path(store.end)) in durable
+    assert os.path.basename(store.log.path(store.log.end)) in durable
     store.close(clean=False)
 
 
 async def test_a_due_checkpoint_does_not_wait_for_a_flush(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk takes no message, and retention waits until the entries are durable."""
     commit = GroupCommit(store)
-    store.put(messages(3), 1)
+    store.appender.put(messages(3), 1)
     await commit.flush()
-    store.confirm(store.end)
+    store.indexer.confirm(store.log.end)
     commit.checkpoint_if_behind()
-    assert store.recovery_point.durable < store.end
+    assert store.state.recovery_point.durable < store.log.end
     for name in ("CHECKPOINT_S", "RETRY_CHECKPOINT_S"):
         monkeypatch.setattr(group_commit, name, 0.0)
     commit.checkpoint_if_behind()
     await commit.checkpoint()
-    assert store.recovery_point.durable == store.end
+    assert store.state.recovery_point.durable == store.log.end
     await commit.close()
 
 
@@ -522,16 +533,16 @@ async def test_a_checkpoint_that_moves_nothing_is_not_repeated_at_once(
         made += 1
         return begin()
 
-    begin = store.checkpoint
+    begin = store.checkpointer.checkpoint
     monkeypatch.setattr(ConsumeQueue, "_write", write)
-    monkeypatch.setattr(store, "checkpoint", counted)
+    monkeypatch.setattr(store.checkpointer, "checkpoint", counted)
     commit = GroupCommit(store)
 
     async def send(times: int) -> None:
         for _ in range(times):
-            store.put(messages(9), 1)
+            store.appender.put(messages(9), 1)
             await commit.flush()
-            store.confirm(store.end)
+            store.indexer.confirm(store.log.end)
             await asyncio.sleep(0.01)
 
     await send(20)
@@ -547,7 +558,7 @@ async def test_a_checkpoint_that_moves_nothing_is_not_repeated_at_once(
     await commit.checkpoint()
     async with asyncio.timeout(30):
         for _ in range(3):  # Each checkpoint moves something now, so the next one does not wait.
-            before = store.recovery_point.durable
-            while store.recovery_point.durable == before:
+            before = store.state.recovery_point.durable
+            while store.state.recovery_point.durable == before:
                 await send(1)
     await commit.close()

@@ -66,13 +66,13 @@ def messages(first: int, count: int, size: int = 1_000) -> list[Put]:
 def put_until_full(store: MessageStore, first: int) -> int:
     """The number of stored messages."""
     for n in range(first, first + 5_000, 16):
-        end = store.end
-        numbers = [store.next_offset("Orders", q) for q in range(2)]
+        end = store.log.end
+        numbers = [store.queues.next_offset("Orders", q) for q in range(2)]
         try:
-            store.put(messages(n, 16), 1_000 + n)
+            store.appender.put(messages(n, 16), 1_000 + n)
         except StoreFull:
-            assert store.end == end
-            assert [store.next_offset("Orders", q) for q in range(2)] == numbers
+            assert store.log.end == end
+            assert [store.queues.next_offset("Orders", q) for q in range(2)] == numbers
             return n
     raise AssertionError("the disk never filled")
 
@@ -80,103 +80,103 @@ def put_until_full(store: MessageStore, first: int) -> int:
 def readable(store: MessageStore) -> int:
     count = 0
     for queue_id in range(2):
-        for offset in range(store.max_offset("Orders", queue_id)):
-            count += store.get("Orders", queue_id, offset, 1, 1).count
+        for offset in range(store.reader.max_offset("Orders", queue_id)):
+            count += store.reader.get("Orders", queue_id, offset, 1, 1).count
     return count
 
 
 def test_a_full_disk_refuses_writes_serves_reads_and_recovers(disk: SmallDisk) -> None:
     store = MessageStore.open(StoreConfig(disk.root / "store", SETTINGS))
-    store.put(messages(0, 64), 1)
-    store.confirm(store.end)
-    store.run_periodic_tasks(10**12)
+    store.appender.put(messages(0, 64), 1)
+    store.indexer.confirm(store.log.end)
+    store.checkpointer.run_periodic_tasks(10**12)
     disk.fill()
     last = put_until_full(store, 64)
-    store.confirm(store.end)
+    store.indexer.confirm(store.log.end)
     for now in range(5):
-        store.run_periodic_tasks(10**12 + now * 1_000)
+        store.checkpointer.run_periodic_tasks(10**12 + now * 1_000)
     assert readable(store) == last
     with pytest.raises(StoreFull):
-        store.put(messages(last, 16), 1)
+        store.appender.put(messages(last, 16), 1)
     # The bytes of the refused batch are zeros again: none of its records appears after a crash.
-    segment = disk.root / "store" / "commitlog" / f"{store.end - store.end % (1 << 20):020d}"
+    segment = disk.root / "store" / "commitlog" / f"{store.log.end - store.log.end % (1 << 20):020d}"
     with segment.open("rb") as file:
-        file.seek(store.end % (1 << 20))
+        file.seek(store.log.end % (1 << 20))
         assert not any(file.read())
     disk.free()
-    store.put(messages(last, 16), 1)
-    store.confirm(store.end)
-    store.run_periodic_tasks(10**12 + 100_000)
+    store.appender.put(messages(last, 16), 1)
+    store.indexer.confirm(store.log.end)
+    store.checkpointer.run_periodic_tasks(10**12 + 100_000)
     assert readable(store) == last + 16
     for n in (0, 63, last - 1, last + 15):
-        assert len(store.query("Orders", f"k{n}", 9, 0, 10**9)) == 1
-    end = store.end
+        assert len(store.reader.query("Orders", f"k{n}", 9, 0, 10**9)) == 1
+    end = store.log.end
     store.close(clean=False)
     store = MessageStore.open(StoreConfig(disk.root / "store", SETTINGS))
-    assert store.end == end
-    store.confirm(end)
+    assert store.log.end == end
+    store.indexer.confirm(end)
     assert readable(store) == last + 16
     store.close()
 
 
 def test_the_index_stops_on_a_full_disk_and_continues_at_its_position(disk: SmallDisk) -> None:
     store = MessageStore.open(StoreConfig(disk.root / "store", SETTINGS))
-    store.put(messages(0, 16), 1)
+    store.appender.put(messages(0, 16), 1)
     disk.fill()
-    store.confirm(store.end)
-    store.run_periodic_tasks(10**12)
+    store.indexer.confirm(store.log.end)
+    store.checkpointer.run_periodic_tasks(10**12)
     assert store.index is not None
     # Without room for an index file, readers still see every message.
     assert store.index.behind
     assert readable(store) == 16
     last = put_until_full(store, 16)
-    store.confirm(store.end)
-    assert store.query("Orders", "k1", 9, 0, 10**9) == []
+    store.indexer.confirm(store.log.end)
+    assert store.reader.query("Orders", "k1", 9, 0, 10**9) == []
     disk.free()
     now = 10**12
     while store.index.behind:
         now += 1_000
-        store.run_periodic_tasks(now)
+        store.checkpointer.run_periodic_tasks(now)
         assert now < 10**12 + 60_000
     for n in (0, 1, 15, last - 1):
-        assert len(store.query("Orders", f"k{n}", 9, 0, 10**9)) == 1
+        assert len(store.reader.query("Orders", f"k{n}", 9, 0, 10**9)) == 1
     store.close()
 
 
 def test_a_store_opens_reads_truncates_and_closes_on_a_full_disk(disk: SmallDisk) -> None:
     store = MessageStore.open(StoreConfig(disk.root / "store", SETTINGS))
-    store.put(messages(0, 32), 1)
-    store.confirm(store.end)
-    store.run_periodic_tasks(10**12)
-    boundary = store.end
-    store.put(messages(32, 32), 1)
+    store.appender.put(messages(0, 32), 1)
+    store.indexer.confirm(store.log.end)
+    store.checkpointer.run_periodic_tasks(10**12)
+    boundary = store.log.end
+    store.appender.put(messages(32, 32), 1)
     store.close(clean=False)
     disk.fill()
     store = MessageStore.open(StoreConfig(disk.root / "store", SETTINGS))
-    assert not store.was_clean
+    assert not store.state.was_clean
     assert readable(store) == 32
-    store.truncate(boundary)
-    assert (store.end, store.confirmed) == (boundary, boundary)
+    store.truncator.truncate(boundary)
+    assert (store.log.end, store.state.confirmed) == (boundary, boundary)
     store.close(clean=False)
     store = MessageStore.open(StoreConfig(disk.root / "store", SETTINGS))
-    assert store.end == boundary
-    assert store.damage is None
+    assert store.log.end == boundary
+    assert store.state.damage is None
     disk.free()
-    store.confirm(store.end)
+    store.indexer.confirm(store.log.end)
     assert readable(store) == 32
-    store.put(messages(32, 4), 1)
-    store.confirm(store.end)
+    store.appender.put(messages(32, 4), 1)
+    store.indexer.confirm(store.log.end)
     assert readable(store) == 36
     store.close()
 
 
 def test_an_epoch_truncated_on_a_full_disk_does_not_come_back(disk: SmallDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     store = MessageStore.open(StoreConfig(disk.root / "store", SETTINGS))
-    store.begin_epoch(5, b"{}", 1)
-    store.put(messages(0, 16), 1)
-    store.confirm(store.end)
-    boundary = store.end
-    store.begin_epoch(6, b"{}", 1)
+    store.appender.begin_epoch(5, b"{}", 1)
+    store.appender.put(messages(0, 16), 1)
+    store.indexer.confirm(store.log.end)
+    boundary = store.log.end
+    store.appender.begin_epoch(6, b"{}", 1)
     cut_log = store.log.truncate
 
     def others_are_faster(to: int) -> None:
@@ -184,17 +184,17 @@ def test_an_epoch_truncated_on_a_full_disk_does_not_come_back(disk: SmallDisk, m
         disk.fill()
 
     monkeypatch.setattr(store.log, "truncate", others_are_faster)
-    store.truncate(boundary)
-    store.run_periodic_tasks(10**12)
-    assert EpochFile.load(store.epoch_cache.path) != (store.log.segment_size, store.epochs)
+    store.truncator.truncate(boundary)
+    store.checkpointer.run_periodic_tasks(10**12)
+    assert EpochFile.load(store.epoch_cache.path) != (store.log.segment_size, store.epoch_cache.epochs)
     disk.free()
-    store.put(messages(16, 16), 1)
-    store.confirm(store.end)
-    store.run_periodic_tasks(10**12 + 10_000)
+    store.appender.put(messages(16, 16), 1)
+    store.indexer.confirm(store.log.end)
+    store.checkpointer.run_periodic_tasks(10**12 + 10_000)
     store.close(clean=False)
     store = MessageStore.open(StoreConfig(disk.root / "store", SETTINGS))
     assert store.state.verified_from > boundary
-    assert [epoch for epoch, _ in store.epochs] == [5]
+    assert [epoch for epoch, _ in store.epoch_cache.epochs] == [5]
     store.close()
 
 
@@ -202,12 +202,12 @@ def test_a_stop_without_room_for_its_first_recovery_point_shows_nothing_unconfir
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = MessageStore.open(StoreConfig(tmp_path / "store", SETTINGS))
-    store.put(messages(0, 16), 1)
-    store.confirm(store.end)
-    store.run_periodic_tasks(10**12)
-    store.put(messages(16, 16), 1)
-    store.confirm(store.end)
-    end = store.confirmed
+    store.appender.put(messages(0, 16), 1)
+    store.indexer.confirm(store.log.end)
+    store.checkpointer.run_periodic_tasks(10**12)
+    store.appender.put(messages(16, 16), 1)
+    store.indexer.confirm(store.log.end)
+    end = store.state.confirmed
     save, full = RecoveryPoint.save, True
 
     def once(recovery_point: RecoveryPoint, path: Path, *, durable: bool) -> None:
@@ -221,7 +221,7 @@ def test_a_stop_without_room_for_its_first_recovery_point_shows_nothing_unconfir
     store.close()
     store = MessageStore.open(StoreConfig(tmp_path / "store", SETTINGS))
     assert not full
-    assert (store.was_clean, store.confirmed, readable(store)) == (True, end, 32)
+    assert (store.state.was_clean, store.state.confirmed, readable(store)) == (True, end, 32)
     store.close()
 
 
@@ -234,17 +234,17 @@ def test_a_write_refused_each_second_is_logged_once_a_minute(
     store = MessageStore.open(StoreConfig(tmp_path / "store", SETTINGS))
     with monkeypatch.context() as full:
         full.setattr(RecoveryPoint, "save", refuse)
-        store.put(messages(0, 16), 1)
-        store.confirm(store.end)
+        store.appender.put(messages(0, 16), 1)
+        store.indexer.confirm(store.log.end)
         now = 10**12
         for _ in range(50):
-            store.run_periodic_tasks(now := now + 1_000)
+            store.checkpointer.run_periodic_tasks(now := now + 1_000)
         assert [r.getMessage() for r in caplog.records] == [
             f"cannot save {store.recovery_point_file.path}: [Errno 28] No space left on device"
         ]
         later = time.monotonic() + 61
         full.setattr(time, "monotonic", lambda: later)
-        store.run_periodic_tasks(now + 1_000)
+        store.checkpointer.run_periodic_tasks(now + 1_000)
         assert len(caplog.records) == 2
     store.close()
 
@@ -252,27 +252,27 @@ def test_a_write_refused_each_second_is_logged_once_a_minute(
 def test_a_recovery_point_with_durable_above_written_is_not_clean(tmp_path: Path) -> None:
     """A stop on a disk that got room only at its end leaves such a file: the queues contain more than it claims."""
     store = MessageStore.open(StoreConfig(tmp_path / "store", SETTINGS))
-    store.put(messages(0, 16), 1)
-    store.confirm(store.end)
-    boundary = store.end
-    store.put(messages(16, 16), 1)
-    store.confirm(store.end)
-    path, end = store.recovery_point_file.path, store.end
+    store.appender.put(messages(0, 16), 1)
+    store.indexer.confirm(store.log.end)
+    boundary = store.log.end
+    store.appender.put(messages(16, 16), 1)
+    store.indexer.confirm(store.log.end)
+    path, end = store.recovery_point_file.path, store.log.end
     store.close()
     found = RecoveryPoint.load(path)
     assert found is not None
     replace(found.at_most(boundary), durable=end).save(path, durable=False)
     store = MessageStore.open(StoreConfig(tmp_path / "store", SETTINGS))
-    assert (store.was_clean, store.confirmed) == (False, boundary)
-    assert sum(store.max_offset("Orders", q) for q in range(2)) == 16
+    assert (store.state.was_clean, store.state.confirmed) == (False, boundary)
+    assert sum(store.reader.max_offset("Orders", q) for q in range(2)) == 16
     store.close()
 
 
 def test_a_partly_written_queue_hides_no_entries_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its old file has room and a new one has none; its waiting entries are younger than those of other queues."""
     store = MessageStore.open(StoreConfig(tmp_path / "store", SETTINGS))
-    store.put(messages(0, 2_200, size=10), 1)
-    store.confirm(store.end)
+    store.appender.put(messages(0, 2_200, size=10), 1)
+    store.indexer.confirm(store.log.end)
     real = ConsumeQueue._write
 
     def write(queue: ConsumeQueue, offset: int, data: bytes) -> str:
@@ -281,7 +281,7 @@ def test_a_partly_written_queue_hides_no_entries_of_others(tmp_path: Path, monke
         return real(queue, offset, data)
 
     monkeypatch.setattr(ConsumeQueue, "_write", write)
-    store.run_periodic_tasks(10**12)
+    store.checkpointer.run_periodic_tasks(10**12)
     monkeypatch.undo()
     written, unsynced = set((tmp_path / "store" / "consumequeue").glob("*/*/*")), set(map(Path, store.queues.unsynced))
     store.close(clean=False)
@@ -295,7 +295,7 @@ def test_an_epoch_whose_file_was_replaced_before_the_disk_failed_does_not_come_b
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = MessageStore.open(StoreConfig(tmp_path / "store", SETTINGS))
-    store.begin_epoch(5, b"{}", 1)
+    store.appender.begin_epoch(5, b"{}", 1)
     sync, replaced = os.fsync, False
 
     def replace(old: Path, new: Path) -> None:
@@ -313,42 +313,42 @@ def test_an_epoch_whose_file_was_replaced_before_the_disk_failed_does_not_come_b
     monkeypatch.setattr(os, "replace", replace)
     monkeypatch.setattr(os, "fsync", fsync)
     with pytest.raises(OSError, match="Input/output error"):
-        store.begin_epoch(6, b"{}", 1)
+        store.appender.begin_epoch(6, b"{}", 1)
     monkeypatch.undo()
-    assert [epoch for epoch, _ in store.epochs] == [5]
-    store.put(messages(0, 16), 1)
-    store.confirm(store.end)
-    store.run_periodic_tasks(10**12)
+    assert [epoch for epoch, _ in store.epoch_cache.epochs] == [5]
+    store.appender.put(messages(0, 16), 1)
+    store.indexer.confirm(store.log.end)
+    store.checkpointer.run_periodic_tasks(10**12)
     store.close(clean=False)
     store = MessageStore.open(StoreConfig(tmp_path / "store", SETTINGS))
-    assert [epoch for epoch, _ in store.epochs] == [5]
+    assert [epoch for epoch, _ in store.epoch_cache.epochs] == [5]
     store.close()
 
 
 def test_a_follower_without_room_appends_nothing(disk: SmallDisk, tmp_path: Path) -> None:
     leader = MessageStore.open(StoreConfig(tmp_path / "leader", SETTINGS))
-    leader.begin_epoch(1, b"", 1)
+    leader.appender.begin_epoch(1, b"", 1)
     for n in range(0, 1_600, 16):
-        leader.put(messages(n, 16), 1)
-    leader.begin_epoch(2, b"", 1)
+        leader.appender.put(messages(n, 16), 1)
+    leader.appender.begin_epoch(2, b"", 1)
     follower = MessageStore.open(StoreConfig(disk.root / "store", SETTINGS))
     disk.fill()
     refused = False
     while not refused:
-        end = follower.end
+        end = follower.log.end
         try:
-            follower.append_raw(end, leader.read_raw(end, 50_000))
+            follower.appender.append_raw(end, leader.log.read_raw(end, 50_000))
         except StoreFull:
             refused = True
-    assert follower.end == end < leader.end
-    assert follower.epochs in ((), ((1, 0),))
+    assert follower.log.end == end < leader.log.end
+    assert follower.epoch_cache.epochs in ((), ((1, 0),))
     disk.free()
-    while follower.end < leader.end:
+    while follower.log.end < leader.log.end:
         try:
-            follower.append_raw(follower.end, leader.read_raw(follower.end, 50_000))
+            follower.appender.append_raw(follower.log.end, leader.log.read_raw(follower.log.end, 50_000))
         except StoreFull:
             break  # The disk is full.
-    follower.confirm(follower.end)
+    follower.indexer.confirm(follower.log.end)
     assert readable(follower) >= 900
     follower.close(clean=False)
     leader.close(clean=False)
@@ -357,8 +357,8 @@ def test_a_follower_without_room_appends_nothing(disk: SmallDisk, tmp_path: Path
 def test_a_reset_without_room_leaves_the_store_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next leader may still have the missing records; then the member continues from its end."""
     store = MessageStore.open(StoreConfig(tmp_path / "store", SETTINGS))
-    store.put(messages(0, 16), 1)
-    store.confirm(store.end)
+    store.appender.put(messages(0, 16), 1)
+    store.indexer.confirm(store.log.end)
 
     def full(file: EpochFile, path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -366,11 +366,11 @@ def test_a_reset_without_room_leaves_the_store_unchanged(tmp_path: Path, monkeyp
     with monkeypatch.context() as refused:
         refused.setattr(EpochFile, "save", full)
         with pytest.raises(OSError, match="No space"):
-            store.reset(3 << 20, [(1, 0)], {("Orders", 0): 100})
-    store.put(messages(16, 16), 1)
-    store.confirm(store.end)
-    store.run_periodic_tasks(10**12)
-    assert (store.recovery_point.written, store.recovery_point.confirmed) == (store.end, store.end)
+            store.truncator.reset(3 << 20, [(1, 0)], {("Orders", 0): 100})
+    store.appender.put(messages(16, 16), 1)
+    store.indexer.confirm(store.log.end)
+    store.checkpointer.run_periodic_tasks(10**12)
+    assert (store.state.recovery_point.written, store.state.recovery_point.confirmed) == (store.log.end, store.log.end)
     assert readable(store) == 32
     store.close()
 
@@ -379,9 +379,9 @@ def test_a_queue_file_of_size_zero_gets_its_size(tmp_path: Path, monkeypatch: py
     """Otherwise, without the files before it, a start takes it for a file of other settings and finds no entries."""
     monkeypatch.setattr("gantry_broker.store.checkpoint._SECONDS_AT_ONCE", 60.0)
     store = MessageStore.open(StoreConfig(tmp_path / "store", SETTINGS))
-    store.put(messages(0, 2_000, size=10), 1)
-    store.confirm(store.end)
-    store.run_periodic_tasks(10**12)
+    store.appender.put(messages(0, 2_000, size=10), 1)
+    store.indexer.confirm(store.log.end)
+    store.checkpointer.run_periodic_tasks(10**12)
     real = os.ftruncate
 
     def ftruncate(fd: int, size: int) -> None:
@@ -391,15 +391,15 @@ def test_a_queue_file_of_size_zero_gets_its_size(tmp_path: Path, monkeypatch: py
 
     with monkeypatch.context() as full:
         full.setattr(os, "ftruncate", ftruncate)
-        store.put(messages(2_000, 100, size=10), 1)
-        store.confirm(store.end)
-        store.run_periodic_tasks(10**12)
+        store.appender.put(messages(2_000, 100, size=10), 1)
+        store.indexer.confirm(store.log.end)
+        store.checkpointer.run_periodic_tasks(10**12)
         queue = store.queues.find("Orders", 0)
         assert queue is not None
         assert [os.stat(path).st_size for path in queue.files()] == [20_000, 0]
-        queue.truncate(store.end)  # This opens the file.
-    store.confirm(store.end)
-    store.run_periodic_tasks(10**12 + 2_000)
+        queue.truncate(store.log.end)  # This opens the file.
+    store.indexer.confirm(store.log.end)
+    store.checkpointer.run_periodic_tasks(10**12 + 2_000)
     sizes = {path.stat().st_size for path in (tmp_path / "store" / "consumequeue").glob("*/*/*")}
     assert sizes == {SETTINGS.mappedFileSizeConsumeQueue}
     store.close()

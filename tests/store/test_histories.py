@@ -95,7 +95,7 @@ def random_puts(rng: random.Random, serial: int) -> list[Put]:
 
 
 def put(store: MessageStore, model: Model, puts: list[Put], now_ms: int) -> None:
-    for message, stored in zip(puts, store.put(puts, now_ms), strict=True):
+    for message, stored in zip(puts, store.appender.put(puts, now_ms), strict=True):
         queued = message.sys_flag & 12 in (0, 8)
         number = model.next_number(message.topic, message.queue_id) if queued else 0
         assert stored.queue_offset == number
@@ -113,27 +113,27 @@ def put(store: MessageStore, model: Model, puts: list[Put], now_ms: int) -> None
             )
         )
         model.end = stored.phys_offset + stored.size
-    assert store.end == model.end
+    assert store.log.end == model.end
 
 
 def check(store: MessageStore, model: Model, rng: random.Random) -> None:
     """The store has the records of the model, and every kind of read shows the confirmed ones."""
     store.check_invariants()
-    assert store.end == model.end
-    assert store.confirmed == model.confirmed
-    assert list(store.epochs) == model.epochs
+    assert store.log.end == model.end
+    assert store.state.confirmed == model.confirmed
+    assert list(store.epoch_cache.epochs) == model.epochs
     shown: dict[tuple[str, int], list[Written]] = {}
     for written in model.records:
         queue = shown.setdefault((written.topic, written.queue_id), [])
         if written.queued and written.phys < model.confirmed:
             queue.append(written)
     for (topic, queue_id), records in shown.items():
-        assert store.max_offset(topic, queue_id) == len(records)
-        assert store.next_offset(topic, queue_id) == model.next_number(topic, queue_id)
+        assert store.reader.max_offset(topic, queue_id) == len(records)
+        assert store.queues.next_offset(topic, queue_id) == model.next_number(topic, queue_id)
         offset = 0
         read = []
         while offset < len(records):
-            got = store.get(topic, queue_id, offset, rng.choice((1, 7, 32)), rng.choice((1, 5_000, 10**6)))
+            got = store.reader.get(topic, queue_id, offset, rng.choice((1, 7, 32)), rng.choice((1, 5_000, 10**6)))
             assert got.status == GetStatus.FOUND
             assert got.next_offset == offset + got.count
             offset = got.next_offset
@@ -141,7 +141,7 @@ def check(store: MessageStore, model: Model, rng: random.Random) -> None:
         assert [(r.phys_offset, r.size, r.queue_offset, r.body) for r in read] == [
             (w.phys, w.size, w.number, w.body) for w in records
         ]
-        assert store.get(topic, queue_id, offset, 32, 10**6).status in (
+        assert store.reader.get(topic, queue_id, offset, 32, 10**6).status in (
             GetStatus.OFFSET_OVERFLOW_ONE,
             GetStatus.NO_MESSAGE_IN_QUEUE,
             GetStatus.NO_MATCHED_LOGIC_QUEUE,
@@ -149,14 +149,14 @@ def check(store: MessageStore, model: Model, rng: random.Random) -> None:
     index_all(store)
     confirmed = [w for w in model.records if w.phys < model.confirmed]
     for written in rng.sample(confirmed, min(6, len(confirmed))):
-        assert store.record(written.phys).body == written.body
+        assert store.reader.record(written.phys).body == written.body
         for key in written.keys:
-            found = [r.phys_offset for r in store.query(written.topic, key, 10_000, 0, 10**15)]
+            found = [r.phys_offset for r in store.reader.query(written.topic, key, 10_000, 0, 10**15)]
             expected = [w.phys for w in confirmed if w.topic == written.topic and key in w.keys]
             assert sorted(found) == expected, key
     for written in [w for w in model.records if w.phys >= model.confirmed][:6]:
         for key in written.keys[:1]:
-            assert store.query(written.topic, key, 10, 0, 10**15, unique=True) == []
+            assert store.reader.query(written.topic, key, 10, 0, 10**15, unique=True) == []
 
 
 class Disk:
@@ -244,7 +244,7 @@ class History:
 
     def confirm(self) -> None:
         offset = self._boundary(self.model.confirmed)
-        done = self.store.confirm(offset)
+        done = self.store.indexer.confirm(offset)
         expected = {
             (r.topic, r.queue_id) for r in self.model.records if r.queued and self.model.confirmed <= r.phys < offset
         }
@@ -258,17 +258,17 @@ class History:
 
     def run_periodic_tasks(self) -> None:
         self.serial += 1
-        self.store.run_periodic_tasks(1_000_000 * self.serial)
+        self.store.checkpointer.run_periodic_tasks(1_000_000 * self.serial)
 
     def flush(self) -> None:
         self.store.mark_flushed(self.store.flush())
 
     def checkpoint(self) -> None:
         self.flush()
-        checkpoint = self.store.checkpoint()
+        checkpoint = self.store.checkpointer.checkpoint()
         checkpoint.run()
         self.disk.remember()
-        self.store.checkpointed(checkpoint)
+        self.store.checkpointer.checkpointed(checkpoint)
         self.disk.fsync_recovery_point()
 
     def epoch_body(self) -> bytes:
@@ -276,7 +276,7 @@ class History:
 
     def begin(self) -> None:
         self.epoch += 1
-        stored = self.store.begin_epoch(self.epoch, self.epoch_body(), 10_000 + self.serial)
+        stored = self.store.appender.begin_epoch(self.epoch, self.epoch_body(), 10_000 + self.serial)
         number = self.model.next_number("rmq_sys_GANTRY_CONTROL", 0)
         assert stored.queue_offset == number
         self.model.records.append(
@@ -287,29 +287,29 @@ class History:
 
     def truncate(self) -> None:
         to = self._boundary(self.model.confirmed)
-        self.store.truncate(to)
+        self.store.truncator.truncate(to)
         self.disk.fsync_recovery_point()
         self.model.truncate(to)
 
     def truncate_deep(self) -> None:
         if self.rng.random() < 0.5:
             to = self._boundary(0)
-            self.store.truncate(to)
+            self.store.truncator.truncate(to)
             self.disk.fsync_recovery_point()
             self.model.truncate(to)
 
     def close(self) -> None:
         self.store.close()
         self.store = MessageStore.open(config(self.root))
-        assert self.store.was_clean
-        assert self.store.damage is None
+        assert self.store.state.was_clean
+        assert self.store.state.damage is None
         self.disk.remember()
 
     def kill(self) -> None:
         """The process dies between two calls: the kernel has all written bytes."""
         self.store.close(clean=False)
         self._reopen()
-        assert self.store.damage is None
+        assert self.store.state.damage is None
 
     def other_kill(self) -> None:
         """Open a copy of the files, as another process would find them now."""
@@ -317,14 +317,14 @@ class History:
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(self.root, copy)
         other = MessageStore.open(config(copy))
-        assert other.end == self.store.end
-        assert other.damage is None
+        assert other.log.end == self.store.log.end
+        assert other.state.damage is None
         other.close(clean=False)
         shutil.rmtree(copy)
 
     def torn(self) -> None:
         """The process dies during an append: a part of the last record is there."""
-        end = self.store.end
+        end = self.store.log.end
         self.serial += 1
         put(self.store, self.model, random_puts(self.rng, self.serial), 10_000 + self.serial)
         boundaries = [r.phys for r in self.model.records if r.phys >= end]
@@ -337,29 +337,29 @@ class History:
             file.seek(last % 65_536 + keep)
             file.write(b"\0" * (record.size - keep))
         self._reopen()
-        assert self.store.end <= record.phys + record.size
+        assert self.store.log.end <= record.phys + record.size
 
     def power(self) -> None:
-        flushed = self.store.flushed
+        flushed = self.store.state.flushed
         self.store.close(clean=False)
         self.disk.lose_power(self.rng, flushed, 65_536)
         self._reopen()
-        self.store.acknowledge_damage()  # Confirmed records that were not flushed may be lost.
-        self.store.damage = None
-        assert self.store.end >= flushed
+        self.store.recovery.acknowledge_damage()  # Confirmed records that were not flushed may be lost.
+        self.store.state.damage = None
+        assert self.store.log.end >= flushed
         self.disk.remember()
 
     def _reopen(self) -> None:
         confirmed = self.model.confirmed
         self.store = MessageStore.open(config(self.root))
-        assert not self.store.was_clean or self.store.end == 0
-        assert self.store.confirmed <= confirmed
+        assert not self.store.state.was_clean or self.store.log.end == 0
+        assert self.store.state.confirmed <= confirmed
         boundaries = {0, *(r.phys for r in self.model.records), *(r.phys + r.size for r in self.model.records)}
-        assert self.store.end in boundaries or self.store.end % 65_536 == 0
-        assert self.store.end <= self.model.end
-        self.model.truncate(self.store.end)
-        self.model.confirmed = self.store.confirmed
-        assert self.store.flushed == self.store.end
+        assert self.store.log.end in boundaries or self.store.log.end % 65_536 == 0
+        assert self.store.log.end <= self.model.end
+        self.model.truncate(self.store.log.end)
+        self.model.confirmed = self.store.state.confirmed
+        assert self.store.state.flushed == self.store.log.end
         self.disk.fsync_recovery_point()
 
 
@@ -383,9 +383,9 @@ def test_a_store_agrees_with_a_list_through_crashes_cuts_and_power_losses(seed: 
 
 def test_a_contradiction_of_the_parts_is_found(tmp_path: Path) -> None:
     store = MessageStore.open(StoreConfig(tmp_path / "store", BrokerSettings()))
-    store.put([Put("T", 0, 0, 0, 1, HOST, b"a", b"")], 1)
+    store.appender.put([Put("T", 0, 0, 0, 1, HOST, b"a", b"")], 1)
     store.check_invariants()
-    store.state.confirmed = store.end
+    store.state.confirmed = store.log.end
     with pytest.raises(AssertionError, match="a batch is confirmed, and still waits"):
         store.check_invariants()
     store.state.confirmed += 1

@@ -45,8 +45,8 @@ def test_names_rise_after_the_clock_went_back_by_years(quick_dir: Path, monkeypa
 def put_at(store: MessageStore, times: list[int], keys: list[str]) -> None:
     for ms, key in zip(times, keys, strict=True):
         message = Put("T", 0, 0, 0, 1, pack_host("10.0.0.1", 9), b"b", f"KEYS\x01{key}\x02".encode(), keys=(key,))
-        store.put([message], ms)
-    store.confirm(store.end)
+        store.appender.put([message], ms)
+    store.indexer.confirm(store.log.end)
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -69,20 +69,20 @@ def test_keys_are_found_by_time_although_the_clock_was_set_back(
         keys = [rng.choice(("a", "b", f"k{n}")) for n in range(len(times))]
         for at in range(0, len(times), 50):
             put_at(store, times[at : at + 50], keys[at : at + 50])
-            store.run_periodic_tasks(at)
+            store.checkpointer.run_periodic_tasks(at)
         written += zip(times, keys, strict=True)
         for _ in range(40):
             ms, key = rng.choice(written)
             begin, end = ms - rng.randrange(10_000), ms + rng.randrange(10_000)
             wanted = [t for t, k in reversed(written) if k == key and begin <= t <= end]
-            found = [record.store_ms for record in store.query("T", key, 2_000, begin, end)]
+            found = [record.store_ms for record in store.reader.query("T", key, 2_000, begin, end)]
             assert found == wanted, (life, key, begin, end)
-            few = [record.store_ms for record in store.query("T", key, 1, begin, end)]
+            few = [record.store_ms for record in store.reader.query("T", key, 1, begin, end)]
             assert few == wanted[:1]
         if rng.random() < 0.3:
             cut = store.queues.find("T", 0).entry(rng.randrange(len(written)))  # type: ignore[union-attr]
-            store.truncate(cut[0])
-            del written[store.max_offset("T", 0) :]
+            store.truncator.truncate(cut[0])
+            del written[store.reader.max_offset("T", 0) :]
         store.close(clean=life == 0)
         store = MessageStore.open(config)
     store.close()
@@ -109,7 +109,7 @@ def test_keys_of_a_damaged_file_are_read_from_the_log_again(
     keys = [f"k{n % 60}" for n in range(750)]
     for at in range(0, 600, 50):
         put_at(store, times[at : at + 50], keys[at : at + 50])
-        store.run_periodic_tasks(at)
+        store.checkpointer.run_periodic_tasks(at)
     store.close()
     files = sorted((quick_dir / "store" / "index").iterdir())
     assert len(files) == 4
@@ -118,24 +118,24 @@ def test_keys_of_a_damaged_file_are_read_from_the_log_again(
     store = MessageStore.open(config)
     store.close(clean=which % 2 == 0)
     store = MessageStore.open(config)
-    store.confirm(store.end)
+    store.indexer.confirm(store.log.end)
     try:
         assert store.index is not None
         assert store.index.gaps == [files[which].name]
         put_at(store, times[600:650], keys[600:650])
         for now in range(0, 100_000, 100):
-            store.run_periodic_tasks(now)
+            store.checkpointer.run_periodic_tasks(now)
             if not store.index.gaps and not store.index.behind:
                 break
         put_at(store, times[650:], keys[650:])
         for key in range(60):
-            found = [r.store_ms for r in store.query("T", f"k{key}", 100, 0, 1 << 60)]
+            found = [r.store_ms for r in store.reader.query("T", f"k{key}", 100, 0, 1 << 60)]
             assert found == [t for t, own in zip(times[::-1], keys[::-1], strict=True) if own == f"k{key}"]
     finally:
         store.close()
     assert all(path.name.isdecimal() for path in (quick_dir / "store" / "index").iterdir())
     store = MessageStore.open(config)
     try:
-        assert len(store.query("T", "k7", 100, 0, 1 << 60)) == 13
+        assert len(store.reader.query("T", "k7", 100, 0, 1 << 60)) == 13
     finally:
         store.close()

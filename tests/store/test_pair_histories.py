@@ -54,19 +54,19 @@ class Pair:
 
     def promote(self) -> None:
         # The member with the better log, by the rules.
-        self.master = max((0, 1), key=lambda n: (self.stores[n].last_epoch, self.stores[n].end))
+        self.master = max((0, 1), key=lambda n: (self.stores[n].epoch_cache.last_epoch, self.stores[n].log.end))
         self.epoch += 1
-        self.stores[self.master].begin_epoch(self.epoch, b"%d" % self.epoch, self.serial)
+        self.stores[self.master].appender.begin_epoch(self.epoch, b"%d" % self.epoch, self.serial)
         self.align()
 
     def align(self) -> None:
         """The follower truncates records that the master does not have."""
         leader, follower = self.stores[self.master], self.stores[1 - self.master]
-        to = divergence(follower.epochs, follower.end, leader.epochs, leader.end)
-        if to < follower.end:
+        to = divergence(follower.epoch_cache.epochs, follower.log.end, leader.epoch_cache.epochs, leader.log.end)
+        if to < follower.log.end:
             # Never below its confirmed offset.
-            assert to >= follower.confirmed
-            follower.truncate(to)
+            assert to >= follower.state.confirmed
+            follower.truncator.truncate(to)
 
     def put(self) -> None:
         batch = []
@@ -77,27 +77,27 @@ class Pair:
             batch.append(
                 Put("T", self.rng.randrange(3), 0, 0, 1, HOST, body, f"KEYS\x01{key}\x02".encode(), keys=(key,))
             )
-        self.stores[self.master].put(batch, self.serial)
+        self.stores[self.master].appender.put(batch, self.serial)
 
     def fetch(self) -> None:
         leader, follower = self.stores[self.master], self.stores[1 - self.master]
         for _ in range(self.rng.randrange(1, 4)):
-            data = leader.read_raw(follower.end, self.rng.choice((1, 2_000, 30_000)))
-            follower.append_raw(follower.end, data)
+            data = leader.log.read_raw(follower.log.end, self.rng.choice((1, 2_000, 30_000)))
+            follower.appender.append_raw(follower.log.end, data)
 
     def fetch_all(self) -> None:
         leader, follower = self.stores[self.master], self.stores[1 - self.master]
-        while follower.end < leader.end:
-            follower.append_raw(follower.end, leader.read_raw(follower.end, 100_000))
+        while follower.log.end < leader.log.end:
+            follower.appender.append_raw(follower.log.end, leader.log.read_raw(follower.log.end, 100_000))
 
     def confirm(self) -> None:
         """Confirm the records that both have; the follower learns it one answer later."""
         leader, follower = self.stores[self.master], self.stores[1 - self.master]
-        if follower.last_epoch != leader.last_epoch:
+        if follower.epoch_cache.last_epoch != leader.epoch_cache.last_epoch:
             return
-        leader.confirm(min(leader.end, follower.end))
+        leader.indexer.confirm(min(leader.log.end, follower.log.end))
         if self.rng.random() < 0.7:
-            follower.confirm(min(leader.confirmed, follower.end))
+            follower.indexer.confirm(min(leader.state.confirmed, follower.log.end))
         self.look()
 
     def look(self) -> None:
@@ -105,23 +105,25 @@ class Pair:
         for store in self.stores:
             index_all(store)
             for queue_id in range(3):
-                high = store.max_offset("T", queue_id)
+                high = store.reader.max_offset("T", queue_id)
                 for number in range(high):
-                    got = store.get("T", queue_id, number, 1, 1)
+                    got = store.reader.get("T", queue_id, number, 1, 1)
                     (record,) = decode_records(got.data)
                     serial = int.from_bytes(record.body[:8], "big")
                     assert record.queue_offset == number
                     assert self.shown.setdefault(("T", queue_id, number), serial) == serial
-                    assert record.phys_offset in [r.phys_offset for r in store.query("T", f"k{serial}", 9, 0, 10**9)]
+                    assert record.phys_offset in [
+                        r.phys_offset for r in store.reader.query("T", f"k{serial}", 9, 0, 10**9)
+                    ]
 
     def crash(self) -> None:
         victim = self.rng.randrange(2)
         if self.rng.random() < 0.5:
-            self.stores[victim].run_periodic_tasks(self.serial * 10_000)
-        ends = self.stores[victim].end
+            self.stores[victim].checkpointer.run_periodic_tasks(self.serial * 10_000)
+        ends = self.stores[victim].log.end
         self.stores[victim].close(clean=self.rng.random() < 0.3)
         self.stores[victim] = MessageStore.open(StoreConfig(self.paths[victim], SETTINGS))
-        assert self.stores[victim].end == ends
+        assert self.stores[victim].log.end == ends
         # A restarted master never continues its epoch (rule 21).
         self.promote()
 
@@ -134,17 +136,19 @@ class Pair:
             getattr(self, self.rng.choice(actions))()
         self.fetch_all()
         self.confirm()
-        self.stores[1 - self.master].confirm(self.stores[self.master].end)
+        self.stores[1 - self.master].indexer.confirm(self.stores[self.master].log.end)
         self.look()
         one, other = self.stores
-        assert one.epochs == other.epochs
-        assert one.read_raw(0, 10**9) == other.read_raw(0, 10**9)
-        assert [one.max_offset("T", q) for q in range(3)] == [other.max_offset("T", q) for q in range(3)]
-        assert [one.next_offset("T", q) for q in range(3)] == [other.next_offset("T", q) for q in range(3)]
+        assert one.epoch_cache.epochs == other.epoch_cache.epochs
+        assert one.log.read_raw(0, 10**9) == other.log.read_raw(0, 10**9)
+        assert [one.reader.max_offset("T", q) for q in range(3)] == [other.reader.max_offset("T", q) for q in range(3)]
+        assert [one.queues.next_offset("T", q) for q in range(3)] == [
+            other.queues.next_offset("T", q) for q in range(3)
+        ]
 
     def run_periodic_tasks(self) -> None:
         for store in self.stores:
-            store.run_periodic_tasks(self.serial * 10_000)
+            store.checkpointer.run_periodic_tasks(self.serial * 10_000)
 
     def close(self) -> None:
         for store in self.stores:

@@ -130,7 +130,7 @@ class PowerPair(Pair):
 
     def _indexed(self, store: MessageStore) -> int:
         return (
-            min(super()._indexed(store), store.recovery_point.durable)
+            min(super()._indexed(store), store.state.recovery_point.durable)
             if store is self.follower
             else super()._indexed(store)
         )
@@ -143,7 +143,7 @@ class PowerPair(Pair):
             super().look_at_files()
 
     def follower_loses_power(self) -> None:
-        flushed = self.follower.flushed
+        flushed = self.follower.state.flushed
         self.follower.close(clean=False)
         self.disk.lose(self.rng)
         for attempt in range(8):
@@ -154,10 +154,10 @@ class PowerPair(Pair):
                 self.trace.append(f"  not opened: {error!r}")
             else:
                 break
-        self.trace.append(f"  flushed {flushed}, now {self.ends()}, {self.follower.damage}")
-        assert self.follower.end >= flushed, "what was flushed is there"
-        self.follower.acknowledge_damage()
-        self.follower.damage = None
+        self.trace.append(f"  flushed {flushed}, now {self.ends()}, {self.follower.state.damage}")
+        assert self.follower.log.end >= flushed, "what was flushed is there"
+        self.follower.recovery.acknowledge_damage()
+        self.follower.state.damage = None
         self.tables = TableStore(self.follower)
         self.look()
         self.reset_in_progress = None
@@ -183,39 +183,39 @@ def disk(config: StoreConfig, monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 def check_point(store: MessageStore) -> None:
     store.mark_flushed(store.flush())
-    checkpoint = store.checkpoint()
+    checkpoint = store.checkpointer.checkpoint()
     checkpoint.run()
-    store.checkpointed(checkpoint)
+    store.checkpointer.checkpointed(checkpoint)
 
 
 def next_numbers(store: MessageStore) -> list[int]:
-    return [store.next_offset("Orders", queue_id) for queue_id in range(3)]
+    return [store.queues.next_offset("Orders", queue_id) for queue_id in range(3)]
 
 
 def test_the_next_process_syncs_the_writes_of_a_killed_one(config: StoreConfig, disk: Disk) -> None:
     """Its checkpoint covers the bytes that the killed process wrote."""
     store = MessageStore.open(config)
-    store.begin_epoch(1, b"", 1)
+    store.appender.begin_epoch(1, b"", 1)
     fill_and_index(store, 30)
     store.close(clean=False)
     store = MessageStore.open(config)
-    store.put([message(1, "Other")], 1)
-    store.confirm(store.end)
+    store.appender.put([message(1, "Other")], 1)
+    store.indexer.confirm(store.log.end)
     check_point(store)
     store.close(clean=False)
     disk.lose()
     store = MessageStore.open(config)
     assert next_numbers(store) == [10] * 3
-    assert store.query("Orders", "k1", 9, 0, 1 << 60)
+    assert store.reader.query("Orders", "k1", 9, 0, 1 << 60)
     store.close()
 
 
 def test_a_reset_is_durable_with_the_queue_offsets_of_empty_queues(config: StoreConfig, disk: Disk) -> None:
     store = MessageStore.open(config)
-    store.begin_epoch(1, b"", 1)
+    store.appender.begin_epoch(1, b"", 1)
     fill(store, 0, 20)
-    store.confirm(store.end)
-    store.reset(65_536, [(1, 0)], {("Orders", 0): 57, ("Orders", 2): 100})
+    store.indexer.confirm(store.log.end)
+    store.truncator.reset(65_536, [(1, 0)], {("Orders", 0): 57, ("Orders", 2): 100})
     store.close(clean=False)
     disk.lose()
     store = MessageStore.open(config)
@@ -227,22 +227,22 @@ def test_retention_removes_only_records_whose_queue_offsets_are_durable(
     config: StoreConfig, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = MessageStore.open(config)
-    store.begin_epoch(1, b"", 1)
+    store.appender.begin_epoch(1, b"", 1)
     check_point(store)
     fill(store, 0, 30)
-    while store.end < 2 * 65_536 + 10_000:
-        store.put([message(1, "Other", 3_000)], 2_000)
-    store.confirm(store.end)
+    while store.log.end < 2 * 65_536 + 10_000:
+        store.appender.put([message(1, "Other", 3_000)], 2_000)
+    store.indexer.confirm(store.log.end)
     store.mark_flushed(store.flush())
-    store.run_periodic_tasks(10**12)
-    assert store.expire(10**13, disk=FULL) == 0
+    store.checkpointer.run_periodic_tasks(10**12)
+    assert store.retention.expire(10**13, disk=FULL) == 0
     store.close(clean=False)
     disk.lose()
     store = MessageStore.open(config)
     assert next_numbers(store) == [10] * 3
-    store.confirm(store.end)
+    store.indexer.confirm(store.log.end)
     check_point(store)
-    assert store.expire(10**13, disk=FULL) > 0
+    assert store.retention.expire(10**13, disk=FULL) > 0
     store.close(clean=False)
     disk.lose()
     store = MessageStore.open(config)
@@ -262,20 +262,20 @@ def test_zeros_in_properties_are_no_lost_page(
         config = StoreConfig(quick_dir / f"store-{before}", small)
         disk = Disk(config.path, monkeypatch)
         store = MessageStore.open(config)
-        store.begin_epoch(1, b"x" * (10 + before), 1)
+        store.appender.begin_epoch(1, b"x" * (10 + before), 1)
         fill(store, 0, 1)
-        store.run_periodic_tasks(10**12)
-        store.put([Put("T", 0, 0, 0, 1, HOST, b"body", b"k\x01" + bytes(zeros) + b"x\x02")], 2)
+        store.checkpointer.run_periodic_tasks(10**12)
+        store.appender.put([Put("T", 0, 0, 0, 1, HOST, b"body", b"k\x01" + bytes(zeros) + b"x\x02")], 2)
         fill(store, 1, 2)
         store.mark_flushed(store.flush())
-        store.confirm(store.end)
-        end = store.end
+        store.indexer.confirm(store.log.end)
+        end = store.log.end
         if earlier:
             check_point(store)  # It moves the flushed offset of the recovery point.
         store.close(clean=False)
         disk.lose()
         store = MessageStore.open(config)
-        assert store.end == end
+        assert store.log.end == end
         store.close()
 
 
@@ -285,18 +285,18 @@ def test_epochs_without_room_for_their_file_survive_retention(
     """A truncated epoch must not come back after retention has removed its offset."""
     leader = MessageStore.open(StoreConfig(quick_dir / "leader", small))
     follower = MessageStore.open(StoreConfig(quick_dir / "follower", small))
-    leader.begin_epoch(1, b"", 1)
+    leader.appender.begin_epoch(1, b"", 1)
     fill(leader, 0, 30)
-    leader.confirm(leader.end)
+    leader.indexer.confirm(leader.log.end)
     copy(leader, follower)
-    follower.confirm(follower.end)
-    follower.begin_epoch(2, b"", 1)
-    divergence_offset = leader.end
-    follower.run_periodic_tasks(10**12)
+    follower.indexer.confirm(follower.log.end)
+    follower.appender.begin_epoch(2, b"", 1)
+    divergence_offset = leader.log.end
+    follower.checkpointer.run_periodic_tasks(10**12)
     follower.mark_flushed(follower.flush())
-    while leader.end < 2 * 65_536 + 10_000:
-        leader.put([message(1, "Other", 3_000)], 2_000)
-    leader.confirm(leader.end)
+    while leader.log.end < 2 * 65_536 + 10_000:
+        leader.appender.put([message(1, "Other", 3_000)], 2_000)
+    leader.indexer.confirm(leader.log.end)
     opens = os.open
 
     def full(path: Any, flags: int, *more: Any, **named: Any) -> int:
@@ -305,15 +305,15 @@ def test_epochs_without_room_for_their_file_survive_retention(
         return opens(path, flags, *more, **named)
 
     monkeypatch.setattr(os, "open", full)
-    follower.truncate(divergence_offset)
+    follower.truncator.truncate(divergence_offset)
     copy(leader, follower)
-    follower.confirm(follower.end)
-    follower.run_periodic_tasks(10**12 + 5_000)
+    follower.indexer.confirm(follower.log.end)
+    follower.checkpointer.run_periodic_tasks(10**12 + 5_000)
     check_point(follower)
-    follower.expire(10**13, disk=FULL)
+    follower.retention.expire(10**13, disk=FULL)
     follower.close(clean=False)
     monkeypatch.setattr(os, "open", opens)
     follower = MessageStore.open(StoreConfig(quick_dir / "follower", small))
-    assert follower.epochs == leader.epochs
+    assert follower.epoch_cache.epochs == leader.epoch_cache.epochs
     for store in (leader, follower):
         store.close(clean=False)

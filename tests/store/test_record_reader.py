@@ -34,13 +34,13 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, int]:
     settings = BrokerSettings(mappedFileSizeCommitLog=65_536)
     path: Path = tmp_path_factory.mktemp("log")
     store = MessageStore.open(StoreConfig(path / "store", settings))
-    store.begin_epoch(1, b"epoch", 1)
+    store.appender.begin_epoch(1, b"epoch", 1)
     kinds = [("Orders", 0, HOST, b"k\x01v\x02"), ("Orders", 4, HOST, b""), ("a" * 130, 0, HOST, b"k\x01v\x02")]
     kinds += [("Orders", 8, HOST_V6, b"k\x01v\x02"), (CONTROL_TOPIC, 0, HOST, b"k\x01v\x02"), ("B", 12, HOST, b"")]
     for number in range(30):
         for topic, sys_flag, host, properties in kinds:
-            store.put([Put(topic, 1, 0, sys_flag, 1, host, b"body" * 80, properties)], 10 + number)
-    data = store.read_raw(0, store.end)
+            store.appender.put([Put(topic, 1, 0, sys_flag, 1, host, b"body" * 80, properties)], 10 + number)
+    data = store.log.read_raw(0, store.log.end)
     store.close()
     assert len(data) > 65_536
     return data, 65_536

@@ -38,7 +38,7 @@ def check_all(store: MessageStore, name: str) -> None:
     assert records
     for expected in records:
         phys, topic = expected["physicOffset"], expected["topic"]
-        record = store.record(phys)
+        record = store.reader.record(phys)
         assert (record.topic, record.queue_id, record.queue_offset, record.size) == (
             topic,
             expected["queueId"],
@@ -47,27 +47,27 @@ def check_all(store: MessageStore, name: str) -> None:
         )
         assert record.props == expected["properties"]
         assert hashlib.sha256(record.payload()).hexdigest() == expected["bodySha256"]
-        got = store.get(topic, record.queue_id, record.queue_offset, 1, 1)
+        got = store.reader.get(topic, record.queue_id, record.queue_offset, 1, 1)
         assert got.status == GetStatus.FOUND
         assert got.data == record.encode()
-        assert store.store_time(topic, record.queue_id, record.queue_offset) == expected["storeTimestamp"]
+        assert store.reader.store_time(topic, record.queue_id, record.queue_offset) == expected["storeTimestamp"]
         if expected["uniqKey"]:
-            found = store.query(topic, expected["uniqKey"], 64, 0, FOREVER, unique=True)
+            found = store.reader.query(topic, expected["uniqKey"], 64, 0, FOREVER, unique=True)
             assert phys in [r.phys_offset for r in found]
         for key in (expected["keys"] or "").split():
-            assert phys in [r.phys_offset for r in store.query(topic, key, 64, 0, FOREVER)]
-    assert [r.phys_offset for r in store.walk(0)] == [r["physicOffset"] for r in records]
-    assert store.end == records[-1]["physicOffset"] + records[-1]["size"]
+            assert phys in [r.phys_offset for r in store.reader.query(topic, key, 64, 0, FOREVER)]
+    assert [r.phys_offset for r in store.reader.walk(0)] == [r["physicOffset"] for r in records]
+    assert store.log.end == records[-1]["physicOffset"] + records[-1]["size"]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_message_is_read_back_by_queue_offset_key_and_id(name: str, quick_dir: Path) -> None:
     root = unpack(name, quick_dir)
     store = MessageStore.open(StoreConfig(root))
-    assert store.was_clean == name.endswith("clean")
-    assert store.damage is None
-    assert store.confirmed == store.end
-    assert store.epochs == ((0, 0),)
+    assert store.state.was_clean == name.endswith("clean")
+    assert store.state.damage is None
+    assert store.state.confirmed == store.log.end
+    assert store.epoch_cache.epochs == ((0, 0),)
     check_all(store, name)
     sent = [one for one in manifest(name)["sent"] if one["offsetMsgId"] and one["status"] == "SEND_OK"]
     assert len(sent) > 50
@@ -76,7 +76,7 @@ def test_every_message_is_read_back_by_queue_offset_key_and_id(name: str, quick_
         for message_id in one["offsetMsgId"].split(","):
             _, port, phys = parse_message_id(message_id)
             assert port == 10911
-            record = store.record(phys)
+            record = store.reader.record(phys)
             # The id of a transaction is that of its half message.
             assert record.topic in (one["topic"], "RMQ_SYS_TRANS_HALF_TOPIC", "SCHEDULE_TOPIC_XXXX")
             if "," not in one["offsetMsgId"] and record.topic == one["topic"]:
@@ -84,8 +84,8 @@ def test_every_message_is_read_back_by_queue_offset_key_and_id(name: str, quick_
                 assert (record.queue_id, record.queue_offset) == (one["queueId"], one["queueOffset"])
     store.close()
     again = MessageStore.open(StoreConfig(root))
-    assert again.was_clean
-    assert again.epochs == ((0, 0),)
+    assert again.state.was_clean
+    assert again.epoch_cache.epochs == ((0, 0),)
     check_all(again, name)
     again.close()
 
@@ -107,22 +107,22 @@ def test_a_recorded_store_continues_as_ours(name: str, quick_dir: Path) -> None:
     before = {path: path.read_bytes() for path in (root / "consumequeue").rglob("0*") if path.is_file()}
     store = MessageStore.open(StoreConfig(root))
     assert store.log.segment_size == 1 << 20
-    number = store.max_offset("LabTopic", 0)
-    epoch = store.begin_epoch(1, b"", 10**13)
+    number = store.reader.max_offset("LabTopic", 0)
+    epoch = store.appender.begin_epoch(1, b"", 10**13)
     puts = [
         Put("LabTopic", 0, 0, 0, 1, pack_host("1.2.3.4", 5), b"new", b"KEYS\x01ours\x02", keys=("ours",)),
         Put("LabTopic", 0, 0, 0, 1, pack_host("1.2.3.4", 5), b"x" * 400_000, b""),
     ]
-    stored = store.put(puts * 3, 10**13)
+    stored = store.appender.put(puts * 3, 10**13)
     assert [s.queue_offset for s in stored] == list(range(number, number + 6))
-    assert store.end > 1 << 20
-    store.confirm(store.end)
+    assert store.log.end > 1 << 20
+    store.indexer.confirm(store.log.end)
     store.close(clean=False)
     store = MessageStore.open(StoreConfig(root))
-    assert store.epochs == ((0, 0), (1, epoch.phys_offset))
-    store.confirm(store.end)
-    assert len(store.query("LabTopic", "ours", 9, 0, FOREVER)) == 3
-    assert decode_record(store.get("LabTopic", 0, number, 1, 1).data).body == b"new"
+    assert store.epoch_cache.epochs == ((0, 0), (1, epoch.phys_offset))
+    store.indexer.confirm(store.log.end)
+    assert len(store.reader.query("LabTopic", "ours", 9, 0, FOREVER)) == 3
+    assert decode_record(store.reader.get("LabTopic", 0, number, 1, 1).data).body == b"new"
     # The files keep their sizes and their content.
     for path, data in before.items():
         now = path.read_bytes()
@@ -145,14 +145,14 @@ def test_recovery_truncates_a_recorded_store_at_the_first_damaged_record(name: s
         file.seek(-1, 1)
         file.write(bytes((byte[0] ^ 1,)))
     store = MessageStore.open(StoreConfig(root))
-    assert store.end == store.confirmed == victim["physicOffset"]
-    assert [r.phys_offset for r in store.walk(0)] == [r["physicOffset"] for r in records[:80]]
-    for topic, queues in store.topics_queues().items():
+    assert store.log.end == store.state.confirmed == victim["physicOffset"]
+    assert [r.phys_offset for r in store.reader.walk(0)] == [r["physicOffset"] for r in records[:80]]
+    for topic, queues in store.queues.topics_queues().items():
         for queue_id in queues:
             kept = [r for r in records[:80] if (r["topic"], r["queueId"]) == (topic, queue_id)]
-            assert store.max_offset(topic, queue_id) == len(kept)
+            assert store.reader.max_offset(topic, queue_id) == len(kept)
     if victim["uniqKey"]:
-        found = store.query(victim["topic"], victim["uniqKey"], 9, 0, FOREVER)
+        found = store.reader.query(victim["topic"], victim["uniqKey"], 9, 0, FOREVER)
         assert victim["physicOffset"] not in [r.phys_offset for r in found]
     store.close()
 

@@ -89,17 +89,17 @@ def put(store: MessageStore, first: int, count: int, now_ms: int) -> None:
     for n in range(first, first + count):
         topic = "Seldom" if n % 100 == 5 else "Orders"
         properties = b"KEYS\x01k%d\x02" % n
-        store.put([Put(topic, 0, 0, 0, 1, HOST, b"x" * 900, properties, keys=(f"k{n}",))], now_ms)
-    store.confirm(store.end)
+        store.appender.put([Put(topic, 0, 0, 0, 1, HOST, b"x" * 900, properties, keys=(f"k{n}",))], now_ms)
+    store.indexer.confirm(store.log.end)
 
 
 def indexed(store: MessageStore, now_ms: int) -> None:
     """Make a checkpoint, so that retention may remove the records."""
-    store.run_periodic_tasks(now_ms)
+    store.checkpointer.run_periodic_tasks(now_ms)
     store.mark_flushed(store.flush())
-    checkpoint = store.checkpoint()
+    checkpoint = store.checkpointer.checkpoint()
     checkpoint.run()
-    store.checkpointed(checkpoint)
+    store.checkpointer.checkpointed(checkpoint)
 
 
 @pytest.mark.parametrize("damaged", ["zeros", "unreadable"])
@@ -112,7 +112,7 @@ def test_damage_at_the_start_of_a_segment_keeps_no_other_segment(
     indexed(store, now)
     at = SEGMENT
     reported: list[int] = []
-    store.on_damage = reported.append
+    store.state.on_damage = reported.append
     real = commit_log.CommitLog.read
 
     def read(log: commit_log.CommitLog, offset: int, count: int) -> bytes:
@@ -123,11 +123,11 @@ def test_damage_at_the_start_of_a_segment_keeps_no_other_segment(
         return real(log, offset, count)
 
     monkeypatch.setattr(commit_log.CommitLog, "read", read)
-    assert store.expire(now) == 0
+    assert store.retention.expire(now) == 0
     assert reported == ([at] if damaged == "unreadable" else [])
     at = 2 * SEGMENT
-    assert store.expire(now) == SEGMENT
-    assert store.expire(now, disk=DiskUsage(100 << 30, 5 << 30, 0.95)) == 2 * SEGMENT
+    assert store.retention.expire(now) == SEGMENT
+    assert store.retention.expire(now, disk=DiskUsage(100 << 30, 5 << 30, 0.95)) == 2 * SEGMENT
 
 
 def test_expired_segments_go_with_their_queue_and_index_files(store: MessageStore, quick_dir: Path) -> None:
@@ -135,35 +135,41 @@ def test_expired_segments_go_with_their_queue_and_index_files(store: MessageStor
     put(store, 0, 150, now - 80 * HOUR)
     put(store, 150, 400, now - 10 * HOUR)
     indexed(store, now)
-    old = store.get("Orders", 0, 0, 4, 10**6)
-    assert store.expire(now) == store.start
+    old = store.reader.get("Orders", 0, 0, 4, 10**6)
+    assert store.retention.expire(now) == store.log.start
     # The segment with the first younger record stays.
-    assert 0 < store.start <= 150 * 1_000
-    assert sorted(os.listdir(quick_dir / "store" / "commitlog"))[0] == f"{store.start:020d}"
-    low = store.min_offset("Orders", 0)
-    assert store.get("Orders", 0, 0, 32, 10**6).status == GetStatus.OFFSET_TOO_SMALL
-    assert store.get("Orders", 0, 0, 32, 10**6).next_offset == low
-    assert store.get("Orders", 0, low, 32, 10**6).status == GetStatus.FOUND
+    assert 0 < store.log.start <= 150 * 1_000
+    assert sorted(os.listdir(quick_dir / "store" / "commitlog"))[0] == f"{store.log.start:020d}"
+    low = store.reader.min_offset("Orders", 0)
+    assert store.reader.get("Orders", 0, 0, 32, 10**6).status == GetStatus.OFFSET_TOO_SMALL
+    assert store.reader.get("Orders", 0, 0, 32, 10**6).next_offset == low
+    assert store.reader.get("Orders", 0, low, 32, 10**6).status == GetStatus.FOUND
     assert old.count == 4
     with pytest.raises(OffsetGone):
-        store.read_raw(0, 1_000)
+        store.log.read_raw(0, 1_000)
     with pytest.raises(OffsetGone):
-        store.record(0)
-    assert store.query("Orders", "k1", 9, 0, now) == []
-    assert len(store.query("Orders", "k549", 9, 0, now)) == 1
+        store.reader.record(0)
+    assert store.reader.query("Orders", "k1", 9, 0, now) == []
+    assert len(store.reader.query("Orders", "k549", 9, 0, now)) == 1
     assert len(os.listdir(quick_dir / "store" / "consumequeue" / "Orders" / "0")) < 6
     # The same holds after a restart, also after a crash.
     for clean in (True, False):
-        bounds = (store.start, store.end, low, store.max_offset("Orders", 0), store.max_offset("Seldom", 0))
+        bounds = (
+            store.log.start,
+            store.log.end,
+            low,
+            store.reader.max_offset("Orders", 0),
+            store.reader.max_offset("Seldom", 0),
+        )
         store.close(clean=clean)
         store = MessageStore.open(StoreConfig(quick_dir / "store", settings()))
-        store.confirm(store.end)
+        store.indexer.confirm(store.log.end)
         assert bounds == (
-            store.start,
-            store.end,
-            store.min_offset("Orders", 0),
-            store.max_offset("Orders", 0),
-            store.max_offset("Seldom", 0),
+            store.log.start,
+            store.log.end,
+            store.reader.min_offset("Orders", 0),
+            store.reader.max_offset("Orders", 0),
+            store.reader.max_offset("Seldom", 0),
         )
     store.close(clean=False)
 
@@ -171,30 +177,35 @@ def test_expired_segments_go_with_their_queue_and_index_files(store: MessageStor
 def test_retention_keeps_records_that_a_follower_needs_and_unconfirmed_ones(store: MessageStore) -> None:
     now = at_hour(4)
     put(store, 0, 300, now - 100 * HOUR)
-    store.run_periodic_tasks(now)
-    assert store.expire(now) == 0, "entries that are not on disk have nothing but their records"
+    store.checkpointer.run_periodic_tasks(now)
+    assert store.retention.expire(now) == 0, "entries that are not on disk have nothing but their records"
     indexed(store, now)
-    assert store.expire(now, keep_from=SEGMENT + 5_000) == SEGMENT
-    assert store.expire(now, keep_from=SEGMENT + 5_000) == SEGMENT
-    assert store.expire(now) > SEGMENT
+    assert store.retention.expire(now, keep_from=SEGMENT + 5_000) == SEGMENT
+    assert store.retention.expire(now, keep_from=SEGMENT + 5_000) == SEGMENT
+    assert store.retention.expire(now) > SEGMENT
 
 
 def test_a_queue_without_records_keeps_its_queue_offsets(store: MessageStore, quick_dir: Path) -> None:
     now = at_hour(4)
     put(store, 0, 10, now - 100 * HOUR)
     for _ in range(10, 400):
-        store.put([Put("Other", 0, 0, 0, 1, HOST, b"x" * 900, b"")], now - 100 * HOUR)
-    store.confirm(store.end)
+        store.appender.put([Put("Other", 0, 0, 0, 1, HOST, b"x" * 900, b"")], now - 100 * HOUR)
+    store.indexer.confirm(store.log.end)
     indexed(store, now)
-    store.expire(now)
-    assert store.start > 10_000
+    store.retention.expire(now)
+    assert store.log.start > 10_000
     for _ in range(2):
-        assert store.min_offset("Orders", 0) == store.max_offset("Orders", 0) == store.next_offset("Orders", 0) == 9
-        assert store.get("Orders", 0, 9, 1, 1).status == GetStatus.OFFSET_OVERFLOW_ONE
+        assert (
+            store.reader.min_offset("Orders", 0)
+            == store.reader.max_offset("Orders", 0)
+            == store.queues.next_offset("Orders", 0)
+            == 9
+        )
+        assert store.reader.get("Orders", 0, 9, 1, 1).status == GetStatus.OFFSET_OVERFLOW_ONE
         assert store.queue_starts()["Orders", 0] == 9
         store.close()
         store = MessageStore.open(StoreConfig(quick_dir / "store", settings()))
-    assert store.put([Put("Orders", 0, 0, 0, 1, HOST, b"", b"")], now)[0].queue_offset == 9
+    assert store.appender.put([Put("Orders", 0, 0, 0, 1, HOST, b"", b"")], now)[0].queue_offset == 9
     store.close(clean=False)
 
 
@@ -204,15 +215,15 @@ def test_a_checkpoint_counts_while_the_store_refuses_messages(
     """Retention waits for the checkpoint, so a full disk must not prevent it."""
     put(store, 0, 10, 1)
     store.mark_flushed(store.flush())
-    checkpoint = store.checkpoint()
+    checkpoint = store.checkpointer.checkpoint()
     checkpoint.run()
     with monkeypatch.context() as full:
         full.setattr(commit_log, "write_all", no_room)
         with pytest.raises(StoreFull):
             put(store, 10, 1, 1)
-    store.checkpointed(checkpoint)
-    assert store.recovery_point.durable == store.end
-    assert RecoveryPoint.load(store.recovery_point_file.path) == store.recovery_point
+    store.checkpointer.checkpointed(checkpoint)
+    assert store.state.recovery_point.durable == store.log.end
+    assert RecoveryPoint.load(store.recovery_point_file.path) == store.state.recovery_point
 
 
 def no_room(*_: Any) -> None:

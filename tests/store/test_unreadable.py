@@ -21,7 +21,7 @@ def opened(path: Path) -> MessageStore:
     """A store with a control record, a message, and 400 KB more; all unconfirmed, none in memory."""
     store = MessageStore.open(StoreConfig(path, SETTINGS))
     for topic, size in ((CONTROL_TOPIC, 10), ("T", 10), *[("T", 5_000)] * 80):
-        store.put([Put(topic, 0, 0, 0, 1, HOST, b"y" * size, b"")], time.time_ns() // 1_000_000)
+        store.appender.put([Put(topic, 0, 0, 0, 1, HOST, b"y" * size, b"")], time.time_ns() // 1_000_000)
     store.unconfirmed.clear()
     return store
 
@@ -35,22 +35,22 @@ def test_confirm_reports_the_records_before_an_unreadable_one_and_loses_no_other
     control: list[tuple[int, bytes]] = []
     available: set[tuple[str, int]] = set()
     for _ in range(90):
-        began = store.confirmed
+        began = store.state.confirmed
         try:
-            done = store.confirm(store.end)
+            done = store.indexer.confirm(store.log.end)
         except OSError:
-            assert store.confirmed == began
+            assert store.state.confirmed == began
             break
         control += done.control
         available |= set(done.available)
-        assert began < done.offset == store.confirmed <= sector * 4096
-    assert sector * 4096 - 5_200 < store.confirmed
+        assert began < done.offset == store.state.confirmed <= sector * 4096
+    assert sector * 4096 - 5_200 < store.state.confirmed
     bad_sector.clear()
-    done = store.confirm(store.end)
-    assert done.offset == store.end
+    done = store.indexer.confirm(store.log.end)
+    assert done.offset == store.log.end
     assert len(control + done.control) == 1
     assert available | set(done.available) == {("T", 0), (CONTROL_TOPIC, 0)}
-    assert store.next_offset("T", 0) == 81
+    assert store.queues.next_offset("T", 0) == 81
     store.close()
 
 
@@ -73,11 +73,11 @@ def test_an_unreadable_sector_costs_few_reads(
 
     monkeypatch.setattr(store.log, "read", read)
     if sector:
-        data = store.log.whole_records(0, 1 << 20, store.end)
+        data = store.log.whole_records(0, 1 << 20, store.log.end)
         assert 0 < len(data) <= sector * 4096
     else:
         with pytest.raises(OSError, match="Input/output error"):
-            store.log.whole_records(0, 1 << 20, store.end)
+            store.log.whole_records(0, 1 << 20, store.log.end)
     assert failed <= most
     bad_sector.clear()
     store.close(clean=False)
@@ -86,13 +86,13 @@ def test_an_unreadable_sector_costs_few_reads(
 def test_a_query_by_key_finds_the_readable_records(tmp_path: Path, bad_sector: dict[str, Any]) -> None:
     store = MessageStore.open(StoreConfig(tmp_path, SETTINGS))
     for _ in range(3):
-        store.put([Put("T", 0, 0, 0, 1, HOST, b"y" * 20_000, b"KEYS\x01k\x02", keys=("k",))], 1_000)
-    store.confirm(store.end)
-    places = [record.phys_offset for record in store.walk(0)]
+        store.appender.put([Put("T", 0, 0, 0, 1, HOST, b"y" * 20_000, b"KEYS\x01k\x02", keys=("k",))], 1_000)
+    store.indexer.confirm(store.log.end)
+    places = [record.phys_offset for record in store.reader.walk(0)]
     reported: list[int] = []
-    store.on_damage = reported.append
+    store.state.on_damage = reported.append
     bad_sector.update(path=store.log.path(0), at=7 * 4096)
-    assert [record.phys_offset for record in store.query("T", "k", 10, 0, 10_000)] == [places[2], places[0]]
+    assert [record.phys_offset for record in store.reader.query("T", "k", 10, 0, 10_000)] == [places[2], places[0]]
     assert reported == [places[1]]
     bad_sector.clear()
     store.close()

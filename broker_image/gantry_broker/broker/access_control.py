@@ -67,7 +67,7 @@ class StoredTopics:
 
     def topic_at(self, offset: int) -> str:
         try:
-            return self._store.named_record(offset).topic
+            return self._store.reader.named_record(offset).topic
         except (StoreError, OSError, ValueError):
             return ""
 
@@ -83,9 +83,9 @@ class StoredTopics:
         """A producer may decide on its half message before this member knows that it is confirmed."""
         store = self._store
         try:
-            if not store.confirmed <= offset < store.end:
-                return store.named_record(offset)
-            record = decode_record(store.read_raw(offset, 1))
+            if not store.state.confirmed <= offset < store.log.end:
+                return store.reader.named_record(offset)
+            record = decode_record(store.log.read_raw(offset, 1))
         except (StoreError, RecordError, OSError, ValueError):
             return None
         return record if record.phys_offset == offset else None

@@ -108,7 +108,7 @@ class Archiving:
             return None
         archived = archiver.archived_to
         needed = store.log.start if archived is None else max(archived, store.log.start)
-        return None if store.confirmed - needed > self._max_lag else needed
+        return None if store.state.confirmed - needed > self._max_lag else needed
 
     def _role_changed(self, leads: bool) -> None:
         if self._archiver is not None:
@@ -118,9 +118,9 @@ class Archiving:
 
     def _view(self) -> View | None:
         store = self._store
-        if store.failed is not None or not store.epochs:
+        if store.state.failed is not None or not store.epoch_cache.epochs:
             return None
-        return View(store.log.start, store.confirmed, store.log.segment_size, store.epochs)
+        return View(store.log.start, store.state.confirmed, store.log.segment_size, store.epoch_cache.epochs)
 
     def _is_my_turn(self) -> bool:
         assert self._archiver is not None

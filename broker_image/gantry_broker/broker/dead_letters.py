@@ -35,7 +35,9 @@ class DeadLetters:
         for name in some:
             config = topics.get(name)
             queues = 0 if config is None else max(config.read_queues, config.write_queues)
-            count = sum(self._store.max_offset(name, q) - self._store.min_offset(name, q) for q in range(queues))
+            count = sum(
+                self._store.reader.max_offset(name, q) - self._store.reader.min_offset(name, q) for q in range(queues)
+            )
             if count > 0:
                 self._next[name.removeprefix(DLQ_PREFIX)] = count
         if self._rest:

@@ -133,7 +133,7 @@ class Delays:
         self._buckets.clear()
         if leads and self._role.may_append:
             # The log decides which levels exist: a configuration with fewer levels leaves messages in the removed ones.
-            self._stale = set(self._store.topics_queues().get(SCHEDULE_TOPIC, []))
+            self._stale = set(self._store.queues.topics_queues().get(SCHEDULE_TOPIC, []))
             self._buckets.reload()
             self._wake(0)
         elif self._timer is not None:
@@ -206,8 +206,8 @@ class Delays:
         self._levels.pop(queue_id, None)
         for _ in range(PASS_BATCHES):
             offset = self._meta.working.delay.get(queue_id + 1, 0)
-            offset = max(offset, store.min_offset(SCHEDULE_TOPIC, queue_id))
-            got = store.get(SCHEDULE_TOPIC, queue_id, offset, BATCH, BATCH_BYTES)
+            offset = max(offset, store.reader.min_offset(SCHEDULE_TOPIC, queue_id))
+            got = store.reader.get(SCHEDULE_TOPIC, queue_id, offset, BATCH, BATCH_BYTES)
             if not got.data:
                 self._stale.discard(queue_id)
                 if got.damaged >= 0:
@@ -262,17 +262,17 @@ class WaitingMessages:
         left, lowest = PLACES, None
         levels = {level - 1: at for level, at in tables.delay.items()}
         for topic, progress in ((TIMER_TOPIC, tables.timer), (SCHEDULE_TOPIC, levels)):
-            for queue_id in store.queue_numbers(topic):
+            for queue_id in store.queues.queue_numbers(topic):
                 at = progress.get(queue_id, 0)
-                if at >= store.max_offset(topic, queue_id):
+                if at >= store.reader.max_offset(topic, queue_id):
                     self._places.pop((topic, queue_id), None)
                     continue
                 known = self._places.get((topic, queue_id))
-                if known is None or known[0] != at or known[1] < store.start:
+                if known is None or known[0] != at or known[1] < store.log.start:
                     if left == 0:
                         return False, None
                     left -= 1
-                    place = store.place(topic, queue_id, at)
+                    place = store.reader.place(topic, queue_id, at)
                     if place is None:
                         continue
                     known = self._places[topic, queue_id] = at, place
@@ -325,9 +325,9 @@ class Buckets:
     def reload(self) -> None:
         """Finds the buckets with messages that were not delivered, for a new leader."""
         present = timer_bucket(self._clock.unix_ms())
-        buckets = self._store.topics_queues().get(TIMER_TOPIC, [])
+        buckets = self._store.queues.topics_queues().get(TIMER_TOPIC, [])
         for queue_id in sorted(buckets, key=lambda bucket: (bucket - present) % TIMER_BUCKETS):
-            if self._store.max_offset(TIMER_TOPIC, queue_id) > self._progress(queue_id):
+            if self._store.reader.max_offset(TIMER_TOPIC, queue_id) > self._progress(queue_id):
                 self.available(queue_id)
 
     def available(self, bucket: int) -> None:
@@ -338,14 +338,14 @@ class Buckets:
         """Returns how many messages wait, those that were delivered out of order among them."""
         store, progress = self._store, self._meta.working.timer
         return sum(
-            max(store.max_offset(TIMER_TOPIC, bucket) - progress.get(bucket, 0), 0)
-            for bucket in store.queue_numbers(TIMER_TOPIC)
+            max(store.reader.max_offset(TIMER_TOPIC, bucket) - progress.get(bucket, 0), 0)
+            for bucket in store.queues.queue_numbers(TIMER_TOPIC)
         )
 
     def _read_first(self, bucket: int) -> None:
         """Finds when a bucket's minute begins. Its first message decides: the group may have had no leader for days."""
         offset = max(self._read.get(bucket, 0), self._progress(bucket))
-        got = self._store.get(TIMER_TOPIC, bucket, offset, 1, BATCH_BYTES)
+        got = self._store.reader.get(TIMER_TOPIC, bucket, offset, 1, BATCH_BYTES)
         due = [_until(parse_properties(record.properties)) for record in decode_records(got.data)]
         # RocketMQ has the messages of all times in one queue.
         own = bool(due) and timer_bucket(due[0]) == bucket
@@ -353,7 +353,7 @@ class Buckets:
 
     def _progress(self, bucket: int) -> int:
         stored = self._meta.working.timer.get(bucket, 0)
-        return max(stored, self._store.min_offset(TIMER_TOPIC, bucket))
+        return max(stored, self._store.reader.min_offset(TIMER_TOPIC, bucket))
 
     def _done(self, bucket: int) -> AbstractSet[int]:
         """Returns the offsets of a bucket that were delivered at or above its progress. A new leader knows them as
@@ -362,7 +362,7 @@ class Buckets:
         return self._meta.working.timer_done.get(bucket, frozenset())
 
     def next_due(self, now: int) -> Iterator[int]:
-        if self._late and self._store.confirmed < self._late_end:
+        if self._late and self._store.state.confirmed < self._late_end:
             yield now + CONFIRM_MS
             return
         if self._unknown:
@@ -388,7 +388,7 @@ class Buckets:
         if self._unknown:
             return
         if self._late:
-            if self._store.confirmed < self._late_end:
+            if self._store.state.confirmed < self._late_end:
                 return
             for bucket in self._late:
                 self._first[bucket] = min(self._first.get(bucket, now), now)
@@ -402,7 +402,7 @@ class Buckets:
         count = size = 0
         while self._ready and self._ready[0][0] <= now and count < BATCH and size < BATCH_BYTES:
             until, bucket, offset = heapq.heappop(self._ready)
-            got = self._store.get(TIMER_TOPIC, bucket, offset, 1, BATCH_BYTES)
+            got = self._store.reader.get(TIMER_TOPIC, bucket, offset, 1, BATCH_BYTES)
             count += 1
             size += len(got.data)
             for record in decode_records(got.data)[:1]:
@@ -433,7 +433,7 @@ class Buckets:
             if above:
                 change["timerDone"] = {str(bucket): above}
             self._changes.append(change, [put for _, put in items if put is not None])
-        self._late_end = self._store.end
+        self._late_end = self._store.log.end
 
     def _outcome(self, record: Record, props: dict[str, str], bucket: int, now: int) -> Put | None:
         """Returns what becomes of a message whose time in its bucket is over; None: nothing.
@@ -472,7 +472,7 @@ class Buckets:
         offset, done = max(self._read.get(bucket, 0), self._progress(bucket)), self._done(bucket)
         while reads > 0:
             reads -= 1
-            got = store.get(TIMER_TOPIC, bucket, offset, BATCH, BATCH_BYTES)
+            got = store.reader.get(TIMER_TOPIC, bucket, offset, BATCH, BATCH_BYTES)
             for record in decode_records(got.data):
                 offset = record.queue_offset + 1
                 if record.queue_offset in done:

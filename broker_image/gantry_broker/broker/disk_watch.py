@@ -39,7 +39,7 @@ class DiskWatch:
     def _read(self) -> None:
         begun, usage = self._now(), None
         try:
-            usage = self._store.disk()
+            usage = self._store.retention.disk()
         except OSError as error:
             self._store.warnings.warn("the disk does not say how full it is: its usage counts as not known", error)
         finally:

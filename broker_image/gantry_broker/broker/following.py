@@ -182,21 +182,21 @@ class Following:
                 f"the archive has segments of {state.segment_size} bytes, this cluster of {store.log.segment_size}: "
                 f"write spec.broker.mappedFileSizeCommitLog: {state.segment_size}"
             )
-        truncate = begin(store.start, store.end, self._log.leader_epochs, state).truncate
+        truncate = begin(store.log.start, store.log.end, self._log.leader_epochs, state).truncate
         if truncate is not None:
             log.warning("the archive ends at %d or differs from there on: the log is truncated", truncate)
             self._log.truncate(truncate)
         await self._compare_tail(state)
         await self._confirm()
-        part = state.part_at(store.end)
+        part = state.part_at(store.log.end)
         if part is None:
             self.reason = ""
             return False
         reader = self._group.reader(part)
         directory = await in_daemon_thread(reader.directory)
-        for block in directory.blocks_of(store.end, part.end):
+        for block in directory.blocks_of(store.log.end, part.end):
             data = await in_daemon_thread(partial(_block, reader, directory, block))
-            self._log.append_raw(store.end, data[store.end - block.start :])
+            self._log.append_raw(store.log.end, data[store.log.end - block.start :])
             await self._confirm()
             self._note("")
         self.reason = ""
@@ -205,15 +205,15 @@ class Following:
     async def _compare_tail(self, state: State) -> None:
         """Once after a start: the last bytes of this log must be those of the archive. Raises Refill, ArchiveError."""
         store = self._store
-        end = store.end
-        part = state.part_at(end - 1) if end > store.start else None
+        end = store.log.end
+        part = state.part_at(end - 1) if end > store.log.start else None
         if self._compared or part is None:
             return
         reader = self._group.reader(part)
         directory = await in_daemon_thread(reader.directory)
         block = directory.blocks_of(end - 1, end)[0]
         data = await in_daemon_thread(partial(_block, reader, directory, block))
-        if block.start >= store.start:
+        if block.start >= store.log.start:
             mine = store.log.read(block.start, end - block.start)
             if mine != data[: end - block.start]:
                 raise Refill(f"the last records below {end} differ from those of the archive")
@@ -222,10 +222,10 @@ class Following:
     async def _confirm(self) -> None:
         """Let readers see all of it. Each call indexes for a bounded time."""
         store = self._store
-        while store.confirmed < store.end:
-            before = store.confirmed
-            self._log.confirm(store.end)
-            if store.confirmed == before:
+        while store.state.confirmed < store.log.end:
+            before = store.state.confirmed
+            self._log.confirm(store.log.end)
+            if store.state.confirmed == before:
                 raise StoreError(f"the records at {before} of the log cannot be read")
             await asyncio.sleep(0)
 
@@ -233,7 +233,7 @@ class Following:
         state, now = self._state, self._clock.unix_ms()
         report = replace(self.report, error=error, error_ms=now if error else self.report.error_ms)
         if state is not None and state.n:
-            behind = max(state.end - self._store.confirmed, 0)
+            behind = max(state.end - self._store.state.confirmed, 0)
             report = replace(
                 of_manifest(report, state),
                 behind_bytes=behind,
@@ -251,7 +251,7 @@ class Following:
         if identity is None:
             raise Missing(f"{self._url} has no archive")
         self._wake.set()
-        return Look(identity, state.closed, state.end, state.last_ms, self._store.confirmed)
+        return Look(identity, state.closed, state.end, state.last_ms, self._store.state.confirmed)
 
     async def take_over(self, uid: str, cluster: str, token: str, *, accept_loss: bool) -> int:
         """Make this cluster the owner of the archive, for good, and return where the former owner's log ends in it.

@@ -69,7 +69,7 @@ class MemberHealth:
         """Since when no NameServer answers, by the loop's clock."""
         self._alone_until = 0.0
         """Until this time the member counts as not answered, though a NameServer answers again."""
-        store.on_failed = self._store_failed_for_good
+        store.state.on_failed = self._store_failed_for_good
 
     @property
     def not_promotable(self) -> str:
@@ -78,8 +78,8 @@ class MemberHealth:
             return "it stops"
         if self.disk_full:
             return "its disk is full"
-        if self._store.failed is not None:
-            return f"its disk failed: {self._store.failed}"
+        if self._store.state.failed is not None:
+            return f"its disk failed: {self._store.state.failed}"
         return "no NameServer answers it" if self._is_alone() else ""
 
     # ---- the disk

@@ -43,13 +43,13 @@ class LogWriter:
         """Appends a batch; the caller calls `appended` afterwards. Raises NotWritable and StoreError."""
         if not self._role.may_append:
             raise NotWritable(self._role.refusal())
-        stored = self._store.put(puts, self._clock.unix_ms())
+        stored = self._store.appender.put(puts, self._clock.unix_ms())
         self._store_took()
         return stored
 
     def appended(self, on_status: Callable[[SendStatus], None] | None) -> None:
         """Replicates the appended records; `on_status` gets the result once all copies exist, or after the timeout."""
-        end = self._store.end
+        end = self._store.log.end
         self._replicate(end)
         if on_status is not None:
             settings = self._settings

@@ -88,7 +88,7 @@ class BrokerProcess:
             connect_timeout=PEER_CONNECT_S,
             tls=None if config.source_ca_file is None else TlsOptions(ca_file=config.source_ca_file),
         )
-        mark_origin(config.data_dir, site, self.store.end, self.store.last_epoch)
+        mark_origin(config.data_dir, site, self.store.log.end, self.store.epoch_cache.last_epoch)
         self.parts = wire(config, self.store, pack_host(*host), self.client, membership, self.tls, self.source, site)
         self.broker = self.parts.context
         self.port = 0
@@ -116,9 +116,9 @@ class BrokerProcess:
             self.config.group,
             self.port,
             parts.http.port,
-            self.store.start,
-            self.store.end,
-            self.store.confirmed,
+            self.store.log.start,
+            self.store.log.end,
+            self.store.state.confirmed,
         )
 
     async def stop(self) -> None:
@@ -150,10 +150,10 @@ class BrokerProcess:
             parts.snapshots.save_now()
             self.store.close()
         finally:
-            if self.store.failed is not None:
+            if self.store.state.failed is not None:
                 broker.replication.disk_failed()
         broker.replication.mark_clean()
-        log.info("%s stopped%s", self.config.name, " cleanly" if self.store.failed is None else "")
+        log.info("%s stopped%s", self.config.name, " cleanly" if self.store.state.failed is None else "")
 
     async def __aenter__(self) -> BrokerProcess:
         await self.start()
@@ -200,8 +200,8 @@ async def _one_life(config: BrokerConfig, stopped: asyncio.Event) -> bool:
         for end in ends:
             end.cancel()
         await process.stop()
-    if process.store.failed is not None:
-        raise FlushFailed(f"the disk failed: {process.store.failed}; a start opens the store again")
+    if process.store.state.failed is not None:
+        raise FlushFailed(f"the disk failed: {process.store.state.failed}; a start opens the store again")
     return again.is_set() and not stopped.is_set()
 
 

@@ -64,11 +64,11 @@ class LogRetention:
         if not complete:
             return True
         store = self._store
-        needed = (waiting, self._archiving.needed_from(), self._replication.needed_from(), store.confirmed)
-        start = store.expire(
+        needed = (waiting, self._archiving.needed_from(), self._replication.needed_from(), store.state.confirmed)
+        start = store.retention.expire(
             self._clock.unix_ms(),
             min(offset for offset in needed if offset is not None),
-            disk=self._disk.since(store.removed_at),
+            disk=self._disk.since(store.removals.ended),
         )
         self._meta.forget_deletions(start)
         return False
@@ -131,9 +131,9 @@ class TopicRetention:
             keep_ms = retention_ms(topic.attributes)
             if keep_ms is None or is_system_topic(name):
                 continue
-            end = store_end = self._store.confirmed
+            end = store_end = self._store.state.confirmed
             moves = False
-            for queue_id in self._store.queue_numbers(name):
+            for queue_id in self._store.queues.queue_numbers(name):
                 yield None
                 try:
                     expired, first = self._oldest(name, queue_id, now_ms - keep_ms, store_end)
@@ -152,13 +152,13 @@ class TopicRetention:
         not; `end` without one.
         """
         store = self._store
-        first = store.min_offset(topic, queue_id)
+        first = store.reader.min_offset(topic, queue_id)
         # A damaged record has no time and is as old as the next one that has.
-        if 0 <= store.store_time(topic, queue_id, first) >= since_ms:
+        if 0 <= store.reader.store_time(topic, queue_id, first) >= since_ms:
             kept = first
         else:
-            kept = store.offset_at_time(topic, queue_id, since_ms)
-        place = store.place(topic, queue_id, kept) if kept < store.max_offset(topic, queue_id) else None
+            kept = store.reader.offset_at_time(topic, queue_id, since_ms)
+        place = store.reader.place(topic, queue_id, kept) if kept < store.reader.max_offset(topic, queue_id) else None
         return kept > first, end if place is None else place
 
     def _write(self) -> None:

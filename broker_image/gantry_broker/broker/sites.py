@@ -105,7 +105,7 @@ class Sites:
             origin_end=site.origin_end,
             follows=following is not None and following.ready,
             superseded=site.superseded,
-            idle=site.role == "Sealed" and self._role.leading and store.confirmed == store.end,
+            idle=site.role == "Sealed" and self._role.leading and store.state.confirmed == store.log.end,
         )
 
     def put(self, asked: SiteRequest) -> SiteStatus:
@@ -152,17 +152,19 @@ class Sites:
             why = "the group is not sealed for this hand-over"
         elif not self._role.leading:
             why = "it does not lead"
-        elif store.confirmed < store.end:
-            why = f"its log is confirmed up to {store.confirmed} of {store.end}"
+        elif store.state.confirmed < store.log.end:
+            why = f"its log is confirmed up to {store.state.confirmed} of {store.log.end}"
         else:
             try:
-                self._archiving.finish(token, store.end)
+                self._archiving.finish(token, store.log.end)
             except NoArchive as error:
                 why = str(error)
-        closed = not why and report is not None and report.closed == token and report.end == store.end
+        closed = not why and report is not None and report.closed == token and report.end == store.log.end
         if not why and not closed:
-            why = report.error if report is not None and report.error else f"archived up to {archived} of {store.end}"
-        return CloseAnswer(closed=closed, end=store.end, archived=archived, reason="" if closed else why)
+            why = (
+                report.error if report is not None and report.error else f"archived up to {archived} of {store.log.end}"
+            )
+        return CloseAnswer(closed=closed, end=store.log.end, archived=archived, reason="" if closed else why)
 
     async def look(self) -> SiteLook:
         """Raises NotStandby, ArchiveError."""
@@ -188,7 +190,7 @@ class Sites:
         end = await following.take_over(
             archive.uid, self._config.own_cluster, asked.token, accept_loss=asked.accept_loss
         )
-        return TakeAnswer(archived_end=end, end=self._store.confirmed)
+        return TakeAnswer(archived_end=end, end=self._store.state.confirmed)
 
     def _follows(self) -> Following:
         if self._following is None:

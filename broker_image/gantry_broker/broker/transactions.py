@@ -168,8 +168,8 @@ class Transactions:
         store = self._store
         return (
             self.loaded.is_set()
-            and self._half_at >= store.max_offset(TRANS_HALF_TOPIC, 0)
-            and self._op_at >= store.max_offset(TRANS_OP_HALF_TOPIC, 0)
+            and self._half_at >= store.reader.max_offset(TRANS_HALF_TOPIC, 0)
+            and self._op_at >= store.reader.max_offset(TRANS_OP_HALF_TOPIC, 0)
         )
 
     def _role_changed(self, leads: bool) -> None:
@@ -214,8 +214,8 @@ class Transactions:
     def _read_piece(self) -> float | None:
         """Returns after how many seconds there is more to read; None: after the next record. Raises OSError."""
         store = self._store
-        self._op_at = max(self._op_at, store.min_offset(TRANS_OP_HALF_TOPIC, 0))
-        got = store.get(TRANS_OP_HALF_TOPIC, 0, self._op_at, READ_BATCH, READ_BYTES)
+        self._op_at = max(self._op_at, store.reader.min_offset(TRANS_OP_HALF_TOPIC, 0))
+        got = store.reader.get(TRANS_OP_HALF_TOPIC, 0, self._op_at, READ_BATCH, READ_BYTES)
         for record in decode_records(got.data):
             self._op_at = record.queue_offset + 1
             for text in record.body.decode("ascii", "replace").split(","):
@@ -226,8 +226,8 @@ class Transactions:
             self._marks.append((self._op_at, self._highest))
         more, damaged = bool(got.data), got.damaged >= 0
         if len(self._waiting) < MAX_WAITING:
-            self._half_at = max(self._half_at, store.min_offset(TRANS_HALF_TOPIC, 0))
-            got = store.get(TRANS_HALF_TOPIC, 0, self._half_at, READ_BATCH, READ_BYTES)
+            self._half_at = max(self._half_at, store.reader.min_offset(TRANS_HALF_TOPIC, 0))
+            got = store.reader.get(TRANS_HALF_TOPIC, 0, self._half_at, READ_BATCH, READ_BYTES)
             for record in decode_records(got.data):
                 self._half_at = record.queue_offset + 1
                 if record.queue_offset in self._decided:
@@ -369,7 +369,7 @@ class Transactions:
             return
         item.ask_at_ms = now + max(self._settings.transactionTimeOut, self._settings.transactionCheckInterval)
         try:
-            self._give_up(self._store.record(item.phys))
+            self._give_up(self._store.reader.record(item.phys))
         except Exception:
             log.exception("the half message %d at offset %d cannot be checked, and stays", offset, item.phys)
         else:
@@ -393,12 +393,12 @@ class Transactions:
         """
         item = self._waiting[offset]
         try:
-            half = self._store.record(item.phys)
+            half = self._store.reader.record(item.phys)
         except OffsetGone:
             self._waiting.pop(offset, None)  # Retention has removed it: a commit is impossible.
             return
         except (BadRecords, OSError):
-            self._store.on_damage(item.phys)
+            self._store.state.on_damage(item.phys)
             item.ask_at_ms = now + self._settings.transactionCheckInterval
             return
         props = parse_properties(half.properties)

@@ -168,8 +168,8 @@ def wire(
     replication.on_damaged_answer = log_repair.given_damaged
     replication.on_unreadable = log_repair.suspect
     replication.on_flushed = latencies.flush.observe
-    store.on_damage = log_repair.suspect
-    store.on_queue_damage = log_repair.suspect_queue
+    store.state.on_damage = log_repair.suspect
+    store.state.on_queue_damage = log_repair.suspect_queue
     client.register(GantryCode.READ_LOG, answering(log_repair, replication.follows_member))
     role = RoleState(config, replication, replay, locks, events)
     role.site, role.takes_writes = site, not site.refusal()

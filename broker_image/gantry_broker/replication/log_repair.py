@@ -112,7 +112,7 @@ class LogRepair:
     async def _repair_queue(self, topic: str, queue_id: int, number: int) -> None:
         """Write damaged entries of a queue again from the log, without holding the event loop."""
         began = time.perf_counter()
-        for _ in self._store.repair_queue(topic, queue_id, number):
+        for _ in self._store.indexer.repair_queue(topic, queue_id, number):
             await asyncio.sleep(max(PIECE_S, (time.perf_counter() - began) / QUEUE_SHARE))
             began = time.perf_counter()
 
@@ -145,16 +145,16 @@ class LogRepair:
     def _valid_bytes(self, at: int) -> bytes:
         """Return good bytes from `at` on, at most up to the first damaged record.
 
-        Raises as `store.verified_bytes` does.
+        Raises as `Scrubber.verified_bytes` does.
         """
         try:
-            return self._store.verified_bytes(at, PIECE)
+            return self._store.scrubber.verified_bytes(at, PIECE)
         except (BadRecords, OSError) as error:
             bad = error.at if isinstance(error, BadRecords) else self._first_unread(at, error)
             self.suspect(bad)
             if bad == at:
                 raise
-            return self._store.verified_bytes(at, bad - at)
+            return self._store.scrubber.verified_bytes(at, bad - at)
 
     # ---- repair
 
@@ -185,7 +185,7 @@ class LogRepair:
     def _damage_at(self, at: int) -> str:
         """Return the damage of the record at `at`; empty when there is none, or the record is gone."""
         try:
-            self._store.verify(at, 1)
+            self._store.scrubber.verify(at, 1)
         except BadRecords as error:
             return error.reason
         except OffsetGone:
@@ -225,16 +225,16 @@ class LogRepair:
     async def _walk_once(self) -> bool:
         """Walk the log; return whether it reached the offset that was confirmed when it began."""
         store = self._store
-        at, stop = store.start, store.confirmed
-        while at < min(stop, store.confirmed):
+        at, stop = store.log.start, store.state.confirmed
+        while at < min(stop, store.state.confirmed):
             began = time.perf_counter()
             try:
-                end = store.verify(at, PIECE)
-                if store.unindexed_from > end:
-                    store.check_queues(at, end)
+                end = store.scrubber.verify(at, PIECE)
+                if store.state.unindexed_from > end:
+                    store.indexer.check_entries(at, end)
                 at = end
             except OffsetGone:
-                at = max(at, store.start)  # Retention removed this part; a truncation ends the walk.
+                at = max(at, store.log.start)  # Retention removed this part; a truncation ends the walk.
             except (BadRecords, OSError) as error:
                 bad = error.at if isinstance(error, BadRecords) else self._first_unread(at, error)
                 self.suspect(bad)
@@ -251,10 +251,10 @@ class LogRepair:
         """
         if error.errno != errno.EIO:
             raise error
-        stop = min(at + PIECE, self._store.confirmed)
+        stop = min(at + PIECE, self._store.state.confirmed)
         while at < stop:
             try:
-                at = self._store.verify(at, 1)
+                at = self._store.scrubber.verify(at, 1)
             except BadRecords as damage:
                 return damage.at
             except OSError:

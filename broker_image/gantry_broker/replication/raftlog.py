@@ -53,7 +53,7 @@ class RaftStoreLog(StoreLog):
         listed = self._load()
         self._listed: tuple[MemberChange, ...] | None = listed
         """The content of members.json; None: a write failed, and the file has the old or the new content."""
-        certain = max(store.confirmed, store.start)
+        certain = max(store.state.confirmed, store.log.start)
         self._changes = tuple(c for c in listed if c.end <= certain)
         self._learn(certain)
         try:
@@ -73,9 +73,9 @@ class RaftStoreLog(StoreLog):
 
     def append_members(self, members: Members, now_ms: int) -> None:
         self._list()
-        end = self._store.end
+        end = self._store.log.end
         unix_ms = self._hooks.unix_ms()
-        stored = self._store.put(
+        stored = self._store.appender.put(
             [
                 Put(
                     topic=CONTROL_TOPIC,
@@ -105,7 +105,7 @@ class RaftStoreLog(StoreLog):
         self._list_later()
 
     def reset_state(self) -> bytes:
-        below = [c for c in self._changes if c.end <= self._store.start]
+        below = [c for c in self._changes if c.end <= self._store.log.start]
         return orjson.dumps({**self._queue_starts(), "members": [_to_json(c) for c in below[-1:]]})
 
     def reset(self, to: int, leader_epochs: LeaderEpochs, state: bytes) -> None:
@@ -114,7 +114,7 @@ class RaftStoreLog(StoreLog):
         # The list is written before the reset, since this change leaves the log with it. It uses the present confirmed
         # offset: after a crash in between, a start finds the old log and takes from the list only changes that this log
         # has confirmed.
-        confirmed = {c for c in self._changes if c.end <= self._store.confirmed}
+        confirmed = {c for c in self._changes if c.end <= self._store.state.confirmed}
         self._write(tuple(sorted({*confirmed, *changes})))
         super().reset(to, epochs.truncate(leader_epochs, to), state)
         self._changes = changes
@@ -133,8 +133,8 @@ class RaftStoreLog(StoreLog):
         """Add the changes that lie in [start, end) of the log."""
         found = list(self._changes)
         known = found[-1].end if found else 0
-        start = max(start, self.restored_end, self._store.start)
-        for record in self._store.walk(start, self._store.end):
+        start = max(start, self.restored_end, self._store.log.start)
+        for record in self._store.reader.walk(start, self._store.log.end):
             if record.topic == CONTROL_TOPIC and record.phys_offset >= known and _MARK in record.properties:
                 members = members_from_json(orjson.loads(record.body)["members"])
                 found.append(MemberChange(record.phys_offset, record.phys_offset + record.size, members))
@@ -164,7 +164,7 @@ class RaftStoreLog(StoreLog):
             if error.errno in NO_ROOM:
                 raise StoreFull(f"no room for {self._path}: {error.strerror}") from error
             if error.errno not in NO_DESCRIPTORS:
-                self._store.mark_failed(error)
+                self._store.checkpointer.mark_failed(error)
             raise
         self._listed = changes
 

@@ -99,7 +99,7 @@ class ReplicationService:
         `epoch_body(epoch)`: body of an epoch's control record.
 
         `on_store_error` gets the error when the store refuses a leader's records (usually for a full disk).
-        `on_confirmed` gets the result of `MessageStore.confirm`. `on_role_change` reports a change of `role` or
+        `on_confirmed` gets the result of `Indexer.confirm`. `on_role_change` reports a change of `role` or
         `may_append`, `on_change` a change of anything in `status_fields`. `on_truncated(to)` reports that the log was
         truncated to `to` or reset at `to`.
         """
@@ -155,7 +155,7 @@ class ReplicationService:
     async def start(self) -> None:
         """Find out the member's identity, and go on from its last state. Raises identity.StateError, OSError."""
         loop = asyncio.get_running_loop()
-        empty = self._store.end == self._store.start == 0
+        empty = self._store.log.end == self._store.log.start == 0
         if self._standby:
             started = Started(HardState(MemberId(self._config.member, STANDBY)), log_trusted=True)
         else:
@@ -163,9 +163,9 @@ class ReplicationService:
                 self._config.member,
                 sync_flush=self._sync_flush,
                 log_is_empty=empty,
-                damaged=self._store.damage is not None,
+                damaged=self._store.state.damage is not None,
             )
-        self._store.acknowledge_damage()
+        self._store.recovery.acknowledge_damage()
         self._log_trusted = started.log_trusted
         self._commit = GroupCommit(self._store)
         self._commit.ended = self._flush_ended
@@ -174,9 +174,9 @@ class ReplicationService:
             self._answer_to,
             self._held,
             self._has_news,
-            lambda: self._store.end,
+            lambda: self._store.log.end,
             self._is_beyond_quorum,
-            self._store.read_soon,
+            self._store.log.read_soon,
             lambda at: self.on_unreadable(at),
             RAFT_HOLD_S if self._raft else HOLD_S,
         )
@@ -241,15 +241,15 @@ class ReplicationService:
 
         After a failed write or flush it marks nothing: recent appends may be missing on disk.
         """
-        if self._store.failed is not None:
+        if self._store.state.failed is not None:
             return
-        if self._store.end > 0:
+        if self._store.log.end > 0:
             self._file.holds_records()
         self._file.mark_clean()
 
     def disk_failed(self) -> None:
         """Note a failed write or flush: the kernel may have dropped the written bytes (rule 16)."""
-        if not self._store.disk_untrusted:
+        if not self._store.state.disk_untrusted:
             return
         try:
             self._file.invalidate_boot_id()
@@ -341,11 +341,11 @@ class ReplicationService:
             "highest_seen_epoch": core.highest_seen_epoch,
             "log_trusted": self._log_trusted or core.me in leadership.in_sync or core.me == leadership.master,
             "last_epoch": self._log.leader_epochs[-1].epoch if self._log.leader_epochs else 0,
-            "start": self._store.start,
-            "end": self._store.end,
-            "flushed": self._store.flushed,
-            "confirmed": self._store.confirmed,
-            "lag_bytes": 0 if follower is None else max(0, follower.leader_end - self._store.end),
+            "start": self._store.log.start,
+            "end": self._store.log.end,
+            "flushed": self._store.state.flushed,
+            "confirmed": self._store.state.confirmed,
+            "lag_bytes": 0 if follower is None else max(0, follower.leader_end - self._store.log.end),
             "in_sync": [MemberRef.of(m) for m in sorted(leadership.in_sync)],
             "proposal": None if proposal is None else ProposalModel.of(proposal),
             "followers": followers,
@@ -371,7 +371,7 @@ class ReplicationService:
     def needed_from(self) -> int:
         """Return the offset from which a follower still fetches this log; without such a follower, the log's end."""
         leader = self.core.leader
-        return self._store.end if leader is None else leader.needed_from(self._now())
+        return self._store.log.end if leader is None else leader.needed_from(self._now())
 
     # ---- assignments
 
@@ -381,7 +381,7 @@ class ReplicationService:
             held = self.core.leadership
             why = "it stops" if self._stopped else "its cluster is a standby"
             return AssignmentAnswer(accepted=False, epoch=held.epoch, version=held.version, reason=why)
-        if self._store.end > 0:
+        if self._store.log.end > 0:
             self._file.holds_records()
         try:
             done = self.core.assign(assignment, self._now())
@@ -523,9 +523,9 @@ class ReplicationService:
 
     def _confirm_later(self) -> None:
         """Confirm, once the follower has its answer."""
-        before = self._store.confirmed
+        before = self._store.state.confirmed
         self.core.confirm(self._now())
-        if self._store.confirmed > before and self._pending_fetches is not None:
+        if self._store.state.confirmed > before and self._pending_fetches is not None:
             self._pending_fetches.confirmed()
 
     def _answer_to(self, fetch: Fetch, news: bool, empty: bool) -> FetchAnswer | None:
@@ -555,7 +555,7 @@ class ReplicationService:
         """
         reason = self.core.pause_writes(target, epoch, self.core.leadership.version if version is None else version)
         if reason:
-            return HandoverAnswer(ready=False, end=self._store.end, reason=reason)
+            return HandoverAnswer(ready=False, end=self._store.log.end, reason=reason)
         self._changed()
         self._flush_soon()
         deadline = self._monotonic() + timeout_ms / 1000
@@ -565,7 +565,7 @@ class ReplicationService:
                 self.core.give_up_handover()
                 self._changed()
                 return HandoverAnswer(
-                    ready=False, end=self._store.end, reason=f"{target} did not reach {self._store.end} in time"
+                    ready=False, end=self._store.log.end, reason=f"{target} did not reach {self._store.log.end} in time"
                 )
             self._acked.clear()
             try:
@@ -575,7 +575,7 @@ class ReplicationService:
                 continue
         if isinstance(self.core, RaftReplica):
             return await self._transfer(self.core, target, deadline)
-        return HandoverAnswer(ready=True, end=self._store.end)
+        return HandoverAnswer(ready=True, end=self._store.log.end)
 
     async def _transfer(self, core: RaftReplica, target: MemberId, deadline: float) -> HandoverAnswer:
         """Let the target, which has everything, be elected; this member then follows it."""
@@ -584,7 +584,7 @@ class ReplicationService:
         self._changed()
         while self._monotonic() < deadline:
             if core.follower is not None:
-                return HandoverAnswer(ready=True, end=self._store.end)
+                return HandoverAnswer(ready=True, end=self._store.log.end)
             if core.leader is not None and not core.hands_over:
                 break
             self._acked.clear()
@@ -593,7 +593,7 @@ class ReplicationService:
                     await self._acked.wait()
             except TimeoutError:
                 continue
-        return HandoverAnswer(ready=False, end=self._store.end, reason=f"{target} was not elected in time")
+        return HandoverAnswer(ready=False, end=self._store.log.end, reason=f"{target} was not elected in time")
 
     async def remove_member(self, number: int) -> str:
         """Raft mode, on the leader: remove a member from the group (rule 27). Returns the reason for a refusal, or
@@ -606,7 +606,7 @@ class ReplicationService:
         if core.leader is not None and len(left) == len(core.members):
             return ""  # It has left already: the request came twice.
         reason = core.change_members(left, self._now())
-        self.appended(self._store.end)
+        self.appended(self._store.log.end)
         self._changed()
         return reason
 
@@ -642,7 +642,7 @@ class ReplicationService:
         if not self._sync_flush or self._commit is None:
             then(None)
             return
-        self._commit.when_durable(self._store.end, then)
+        self._commit.when_durable(self._store.log.end, then)
         self.confirm()
 
     def confirm(self) -> None:
@@ -677,27 +677,27 @@ class ReplicationService:
                 self.confirm()
             now = self._monotonic()
             interval = self._config.settings.flushIntervalCommitLog / 1000
-            if self._store.flushed < self._store.end and now - self._flushed_at >= interval:
+            if self._store.state.flushed < self._store.log.end and now - self._flushed_at >= interval:
                 self._flush_soon()
             if self._commit is not None:
                 self._commit.checkpoint_if_behind()
             self._changed()
             # This comes last: an exception here must not stop anything else.
-            self._store.run_periodic_tasks(self._unix_ms())
+            self._store.checkpointer.run_periodic_tasks(self._unix_ms())
         except Exception as error:
             # A loop that dies of its own exception would never shrink the set again: log it and go on.
             log.exception("tick of replication failed")
             self._report(f"replication: {type(error).__name__}: {error}")
 
     def _flush_soon(self) -> None:
-        if self._commit is not None and self._store.flushed < self._store.end:
+        if self._commit is not None and self._store.state.flushed < self._store.log.end:
             self._commit.begin()
 
     def _flush_ended(self) -> None:
         """Group commit: one fsync for all that was appended before it began."""
         self._flushed_at = self._monotonic()
-        if self._store.failed is not None:
-            self._report(f"replication: the disk failed: {self._store.failed}")
+        if self._store.state.failed is not None:
+            self._report(f"replication: the disk failed: {self._store.state.failed}")
             return
         if self._stopped or self._core is None or self._core.leader is None:
             return

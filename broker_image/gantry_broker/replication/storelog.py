@@ -77,11 +77,11 @@ class StoreLog:
 
     @property
     def start(self) -> int:
-        return self._store.start
+        return self._store.log.start
 
     @property
     def end(self) -> int:
-        return self._store.end
+        return self._store.log.end
 
     @property
     def flushed(self) -> int:
@@ -93,27 +93,27 @@ class StoreLog:
 
     @property
     def leader_epochs(self) -> LeaderEpochs:
-        raw = self._store.epochs
+        raw = self._store.epoch_cache.epochs
         if raw is not self._raw_leader_epochs:
             # A leadership without records must not be compared with one that has some.
             entries = [EpochStart(*e) for e in raw]
-            ends = [*(e.start for e in entries[1:]), *([self._store.end] if entries else [])]
+            ends = [*(e.start for e in entries[1:]), *([self._store.log.end] if entries else [])]
             self._leader_epochs = tuple(e for e, end in zip(entries, ends, strict=True) if e.start < end)
-            if not entries or entries[-1].start < self._store.end:
+            if not entries or entries[-1].start < self._store.log.end:
                 self._raw_leader_epochs = raw
         return self._leader_epochs
 
     def begin_epoch(self, epoch: int, now_ms: int) -> None:
-        self._store.begin_epoch(epoch, self._hooks.epoch_body(epoch), self._hooks.unix_ms())
+        self._store.appender.begin_epoch(epoch, self._hooks.epoch_body(epoch), self._hooks.unix_ms())
 
     def read_raw(self, at: int, max_bytes: int) -> memoryview:
-        return self._store.read_view(at, max_bytes)
+        return self._store.log.read_view(at, max_bytes)
 
     def append_raw(self, at: int, data: bytes) -> None:
-        self._store.append_raw(at, data)
+        self._store.appender.append_raw(at, data)
 
     def truncate(self, to: int) -> None:
-        self._store.truncate(to)
+        self._store.truncator.truncate(to)
         self._hooks.on_truncated(to)
 
     def reset_state(self) -> bytes:
@@ -126,7 +126,7 @@ class StoreLog:
 
     def reset(self, to: int, leader_epochs: LeaderEpochs, state: bytes) -> None:
         starts = queue_starts(state)
-        self._store.reset(to, epochs.truncate(leader_epochs, to), starts)
+        self._store.truncator.reset(to, epochs.truncate(leader_epochs, to), starts)
         self._hooks.on_truncated(to)
 
     def confirm(self, offset: int) -> None:
@@ -137,7 +137,7 @@ class StoreLog:
         if offset <= self._state.confirmed:
             return
         try:
-            confirmed = self._store.confirm(offset, time.monotonic() + CONFIRM_S)
+            confirmed = self._store.indexer.confirm(offset, time.monotonic() + CONFIRM_S)
         except ValueError as error:
             if offset != self._refused:
                 self._refused = offset

@@ -70,7 +70,11 @@ class Appender:
         self._host = host
         self._mark_failed = mark_failed
 
-    def put(self, batch: Iterable[Row], now_ms: int, *, room_min: int = ROOM_MIN) -> list[Stored]:
+    def put(self, batch: Sequence[Put], now_ms: int) -> list[Stored]:
+        """As `put_rows`, for messages that are not rows yet."""
+        return self.put_rows(map(row_of, batch), now_ms)
+
+    def put_rows(self, batch: Iterable[Row], now_ms: int, *, room_min: int = ROOM_MIN) -> list[Stored]:
         """Append messages, all or none, and give them queue offsets. `room_min`: least room for a record, in bytes.
 
         Raises StoreFull, MessageTooLarge, ValueError for an impossible topic, queue or number, FlushFailed after a
@@ -280,7 +284,7 @@ class Appender:
 
     def _put_each(self, batches: Sequence[PlainBatch], now_ms: int) -> list[StoredBatch]:
         """As `put_batches`, message by message."""
-        stored = iter(self.put([row for batch in batches for row in rows_of_batch(batch)], now_ms))
+        stored = iter(self.put_rows([row for batch in batches for row in rows_of_batch(batch)], now_ms))
         found = []
         for batch in batches:
             places = list(islice(stored, batch.messages))
@@ -329,7 +333,7 @@ class Appender:
             properties=format_properties({EPOCH_PROPERTY: str(epoch)}),
         )
         # It may begin where other records may not (rule 7): the leader epochs show the difference.
-        stored = self.put([row_of(record)], now_ms, room_min=0)[0]
+        stored = self.put_rows([row_of(record)], now_ms, room_min=0)[0]
         self._set_epochs((*before, EpochStart(epoch, stored.phys_offset)), end)
         return stored
 

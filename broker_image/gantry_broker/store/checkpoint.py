@@ -110,7 +110,7 @@ class Checkpointer:
         return self._state.confirmed - self._state.recovery_point.durable > CHECKPOINT_BYTES
 
     def set_background_writer(self, writer: Callable[[Callable[[], None]], None] | None) -> None:
-        """See `MessageStore.set_background_writer`."""
+        """Set the function that writes small files without a caller that waits; None: at once."""
         self._background_writer = writer or _write_now
 
     def run_periodic_tasks(self, now_ms: int) -> None:

@@ -80,7 +80,7 @@ class GroupCommit:
 
     def begin(self) -> None:
         """Start a flush of the log, unless one runs. Does nothing after a failure of the disk or `close`."""
-        if self._flushing or self._closed or self._store.failed is not None:
+        if self._flushing or self._closed or self._store.state.failed is not None:
             return
         self._flushing = True
         self._begun = time.perf_counter()
@@ -124,13 +124,13 @@ class GroupCommit:
         disk and after `close`.
         """
         store = self._store
-        while store.flushed < min(offset, store.end):
+        while store.state.flushed < min(offset, store.log.end):
             error = self._never()
             if error is not None:
-                raise error from store.failed
+                raise error from store.state.failed
             self.begin()
             await self._turn()
-        return store.flushed
+        return store.state.flushed
 
     def when_durable(self, offset: int, then: OnDurable) -> None:
         """Call `then` once `wait` would return (with None) or raise (with the error). It raises nothing.
@@ -138,7 +138,7 @@ class GroupCommit:
         The call comes at once, or with the end of a flush: a waiting task costs another pass of the event loop.
         """
         store = self._store
-        if store.flushed >= min(offset, store.end):
+        if store.state.flushed >= min(offset, store.log.end):
             then(None)
         elif (error := self._never()) is not None:
             then(error)
@@ -148,8 +148,8 @@ class GroupCommit:
 
     def _never(self) -> FlushFailed | None:
         """Why no flush will come."""
-        if self._store.failed is not None:
-            return FlushFailed(f"the disk failed: {self._store.failed}")
+        if self._store.state.failed is not None:
+            return FlushFailed(f"the disk failed: {self._store.state.failed}")
         return FlushFailed("the store is closed") if self._closed else None
 
     async def _turn(self) -> None:
@@ -160,7 +160,7 @@ class GroupCommit:
 
     async def flush(self) -> int:
         """Make the whole log durable; returns `flushed`. Raises FlushFailed."""
-        return await self.wait(self._store.end)
+        return await self.wait(self._store.log.end)
 
     def _run(self) -> None:
         """Return the worker thread."""
@@ -193,7 +193,7 @@ class GroupCommit:
                 return
             if point is None:
                 # The kernel may have dropped unwritten pages: a second fsync would report success without them.
-                self._store.mark_failed(error or RuntimeError("flush"))
+                self._store.checkpointer.mark_failed(error or RuntimeError("flush"))
             else:
                 self.took(time.perf_counter() - self._begun)
                 self._store.mark_flushed(point)
@@ -214,9 +214,9 @@ class GroupCommit:
 
     def _checkpoint_if_due(self) -> None:
         store, waited = self._store, time.monotonic() - self._checkpointed_at
-        due = store.checkpoint_due or waited > CHECKPOINT_S
+        due = store.checkpointer.due or waited > CHECKPOINT_S
         if waited <= RETRY_CHECKPOINT_S:
-            due = store.checkpoint_due and store.recovery_point.durable > self._durable
+            due = store.checkpointer.due and store.state.recovery_point.durable > self._durable
         if due and self._checkpointing is None and not self._closed:
             self._checkpointing = self._loop.create_task(self._checkpoint())
             self._checkpointing.add_done_callback(self._checkpoint_done)
@@ -224,7 +224,11 @@ class GroupCommit:
     def checkpoint_if_behind(self) -> None:
         """Start a due checkpoint without a flush: on a disk too full for messages, retention waits for it."""
         store, waited = self._store, time.monotonic() - self._checkpointed_at
-        if store.confirmed > store.recovery_point.durable and store.failed is None and waited > RETRY_CHECKPOINT_S:
+        if (
+            store.state.confirmed > store.state.recovery_point.durable
+            and store.state.failed is None
+            and waited > RETRY_CHECKPOINT_S
+        ):
             self._checkpoint_if_due()
 
     async def checkpoint(self) -> None:
@@ -246,8 +250,8 @@ class GroupCommit:
             task.exception()  # Retrieved, or asyncio logs it; the store is marked as failed.
 
     async def _checkpoint(self) -> None:
-        self._durable = self._store.recovery_point.durable
-        checkpoint = self._store.checkpoint()
+        self._durable = self._store.state.recovery_point.durable
+        checkpoint = self._store.checkpointer.checkpoint()
         try:
             await self.wait(checkpoint.offset)
             await asyncio.get_running_loop().run_in_executor(self._slow_worker, checkpoint.run)
@@ -258,9 +262,9 @@ class GroupCommit:
             if _short_of_descriptors(error):
                 checkpoint.requeue()
                 raise FlushFailed(f"no checkpoint for now: {error}") from error
-            self._store.mark_failed(error)
+            self._store.checkpointer.mark_failed(error)
             raise FlushFailed(f"the disk failed: {error}") from error
-        self._store.checkpointed(checkpoint)
+        self._store.checkpointer.checkpointed(checkpoint)
         # Wait for the writes in the queue of that worker.
         await asyncio.get_running_loop().run_in_executor(self._background_worker, _nothing)
 

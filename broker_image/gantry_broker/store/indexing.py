@@ -166,6 +166,12 @@ class Indexer:
         finally:
             self._queues.unsynced |= touched
 
+    def repair_queue(self, topic: str, queue_id: int, number: int) -> Iterator[None]:
+        """As `repair_entries`, by topic and queue; does nothing for an offset that the queue does not have."""
+        queue = self._queues.find(topic, queue_id)
+        if queue is not None and queue.first <= number < queue.max:
+            yield from self.repair_entries(queue, number)
+
     def _place_of(self, queue: ConsumeQueue, number: int) -> int | None:
         phys, size, _ = queue.entry(number)
         return phys if self.leads_to_record(queue, number, phys, size) else None
@@ -337,6 +343,18 @@ class Indexer:
             self._state.renumber = True
             self._state.durable_names.clear()  # New files may get the names of removed ones.
         queue.next = max(known, queue.max)
+
+    def unconfirmed_control(self) -> list[bytes]:
+        """Return the bodies of the unconfirmed control records, in the order of the log.
+
+        Raises BadRecords, ValueError when not even a record boundary is readable, OSError.
+        """
+        confirmed = self._state.confirmed
+        found = [item for batch in self._unconfirmed.batches for item in batch.control if item[0] >= confirmed]
+        for start, stop in self._unconfirmed.gaps(confirmed, self._log.end):
+            for offset, data in self._log.chunks(start, stop):
+                found += self.read_batch(offset, data, keys=False).control
+        return [body for _, body in sorted(found)]
 
     def truncate_unconfirmed(self, to: int) -> None:
         """Drop the batches at or above `to` and give their queue offsets back.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from itertools import islice, pairwise, repeat
 from operator import add
@@ -24,6 +24,7 @@ from gantry_broker.store.log.record_reader import (
     MAX_RECORD,
     SIZE_AND_MAGIC,
     TIME_HEAD_SIZE,
+    decode_records,
     is_record_of,
     is_valid_record,
     store_ms_of,
@@ -162,7 +163,7 @@ class LogPieces:
         self._visible_from = 0
 
     def found(self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int) -> Got | None:
-        """As `MessageStore.get` without a filter, for records at the end of the log; None: `get` has to look.
+        """As `Reader.get` without a filter, for records at the end of the log; None: `get` has to look.
 
         Raises OSError.
         """
@@ -291,6 +292,16 @@ class Reader:
         queue = self._queues.find(topic, queue_id)
         return 0 if queue is None else self.min_of(queue)
 
+    def max_offset(self, topic: str, queue_id: int) -> int:
+        """Return the queue offset after the last confirmed record; 0 for an unknown queue."""
+        queue = self._queues.find(topic, queue_id)
+        return 0 if queue is None else queue.max
+
+    def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """Return `min_offset` and `max_offset` in one step."""
+        queue = self._queues.find(topic, queue_id)
+        return (0, 0) if queue is None else (self.min_of(queue), queue.max)
+
     def min_of(self, queue: ConsumeQueue) -> int:
         """Return the first offset of the queue whose record is still there. Raises OSError."""
         return queue.min_at(self._queues.visible_from(queue.key[0], self._log.start))
@@ -302,11 +313,18 @@ class Reader:
         offset: int,
         max_count: int,
         max_bytes: int,
-        tag_hashes: frozenset[int] | None,
-        record_filter: Callable[[Record], bool] | None,
+        tag_hashes: frozenset[int] | None = None,
+        record_filter: Callable[[Record], bool] | None = None,
         enough: Callable[[], bool] | None = None,
     ) -> Got:
-        """See `MessageStore.get`."""
+        """Read messages of a queue from `offset`. Source of the statuses: `DefaultMessageStore.getMessage`.
+
+        `enough` is asked before each further record that `record_filter` would look at; True ends the read there, with
+        what was read and the offset to go on from.
+
+        An offset above `max` that unconfirmed records may yet reach is "nothing yet", never "moved" (rule 9). Raises
+        OSError.
+        """
         queue = self._queues.find(topic, queue_id)
         if queue is None:
             status = GetStatus.NO_MATCHED_LOGIC_QUEUE
@@ -328,7 +346,7 @@ class Reader:
         return self._collect(queue, offset, low, high, count, max_bytes, tag_hashes, record_filter, enough)
 
     def together(self) -> LogPieces:
-        """Return the reads of `found`, for one step without a pause."""
+        """Return reads of records at the end of the log, many in one step without a pause."""
         state, log = self._state, self._log
         oldest = max(log.start, state.verified_from, state.confirmed - CACHED_BYTES)
         return LogPieces(log, self._queues, oldest, state.confirmed)
@@ -508,8 +526,11 @@ class Reader:
             return -1
 
     def offset_at_time(self, topic: str, queue_id: int, ms: int, *, upper: bool = False) -> int:
-        """See `MessageStore.offset_at_time`. Source: the boundaries of 5.5.0; 4.9 may skip equal times, and neither is
-        right where a clock was set back.
+        """Return the first queue offset whose record was stored at `ms` or later; the max offset without one.
+
+        `upper`: the last one whose record was stored at `ms` or earlier; 0 without one. Store times need not rise: a
+        clock may have been set back, or the next leader's may have been behind. Source: the boundaries of 5.5.0; 4.9
+        may skip equal times, and neither is right where a clock was set back.
         """
         queue = self._queues.find(topic, queue_id)
         if queue is None:
@@ -534,15 +555,32 @@ class Reader:
         return 0 if upper else high
 
     def store_time(self, topic: str, queue_id: int, offset: int) -> int:
-        """See `MessageStore.store_time`."""
+        """Store time (ms) of a record; -1 without such a record. Raises OSError."""
         queue = self._queues.find(topic, queue_id)
         if queue is None or not self.min_offset(topic, queue_id) <= offset < queue.max:
             return -1
         phys, size, _ = queue.entry(offset)
         return -1 if size == BLANK_SIZE else self.stored_ms(phys)
 
+    def place(self, topic: str, queue_id: int, offset: int) -> int | None:
+        """Return the offset in the log of a queue's first record at or after a queue offset; None without one.
+
+        Raises OSError.
+        """
+        queue = self._queues.find(topic, queue_id)
+        if queue is None:
+            return None
+        offset = max(offset, queue.first)
+        if offset < queue.max and (phys := queue.entry(offset)[0]) >= self._log.start:
+            return phys
+        offset = max(offset, self.min_of(queue))
+        return queue.entry(offset)[0] if offset < queue.max else None
+
     def record(self, phys: int) -> Record:
-        """See `MessageStore.record`."""
+        """Return the confirmed record at an offset of the log, which must be a boundary of records.
+
+        Raises OffsetGone, BadRecords when none begins there, OSError.
+        """
         if not self._log.start <= phys < self._state.confirmed:
             raise OffsetGone(phys, self._log.start, self._state.confirmed)
         head = self._log.read(phys, 8)
@@ -558,7 +596,11 @@ class Reader:
         return found
 
     def named_record(self, phys: int) -> Record:
-        """See `MessageStore.named_record`."""
+        """Return the confirmed record at an offset that a client names: one that its queue has.
+
+        The bytes of a message may look like a record that lies at that very offset, so `record` alone is no proof.
+        Raises as `record`.
+        """
         found = self.record(phys)
         number, queue = found.queue_offset, self._queues.find(found.topic, found.queue_id)
         if (
@@ -569,10 +611,39 @@ class Reader:
             raise BadRecords(phys, "no entry of a queue leads there")
         return found
 
+    def walk(self, start: int, stop: int | None = None) -> Iterator[Record]:
+        """Every record of [start, stop), by default up to the confirmed offset. Raises OffsetGone, BadRecords."""
+        stop = self._state.confirmed if stop is None else stop
+        for _, data in self._log.chunks(max(start, self._log.start), stop):
+            yield from decode_records(data)
+
+    def read_bytes(self, at: int, max_bytes: int) -> bytes:
+        """Return confirmed bytes of one segment from any offset, fewer at its end.
+
+        Raises OffsetGone below the start of the log, OSError.
+        """
+        confirmed = self._state.confirmed
+        if at < self._log.start:
+            raise OffsetGone(at, self._log.start, confirmed)
+        if at >= confirmed:
+            return b""
+        return self._log.read(at, max(0, min(max_bytes, confirmed - at, self._log.room(at))))
+
     def query(
-        self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int, unique: bool, max_bytes: int
+        self,
+        topic: str,
+        key: str,
+        max_num: int,
+        begin_ms: int,
+        end_ms: int,
+        unique: bool = False,
+        max_bytes: int = 1 << 62,
     ) -> list[Record]:
-        """See `MessageStore.query`."""
+        """Return records of a topic with that key, stored between the two times (ms), newest first.
+
+        `unique`: only the unique key of the client counts, otherwise also the words of KEYS. The query ends once the
+        records that it has read have `max_bytes` bytes.
+        """
         index = self._index
         known = self._queues.topics.get(topic)
         if index is None or not key or max_num <= 0:

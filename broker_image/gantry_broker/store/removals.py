@@ -25,7 +25,9 @@ class Removals:
 
     @property
     def ended(self) -> float:
-        """When the last file was removed, by the monotonic clock; infinity: some still wait."""
+        """When the last file was removed, by the monotonic clock; infinity: some still wait. A usage of the disk that
+        was read before is too high.
+        """
         return math.inf if self._waiting else self._ended
 
     def add(self, paths: Iterable[str]) -> None:

@@ -90,8 +90,16 @@ class Retention:
         self._removed_to = 0
         """No file has records below this offset, though files up to `log.start` may still wait for their removal."""
 
-    def expire(self, now_ms: int, keep_from: int | None, disk: DiskUsage | None) -> int:
-        """See `MessageStore.expire`."""
+    def disk(self) -> DiskUsage:
+        """Usage of the file system of the log. Blocks on the disk: the event loop asks `DiskWatch`. Raises OSError."""
+        return disk_usage(self._log.directory)
+
+    def expire(self, now_ms: int, keep_from: int | None = None, disk: DiskUsage | None = None) -> int:
+        """Remove expired segments, none at or above `keep_from`. Call it about every 10 s.
+
+        `disk`: None when it is not known; then no segment goes for lack of room. Returns the offset below which no
+        file has records: the log's `start` may be higher while the files wait for their removal. Raises OSError.
+        """
         state, log = self._state, self._log
         keep = state.confirmed if keep_from is None else min(keep_from, state.confirmed)
         if self._index is not None and self._index.behind:
@@ -133,7 +141,10 @@ class Retention:
             return now_ms
 
     def remove_before(self, offset: int) -> None:
-        """See `MessageStore.remove_before`."""
+        """Remove the segments below `offset`, the first offset of a segment, and what refers only to them.
+
+        The files go in the background. Raises OSError when a queue cannot be read.
+        """
         # Entries go after their records: after a crash in between, `min_at` skips the entries that are left.
         dropped = self._log.drop_before(offset)
         try:

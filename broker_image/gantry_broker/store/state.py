@@ -77,6 +77,11 @@ class StoreState:
         """Called once after a write or a flush has failed."""
 
     @property
+    def unindexed_from(self) -> int:
+        """The first record that recovery could not read and so could not index; beyond the log without one."""
+        return min(self.unindexed, default=1 << 63)
+
+    @property
     def disk_untrusted(self) -> bool:
         """The kernel may have dropped written bytes: after every failure except a shortage of descriptors."""
         return self.failed is not None and makes_disk_untrusted(self.failed)

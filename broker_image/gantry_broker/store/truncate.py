@@ -46,7 +46,11 @@ class Truncator:
         self._removals = removals
 
     def truncate(self, to: int) -> None:
-        """End the log at `to`, a record boundary. Raises OffsetGone, ValueError within a record, OSError."""
+        """End the log at `to`, with everything that derives from it, durably (rule 5).
+
+        The caller decides whether a truncation below the confirmed offset is allowed (rule 3). Raises OffsetGone when
+        `to` is not in the log, ValueError when it lies within a record, OSError.
+        """
         log = self._log
         if not log.start <= to <= log.end:
             raise OffsetGone(to, log.start, log.end)
@@ -91,8 +95,19 @@ class Truncator:
         if to == 0:
             state.reset_in_progress = False  # The log is empty, as the reset wants it.
 
-    def reset(self, to: int, epochs: Sequence[tuple[int, int]], queue_starts: Mapping[tuple[str, int], int]) -> None:
-        """Empty the log; it goes on at `to`, with the leader's epochs and queue offsets. See `MessageStore.reset`."""
+    def reset(
+        self,
+        to: int,
+        epochs: Sequence[tuple[int, int]] = (),
+        queue_starts: Mapping[tuple[str, int], int] | None = None,
+    ) -> None:
+        """Empty the log, durably, and continue it at `to`, the first offset of a segment.
+
+        A follower does so when the leader no longer has the records that the follower needs. `epochs` and
+        `queue_starts` come from the leader: the epochs up to `to`, and the first queue offset at or after `to` of every
+        queue (`MessageStore.queue_starts` of a leader that starts at `to`). Raises ValueError, StoreError for
+        impossible epochs, OSError.
+        """
         state, queues = self._state, self._queues
         if to < 0 or to % self._log.segment_size:
             raise ValueError(f"{to} is not the first offset of a segment of {self._log.segment_size} bytes")
@@ -114,7 +129,7 @@ class Truncator:
         state.durable_names.clear()
         state.renumber = False
         state.unindexed.clear()
-        for (name, queue_id), number in queue_starts.items():
+        for (name, queue_id), number in (queue_starts or {}).items():
             queues.unsynced.update(queues.queue(queues.topic(name), queue_id).rebase(number))
         sync_names(sorted(queues.unsynced))
         queues.unsynced.clear()

@@ -132,12 +132,12 @@ def runtime_info(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame
         "EndTransactionThreadPoolQueueCapacity": 100_000,
         "pageCacheLockTimeMills": 0,
         "dispatchMaxBuffer": 0,
-        "dispatchBehindBytes": store.end - store.confirmed,
-        "remainHowManyDataToFlush": readable(store.end - store.flushed),
+        "dispatchBehindBytes": store.log.end - store.state.confirmed,
+        "remainHowManyDataToFlush": readable(store.log.end - store.state.flushed),
         "remainTransientStoreBufferNumbs": 2_147_483_647,
         "earliestMessageTimeStamp": _earliest(broker),
-        "commitLogMinOffset": store.start,
-        "commitLogMaxOffset": store.confirmed,
+        "commitLogMinOffset": store.log.start,
+        "commitLogMaxOffset": store.state.confirmed,
         "commitLogDirCapacity": room,
         "commitLogDiskRatio": ratio,
         f"commitLogDiskRatio_{broker.config.data_dir / 'commitlog'}": ratio,
@@ -150,7 +150,7 @@ def runtime_info(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame
         "gantryPid": os.getpid(),
     }
     for level in range(1, len(broker.delay_levels) + 1):
-        high = store.max_offset("SCHEDULE_TOPIC_XXXX", level - 1)
+        high = store.reader.max_offset("SCHEDULE_TOPIC_XXXX", level - 1)
         if high:
             table[f"scheduleMessageOffset_{level}"] = f"{broker.meta.working.delay.get(level, 0)},{high}"
     table["gantryPermission"] = route_permission(settings.brokerPermission, broker.meta.working.marks)
@@ -174,7 +174,7 @@ def readable(count: int) -> str:
 
 def _earliest(broker: BrokerContext) -> int:
     """Returns the store time of the log's first record; -1: there is none."""
-    first = next(broker.store.walk(broker.store.start, broker.store.confirmed), None)
+    first = next(broker.store.reader.walk(broker.store.log.start, broker.store.state.confirmed), None)
     return -1 if first is None else first.store_ms
 
 

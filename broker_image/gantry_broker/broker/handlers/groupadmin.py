@@ -183,7 +183,7 @@ async def consume_directly(broker: BrokerContext, conn: Connection, frame: Frame
     if header.msgId:
         try:
             _, _, phys = parse_message_id(header.msgId)
-            body = broker.store.named_record(phys).encode()
+            body = broker.store.reader.named_record(phys).encode()
         except (ValueError, StoreError) as error:
             raise BadField("msgId", header.msgId[:80], f"the id of a message of this broker ({error})") from None
     return await _ask_client(broker, frame, header.consumerGroup, header.clientId, body)
@@ -228,9 +228,9 @@ async def progress(broker: BrokerContext, group: str, topic: str) -> dict[Messag
     offsets = broker.meta.working.offsets.get(offset_key(topic, group), {})
     popped = {queue.queue_id: queue.next_offset for queue in broker.pop.in_flight(group, topic)}
     async for queue_id in broker.slices.sliced(range(config.read_queues)):
-        low, high = broker.store.bounds(topic, queue_id)
+        low, high = broker.store.reader.bounds(topic, queue_id)
         at = position(offsets, queue_id, low, high)
-        last = broker.store.store_time(topic, queue_id, at - 1) if at > 0 else 0
+        last = broker.store.reader.store_time(topic, queue_id, at - 1) if at > 0 else 0
         table[MessageQueue(topic, broker.config.group, queue_id)] = ConsumeOffset(
             high, at, max(last, 0), max(popped.get(queue_id, 0), at)
         )
@@ -312,16 +312,18 @@ async def consume_time_span(broker: BrokerContext, conn: Connection, frame: Fram
     store = broker.store
     spans = []
     async for queue_id in broker.slices.sliced(range(max(config.write_queues, config.read_queues))):
-        low, high = store.min_offset(config.name, queue_id), store.max_offset(config.name, queue_id)
+        low, high = store.reader.bounds(config.name, queue_id)
         at = broker.meta.working.offset(config.name, header.group, queue_id)
-        consumed = store.store_time(config.name, queue_id, at - 1) if at > 0 else -1
-        first = store.store_time(config.name, queue_id, low)
-        delay = max(broker.clock.unix_ms() - store.store_time(config.name, queue_id, at), 0) if 0 <= at < high else 0
+        consumed = store.reader.store_time(config.name, queue_id, at - 1) if at > 0 else -1
+        first = store.reader.store_time(config.name, queue_id, low)
+        delay = (
+            max(broker.clock.unix_ms() - store.reader.store_time(config.name, queue_id, at), 0) if 0 <= at < high else 0
+        )
         spans.append(
             {
                 "messageQueue": {"brokerName": broker.config.group, "queueId": queue_id, "topic": config.name},
                 "minTimeStamp": first,
-                "maxTimeStamp": store.store_time(config.name, queue_id, high - 1),
+                "maxTimeStamp": store.reader.store_time(config.name, queue_id, high - 1),
                 "consumeTimeStamp": consumed if consumed > 0 else first,
                 "delayTime": delay,
             }
@@ -339,7 +341,7 @@ async def correction_offset(broker: BrokerContext, conn: Connection, frame: Fram
         if group in skipped:
             continue
         for queue_id, offset in tables.offsets.get(f"{header.topic}@{group}", {}).items():
-            if offset >= broker.store.min_offset(header.topic, queue_id):
+            if offset >= broker.store.reader.min_offset(header.topic, queue_id):
                 lowest[queue_id] = min(lowest.get(queue_id, offset), offset)
     if header.compareGroup:
         for queue_id, offset in tables.offsets.get(f"{header.topic}@{header.compareGroup}", {}).items():
@@ -431,7 +433,7 @@ def _as_item(queue: MessageQueue, offset: int) -> dict[str, Any]:
 
 def _reset_to(broker: BrokerContext, header: ResetOffsetHeader, queue_id: int) -> int:
     if header.queueId is not None and header.offset is not None and header.offset != -1:
-        low, high = broker.store.min_offset(header.topic, queue_id), broker.store.max_offset(header.topic, queue_id)
+        low, high = broker.store.reader.bounds(header.topic, queue_id)
         if not low <= header.offset <= high:
             raise RequestRejected(
                 ResponseCode.SYSTEM_ERROR,
@@ -439,8 +441,8 @@ def _reset_to(broker: BrokerContext, header: ResetOffsetHeader, queue_id: int) -
             )
         return int(header.offset)
     if header.timestamp < 0:
-        return broker.store.max_offset(header.topic, queue_id)
-    return broker.store.offset_at_time(header.topic, queue_id, int(header.timestamp))
+        return broker.store.reader.max_offset(header.topic, queue_id)
+    return broker.store.reader.offset_at_time(header.topic, queue_id, int(header.timestamp))
 
 
 MAX_STATUS: Final = 64 * 1024

@@ -54,7 +54,7 @@ def query_offset(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame
     offset = broker.meta.working.offset(header.topic, header.consumerGroup, header.queueId)
     if offset >= 0:
         return ok(frame, {"offset": str(offset)})
-    minimum = broker.store.min_offset(header.topic, header.queueId)
+    minimum = broker.store.reader.min_offset(header.topic, header.queueId)
     if header.setZeroIfNotFound is not False and minimum <= 0 and _in_memory(broker, header.topic, header.queueId):
         return ok(frame, {"offset": "0"})
     raise RequestRejected(
@@ -64,10 +64,10 @@ def query_offset(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame
 
 def _in_memory(broker: BrokerContext, topic: str, queue_id: int) -> bool:
     """Returns whether a queue begins within the log's last GiB. 4.9.7 tests whether its first message is cached."""
-    first = broker.store.get(topic, queue_id, 0, 1, 1, None)
+    first = broker.store.reader.get(topic, queue_id, 0, 1, 1, None)
     if not first.data:
         return True
-    return broker.store.end - int.from_bytes(first.data[28:36], "big") <= RECENT_BYTES
+    return broker.store.log.end - int.from_bytes(first.data[28:36], "big") <= RECENT_BYTES
 
 
 def update_offset(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame | None:
@@ -120,7 +120,7 @@ def _unsettled(broker: BrokerContext) -> bool:
 
 
 def _max(broker: BrokerContext, frame: Frame, header: QueueHeader) -> Frame:
-    return ok(frame, {"offset": str(broker.store.max_offset(header.topic, header.queueId))})
+    return ok(frame, {"offset": str(broker.store.reader.max_offset(header.topic, header.queueId))})
 
 
 async def _max_when_settled(broker: BrokerContext, frame: Frame, header: QueueHeader) -> Frame:
@@ -139,18 +139,18 @@ async def _max_when_settled(broker: BrokerContext, frame: Frame, header: QueueHe
 def min_offset(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
     header = QueueHeader.parse(frame)
     known_queue(broker, header.topic, header.queueId)
-    return ok(frame, {"offset": str(broker.store.min_offset(header.topic, header.queueId))})
+    return ok(frame, {"offset": str(broker.store.reader.min_offset(header.topic, header.queueId))})
 
 
 def search_offset(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
     header = SearchOffsetHeader.parse(frame)
     known_queue(broker, header.topic, header.queueId)
-    offset = broker.store.offset_at_time(header.topic, header.queueId, int(header.timestamp), upper=header.upper)
+    offset = broker.store.reader.offset_at_time(header.topic, header.queueId, int(header.timestamp), upper=header.upper)
     return ok(frame, {"offset": str(offset)})
 
 
 def earliest_store_time(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
     header = QueueHeader.parse(frame)
     known_queue(broker, header.topic, header.queueId)
-    minimum = broker.store.min_offset(header.topic, header.queueId)
-    return ok(frame, {"timestamp": str(broker.store.store_time(header.topic, header.queueId, minimum))})
+    minimum = broker.store.reader.min_offset(header.topic, header.queueId)
+    return ok(frame, {"timestamp": str(broker.store.reader.store_time(header.topic, header.queueId, minimum))})

@@ -35,7 +35,7 @@ def query_message(broker: BrokerContext, conn: Connection, frame: Frame) -> Fram
         raise BadField("key", header.key[:40], f"a text of 1 to {MAX_KEY} characters")
     unique = header.uniqueKeyQuery or header.indexType == "U"
     limit = MAX_FOUND if unique else min(max(header.maxNum, 1), MAX_FOUND)
-    found = broker.store.query(
+    found = broker.store.reader.query(
         header.topic, header.key, limit, int(header.beginTimestamp), int(header.endTimestamp), unique, MAX_BYTES
     )
     if not found:
@@ -46,8 +46,8 @@ def query_message(broker: BrokerContext, conn: Connection, frame: Frame) -> Fram
             break
         body += record.encode()
     ext = {
-        "indexLastUpdateTimestamp": str(broker.store.last_store_ms),
-        "indexLastUpdatePhyoffset": str(broker.store.confirmed),
+        "indexLastUpdateTimestamp": str(broker.store.state.last_store_ms),
+        "indexLastUpdatePhyoffset": str(broker.store.state.confirmed),
     }
     return ok(frame, ext, bytes(body))
 
@@ -77,7 +77,7 @@ async def query_consume_queue(broker: BrokerContext, conn: Connection, frame: Fr
     offset, wanted = int(header.index), header.count
     while wanted > 0:
         await broker.slices.grant()
-        got = store.get(header.topic, header.queueId, offset, wanted, 1 << 20)
+        got = store.reader.get(header.topic, header.queueId, offset, wanted, 1 << 20)
         records = decode_records(got.data)
         if not records:
             break
@@ -95,7 +95,7 @@ async def query_consume_queue(broker: BrokerContext, conn: Connection, frame: Fr
         "subscriptionData": subscription.data.to_json() if subscription is not None else None,
         "filterData": filter_data,
         "queueData": entries,
-        "maxQueueIndex": store.max_offset(header.topic, header.queueId),
-        "minQueueIndex": store.min_offset(header.topic, header.queueId),
+        "maxQueueIndex": store.reader.max_offset(header.topic, header.queueId),
+        "minQueueIndex": store.reader.min_offset(header.topic, header.queueId),
     }
     return ok(frame, body=orjson.dumps(body))

@@ -112,6 +112,6 @@ def stored_record(broker: BrokerContext, phys: int) -> Record:
     if phys < 0:
         raise BadField("offset", str(phys), "an offset of the commit log, 0 or more")
     try:
-        return broker.store.named_record(phys)
+        return broker.store.reader.named_record(phys)
     except StoreError as error:
         raise RequestRejected(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {phys}: {error}") from None

@@ -125,7 +125,9 @@ async def delete_topics(broker: BrokerContext, names: list[str]) -> None:
     names = [*names, *_pop_retry_topics(broker, names)]
     wanted = set(names)
     offsets = [key for key in broker.meta.working.offsets if key.partition("@")[0] in wanted]
-    await broker.changes.append_and_wait({"dropTopics": names, "dropOffsets": offsets, "dropData": broker.store.end})
+    await broker.changes.append_and_wait(
+        {"dropTopics": names, "dropOffsets": offsets, "dropData": broker.store.log.end}
+    )
     broker.stats.forget(wanted)
 
 
@@ -161,8 +163,8 @@ async def topic_stats(broker: BrokerContext, conn: Connection, frame: Frame) -> 
     store = broker.store
     table = {}
     async for queue_id in broker.slices.sliced(range(max(config.write_queues, config.read_queues))):
-        low, high = store.min_offset(config.name, queue_id), store.max_offset(config.name, queue_id)
-        last = store.store_time(config.name, queue_id, high - 1) if high > low else 0
+        low, high = store.reader.bounds(config.name, queue_id)
+        last = store.reader.store_time(config.name, queue_id, high - 1) if high > low else 0
         table[MessageQueue(config.name, broker.config.group, queue_id)] = TopicOffset(low, high, max(last, 0))
     tps = broker.stats.tps("TOPIC_PUT_NUMS", config.name, broker.clock.unix_ms())
     return ok(frame, body=fastjson.dumps(topic_stats_to_json(table, tps)))
@@ -195,10 +197,10 @@ async def clean_unused(broker: BrokerContext, conn: Connection, frame: Frame) ->
     known, store = broker.meta.working.topics, broker.store
     unused = [
         name
-        for name, queues in store.topics_queues().items()
+        for name, queues in store.queues.topics_queues().items()
         if name not in known
         and not is_system_topic(name)
-        and any(store.min_offset(name, queue) < store.max_offset(name, queue) for queue in queues)
+        and any(store.reader.min_offset(name, queue) < store.reader.max_offset(name, queue) for queue in queues)
     ]
     for start in range(0, len(unused), MAX_TOPICS_AT_ONCE):
         await delete_topics(broker, unused[start : start + MAX_TOPICS_AT_ONCE])

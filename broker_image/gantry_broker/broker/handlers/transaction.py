@@ -39,7 +39,7 @@ def end_transaction(broker: BrokerContext, conn: Connection, frame: Frame) -> Re
     """Ends a transaction. Clients send this request one-way, so the broker logs a refusal."""
     header = EndTransactionHeader.parse(frame)
     try:
-        if broker.transactions.loaded.is_set() and header.commitLogOffset < broker.store.confirmed:
+        if broker.transactions.loaded.is_set() and header.commitLogOffset < broker.store.state.confirmed:
             return _end(broker, conn, frame, header)
     except RequestRejected as error:
         log.warning("end of a transaction refused: %s", error.remark)
@@ -60,7 +60,7 @@ async def _end_later(
         raise RequestRejected(
             ResponseCode.SYSTEM_BUSY, "this master has just taken over and has not read all decisions yet"
         )
-    while broker.store.confirmed <= header.commitLogOffset < broker.store.end:
+    while broker.store.state.confirmed <= header.commitLogOffset < broker.store.log.end:
         if asyncio.get_running_loop().time() > deadline:
             break
         await asyncio.sleep(0.01)

@@ -36,7 +36,7 @@ class TimerTimes:
         """Return the delivery time of the message before `end`, Unix ms; 0: it cannot be read."""
         known = self._known.get(bucket)
         if known is None or known[0] != end:
-            got = broker.store.get(TIMER_TOPIC, bucket, end - 1, 1, 1 << 20)
+            got = broker.store.reader.get(TIMER_TOPIC, bucket, end - 1, 1, 1 << 20)
             times = [due_time(record) for record in decode_records(got.data)]
             known = self._known[bucket] = (end, times[0] if times else 0)
         return known[1]
@@ -55,16 +55,16 @@ class DrainReports:
         broker, store = self._broker, self._broker.store
         meta = broker.meta
         broker.changes.flush_offsets(OFFSETS_AT_ONCE)
-        begin = store.end
+        begin = store.log.end
         epoch, leading = broker.replication.epoch, broker.role.may_append
         readers = await self._readers()
         unread: list[Unread] = []
         newest = dead_letters = 0
-        queues = store.topics_queues()
+        queues = store.queues.topics_queues()
         async for topic, ids in broker.slices.sliced(list(queues.items())):
             if topic not in meta.working.topics or is_system_topic(topic) or self._own(topic):
                 continue
-            ends = {q: (store.min_offset(topic, q), store.max_offset(topic, q)) for q in ids}
+            ends = {q: store.reader.bounds(topic, q) for q in ids}
             ends = {q: (low, high) for q, (low, high) in ends.items() if high > low}
             async for queue, (_, high) in broker.slices.sliced(list(ends.items())):
                 known = self._times.of(broker, topic, queue, high - 1)
@@ -81,21 +81,21 @@ class DrainReports:
                 rows = [self._unread(topic, "", ends)]
             unread += [row for row in rows if row.messages]
         delayed = sum(
-            store.max_offset(SCHEDULE_TOPIC, level) - max(meta.working.delay.get(level + 1, 0), first)
+            store.reader.max_offset(SCHEDULE_TOPIC, level) - max(meta.working.delay.get(level + 1, 0), first)
             for level in queues.get(SCHEDULE_TOPIC, ())
-            for first in [store.min_offset(SCHEDULE_TOPIC, level)]
+            for first in [store.reader.min_offset(SCHEDULE_TOPIC, level)]
         )
         timers = until = 0
         async for bucket in broker.slices.sliced(queues.get(TIMER_TOPIC, [])):
             waiting = self._timers_of(bucket)
             if waiting:
                 timers += waiting
-                until = max(until, self._timer_times.of(broker, bucket, store.max_offset(TIMER_TOPIC, bucket)))
+                until = max(until, self._timer_times.of(broker, bucket, store.reader.max_offset(TIMER_TOPIC, bucket)))
         self._times.turn()
         unread.sort(key=lambda row: (-row.messages, row.topic, row.consumer_group))
         half, all_read = broker.transactions.undecided, broker.transactions.all_read
         settled = (
-            begin == store.end == store.confirmed
+            begin == store.log.end == store.state.confirmed
             and all_read
             and broker.pop.ready
             and not meta.has_dirty
@@ -178,6 +178,6 @@ class DrainReports:
 
     def _timers_of(self, bucket: int) -> int:
         tables, store = self._broker.meta.working, self._broker.store
-        progress = max(tables.timer.get(bucket, 0), store.min_offset(TIMER_TOPIC, bucket))
+        progress = max(tables.timer.get(bucket, 0), store.reader.min_offset(TIMER_TOPIC, bucket))
         done = sum(1 for offset in tables.timer_done.get(bucket, ()) if offset >= progress)
-        return max(store.max_offset(TIMER_TOPIC, bucket) - progress - done, 0)
+        return max(store.reader.max_offset(TIMER_TOPIC, bucket) - progress - done, 0)

@@ -24,21 +24,21 @@ def log_info(broker: BrokerContext) -> LogInfo:
     store = broker.store
     size = store.log.segment_size
     segments = []
-    first = store.start - store.start % size
-    for base in range(first, store.confirmed, size):
-        start, end = max(base, store.start), min(base + size, store.confirmed)
+    first = store.log.start - store.log.start % size
+    for base in range(first, store.state.confirmed, size):
+        start, end = max(base, store.log.start), min(base + size, store.state.confirmed)
         segments.append(SegmentInfo(start=start, end=end, first_store_ms=_store_ms(broker, start)))
     for segment, following in itertools.pairwise(segments):
         segment.last_store_ms = following.first_store_ms
     if segments:
-        segments[-1].last_store_ms = store.last_store_ms or -1
+        segments[-1].last_store_ms = store.state.last_store_ms or -1
     return LogInfo(
         cluster=broker.config.own_cluster,
         group=broker.config.own_group,
         member=MemberRef.of(broker.replication.me),
         role=broker.replication.role.value,
-        start=store.start,
-        confirmed=store.confirmed,
+        start=store.log.start,
+        confirmed=store.state.confirmed,
         segment_bytes=size,
         segments=segments,
         reserved_hours=broker.config.settings.fileReservedTime,
@@ -47,7 +47,7 @@ def log_info(broker: BrokerContext) -> LogInfo:
 
 def _store_ms(broker: BrokerContext, offset: int) -> int:
     try:
-        return broker.store.record(offset).store_ms
+        return broker.store.reader.record(offset).store_ms
     except StoreError:
         return -1
 
@@ -55,10 +55,10 @@ def _store_ms(broker: BrokerContext, offset: int) -> int:
 def log_bytes(broker: BrokerContext, start: int, to: int, rate: int) -> StreamingResponse:
     """Return the log's bytes in [start, to), up to the confirmed offset; 410 below the start of the log."""
     store = broker.store
-    if start < store.start:
-        raise HTTPException(410, f"the log starts at {store.start}: from={start} has been removed")
-    to = max(min(to, store.confirmed), start)
-    if start > store.confirmed:
+    if start < store.log.start:
+        raise HTTPException(410, f"the log starts at {store.log.start}: from={start} has been removed")
+    to = max(min(to, store.state.confirmed), start)
+    if start > store.state.confirmed:
         to = start
     return StreamingResponse(
         _stream(broker, start, to, rate),
@@ -72,7 +72,7 @@ async def _stream(broker: BrokerContext, start: int, to: int, rate: int) -> Asyn
     began = loop.time()
     at = start
     while at < to:
-        piece = broker.store.read_bytes(at, min(CHUNK, to - at))
+        piece = broker.store.reader.read_bytes(at, min(CHUNK, to - at))
         if not piece:
             return  # Removed or truncated meanwhile: the reader sees a short body.
         yield piece

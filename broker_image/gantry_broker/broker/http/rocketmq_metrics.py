@@ -78,7 +78,7 @@ class StoreTimes:
         key = (topic, queue, offset)
         known = self._last.get(key)
         if known is None:
-            known = broker.store.store_time(topic, queue, offset)
+            known = broker.store.reader.store_time(topic, queue, offset)
         self._next[key] = known
         return known if known > 0 else None
 
@@ -94,7 +94,7 @@ def queue_progress(broker: BrokerContext, key: str, offsets: Mapping[int, int]) 
     if config is None:
         return []
     pulled = broker.stats.pulled.get(key)
-    bounds = broker.store.bounds
+    bounds = broker.store.reader.bounds
     rows = []
     for queue in range(config.read_queues):
         low, end = bounds(topic, queue)
@@ -317,9 +317,15 @@ def _storage(broker: BrokerContext, me: dict[str, str]) -> list[Family]:
     flush = "rocketmq_storage_flush_behind_bytes"
     dispatch = "rocketmq_storage_dispatch_behind_bytes"
     return [
-        Family("rocketmq_storage_size_bytes", "gauge", "Bytes of the log.", [(labels, store.end - store.start)]),
-        Family(flush, "gauge", "Bytes of the log that are not on disk.", [(labels, store.end - store.flushed)]),
-        Family(dispatch, "gauge", "Bytes that no consumer sees yet.", [(labels, store.end - store.confirmed)]),
+        Family(
+            "rocketmq_storage_size_bytes", "gauge", "Bytes of the log.", [(labels, store.log.end - store.log.start)]
+        ),
+        Family(
+            flush, "gauge", "Bytes of the log that are not on disk.", [(labels, store.log.end - store.state.flushed)]
+        ),
+        Family(
+            dispatch, "gauge", "Bytes that no consumer sees yet.", [(labels, store.log.end - store.state.confirmed)]
+        ),
     ]
 
 

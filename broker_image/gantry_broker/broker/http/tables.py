@@ -39,7 +39,7 @@ async def broker_tables(broker: BrokerContext, times: StoreTimes, *, ages: bool 
             "system": is_system_topic(name) or name in (broker.config.group, broker.config.cluster),
             "in": stats.total("TOPIC_PUT_NUMS", name),
             "bytes_in": stats.total("TOPIC_PUT_SIZE", name),
-            "queues": [[store.min_offset(name, q), store.max_offset(name, q)] for q in range(config.read_queues)],
+            "queues": [[*store.reader.bounds(name, q)] for q in range(config.read_queues)],
         }
     found, omitted = await lags(broker, times) if ages else ([], 0)
     unread = {(lag.topic, lag.group): lag.unread_ms for lag in found}

@@ -75,9 +75,9 @@ class UndeliveredMessages:
         """Wait until all that the log has now is confirmed, and all `decisions` on half messages are known. False: not
         in time.
         """
-        store, end, transactions = self._broker.store, self._broker.store.end, self._broker.transactions
+        store, end, transactions = self._broker.store, self._broker.store.log.end, self._broker.transactions
         deadline = asyncio.get_running_loop().time() + CONFIRM_S
-        while store.confirmed < end or (decisions and not transactions.all_read):
+        while store.state.confirmed < end or (decisions and not transactions.all_read):
             if asyncio.get_running_loop().time() > deadline:
                 return False
             await asyncio.sleep(0.01)
@@ -88,17 +88,17 @@ class UndeliveredMessages:
         store, tables = self._broker.store, self._broker.meta.working
         half = frozenset(self._broker.transactions.waiting)
         queues = [_Queue(TRANS_HALF_TOPIC, 0, min(half), max(half) + 1, only=half)] if half else []
-        for number in store.queue_numbers(SCHEDULE_TOPIC):
+        for number in store.queues.queue_numbers(SCHEDULE_TOPIC):
             begin = tables.delay.get(number + 1, 0)
-            queues.append(_Queue(SCHEDULE_TOPIC, number, begin, store.max_offset(SCHEDULE_TOPIC, number)))
-        for number in store.queue_numbers(TIMER_TOPIC):
+            queues.append(_Queue(SCHEDULE_TOPIC, number, begin, store.reader.max_offset(SCHEDULE_TOPIC, number)))
+        for number in store.queues.queue_numbers(TIMER_TOPIC):
             done = frozenset(tables.timer_done.get(number, ()))
             begin = tables.timer.get(number, 0)
-            queues.append(_Queue(TIMER_TOPIC, number, begin, store.max_offset(TIMER_TOPIC, number), done=done))
+            queues.append(_Queue(TIMER_TOPIC, number, begin, store.reader.max_offset(TIMER_TOPIC, number), done=done))
         return [
             q._replace(begin=begin)
             for q in queues
-            if (begin := max(q.begin, store.min_offset(q.topic, q.number))) < q.end
+            if (begin := max(q.begin, store.reader.min_offset(q.topic, q.number))) < q.end
         ]
 
     async def _search(self, queues: list[_Queue], left: set[str], found: dict[str, Undelivered]) -> bool:
@@ -127,7 +127,7 @@ class UndeliveredMessages:
         for queue in queues:
             at = queue.begin
             while at < queue.end:
-                got = self._broker.store.get(queue.topic, queue.number, at, BATCH, BATCH_BYTES)
+                got = self._broker.store.reader.get(queue.topic, queue.number, at, BATCH, BATCH_BYTES)
                 if got.damaged >= 0 or got.next_offset <= at:
                     yield queue, None
                     return

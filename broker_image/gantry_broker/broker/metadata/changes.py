@@ -123,7 +123,7 @@ class MetadataChanges:
         yield from self._meta.working.all_changes(now)
         queues = [queue.key for queue in self._store.queues]
         for start in range(0, len(queues), ENDS):
-            found = self._store.next_offsets(queues[start : start + ENDS])
+            found = self._store.queues.next_offsets(queues[start : start + ENDS])
             ends = {topic: {str(number): end for number, end in known.items()} for topic, known in found.items()}
             if ends:
                 yield {"at": now, "ends": ends}
@@ -141,7 +141,7 @@ class MetadataChanges:
             self._rest = None
             return False
         if self._rest is None or self._written is not self._meta.working:
-            segment = self._store.end // self._store.log.segment_size
+            segment = self._store.log.end // self._store.log.segment_size
             if segment == self._tables_in_segment:
                 return False
             self._rest, self._written, self._rest_segment = self._all_tables(), self._meta.working, segment

@@ -34,8 +34,8 @@ class Replay:
         self._tables_changed = tables_changed
         self.incomplete = False
         """A control record cannot be read: the tables miss it and are not saved."""
-        meta.on_drop = store.drop_topic
-        meta.on_ends = store.ensure_next
+        meta.on_drop = store.queues.drop_topic
+        meta.on_ends = store.queues.override_next
 
     def load(self, directory: Path) -> None:
         """Loads the tables of a newly opened store: its snapshot, and the later records of the log. Raises OSError."""
@@ -45,11 +45,11 @@ class Replay:
             meta.load(found.tables, found.applied)
         applied = meta.applied
         # The tables are of another epoch: the log was truncated below them and has grown again since.
-        other = found is not None and found.epoch not in (-1, snapshots.epoch_before(store.epochs, applied))
-        if applied > store.end or 0 < applied < store.start or (applied > 0 and other):
+        other = found is not None and found.epoch not in (-1, snapshots.epoch_before(store.epoch_cache.epochs, applied))
+        if applied > store.log.end or 0 < applied < store.log.start or (applied > 0 and other):
             log.warning(
                 "the log is of %d to %d, the tables of %d: they are rebuilt from it",
-                store.start, store.end, applied,
+                store.log.start, store.log.end, applied,
             )  # fmt: skip
             self._build()
         else:
@@ -71,7 +71,7 @@ class Replay:
 
     def was_truncated(self, to: int) -> None:
         """Follows a log that was truncated to `to`, or reset to begin there. Raises as `rebuild`."""
-        if to == self._store.start:
+        if to == self._store.log.start:
             log.info("the log was reset to %d: the tables are rebuilt", to)
         elif self._meta.applied > to:
             log.warning("the log was truncated to %d, below the tables: they are rebuilt", to)
@@ -107,10 +107,10 @@ class Replay:
 
     def _unconfirmed_control(self) -> list[bytes]:
         try:
-            return self._store.unconfirmed_control()
+            return self._store.indexer.unconfirmed_control()
         except (BadRecords, ValueError, OSError) as error:
             if not isinstance(error, OSError) or error.errno not in NO_DESCRIPTORS:
-                self._store.mark_failed(error)
+                self._store.checkpointer.mark_failed(error)
             raise
 
     def rebuild(self) -> None:
@@ -121,12 +121,12 @@ class Replay:
         try:
             self._build()
         except OSError as error:
-            self._store.mark_failed(error)
+            self._store.checkpointer.mark_failed(error)
             raise
 
     def _build(self) -> None:
         self._meta.clear()
-        self._store.clear_overrides()
+        self._store.queues.clear_overrides()
         self.incomplete = False
         self.replay()
 
@@ -136,12 +136,12 @@ class Replay:
         Raises OSError.
         """
         store, meta = self._store, self._meta
-        offset, end = store.min_offset(CONTROL_TOPIC, 0), store.max_offset(CONTROL_TOPIC, 0)
+        offset, end = store.reader.bounds(CONTROL_TOPIC, 0)
         queue = store.queues.find(CONTROL_TOPIC, 0)
         if queue is not None and meta.applied:
             offset = max(offset, queue.first_at(meta.applied))
         while offset < end:
-            got = store.get(CONTROL_TOPIC, 0, offset, 1_000, 4 << 20)
+            got = store.reader.get(CONTROL_TOPIC, 0, offset, 1_000, 4 << 20)
             for record in decode_records(got.data) if got.data else ():
                 meta.confirm(record.phys_offset, record.body)
             self.incomplete = self.incomplete or got.damaged >= 0

@@ -34,11 +34,11 @@ class SnapshotWriter:
         if not self._may_save() or not meta.changed or (self._saving is not None and not self._saving.done()):
             return
         meta.changed = False
-        write = self._write(snapshots.Frozen.of(meta), self._store.epochs)
+        write = self._write(snapshots.Frozen.of(meta), self._store.epoch_cache.epochs)
         self._saving = asyncio.get_running_loop().create_task(write)
 
     def _may_save(self) -> bool:
-        return self._store.failed is None and not self._replay.incomplete
+        return self._store.state.failed is None and not self._replay.incomplete
 
     async def _write(self, tables: snapshots.Frozen, epochs: LeaderEpochs) -> None:
         try:
@@ -59,7 +59,7 @@ class SnapshotWriter:
         if not self._may_save():
             return
         try:
-            snapshots.write(self._directory, snapshots.render(self._meta, self._store.epochs))
+            snapshots.write(self._directory, snapshots.render(self._meta, self._store.epoch_cache.epochs))
         except OSError as error:
             # The next start reads the last snapshots and the log, which the caller closes after this.
             log.warning("the tables' snapshots cannot be written: %s", error)

@@ -37,7 +37,7 @@ class Follower:
     def __init__(self, store: MessageStore, now: Callable[[], float] = time.monotonic) -> None:
         self._store = store
         self._now = now
-        self.received = store.end
+        self.received = store.log.end
         """The offset after the last byte that came from the source."""
         self.bytes = 0
         """Bytes taken by this process."""
@@ -52,11 +52,11 @@ class Follower:
         migration must stop for good, StoreError, OSError.
         """
         store = self._store
-        asked = ha.first_offset(store.start, store.end)
-        overlap = store.read_bytes(asked, store.end - asked) if store.end > asked else b""
-        while len(overlap) < store.end - asked:  # A read ends with its segment.
-            overlap += store.read_bytes(asked + len(overlap), store.end - asked - len(overlap))
-        stream = ha.Stream(store.start, store.end, overlap, store.log.segment_size)
+        asked = ha.first_offset(store.log.start, store.log.end)
+        overlap = store.reader.read_bytes(asked, store.log.end - asked) if store.log.end > asked else b""
+        while len(overlap) < store.log.end - asked:  # A read ends with its segment.
+            overlap += store.reader.read_bytes(asked + len(overlap), store.log.end - asked - len(overlap))
+        stream = ha.Stream(store.log.start, store.log.end, overlap, store.log.segment_size)
         try:
             async with asyncio.timeout(CONNECT_S):
                 reader, writer = await asyncio.open_connection(host, port, limit=READ)
@@ -97,12 +97,12 @@ class Follower:
         """Raises SourceBroken, StoreError, OSError."""
         store = self._store
         try:
-            store.append_raw(store.end, data)
+            store.appender.append_raw(store.log.end, data)
         except BadRecords as error:
             raise SourceBroken(f"the record at offset {error.at} of the source is damaged: {error}") from error
-        if store.epochs != FOREIGN:
+        if store.epoch_cache.epochs != FOREIGN:
             raise SourceBroken("the source's log has leaderships of Gantry: it is no RocketMQ")
-        if store.confirm(store.end).control:
+        if store.indexer.confirm(store.log.end).control:
             raise SourceBroken("the source's log has control records of Gantry: it is no RocketMQ")
 
     async def _report(self, writer: asyncio.StreamWriter, stream: ha.Stream, promise: Callable[[], ha.Promise]) -> None:
@@ -111,21 +111,21 @@ class Follower:
         loop = asyncio.get_running_loop()
         try:
             while True:
-                if store.flushed < store.end:
+                if store.state.flushed < store.log.end:
                     began = self._now()
                     point = await loop.run_in_executor(None, store.flush)
                     store.mark_flushed(point)
                     if self._now() - began > SLOW_DISK_S and promise().sync:
                         raise MigrationError(f"a flush took {self._now() - began:.1f} s: senders would wait for it")
-                if store.checkpoint_due:
-                    checkpoint = store.checkpoint()
+                if store.checkpointer.due:
+                    checkpoint = store.checkpointer.checkpoint()
                     await loop.run_in_executor(None, checkpoint.run)
-                    store.checkpointed(checkpoint)
-                store.run_periodic_tasks(time.monotonic_ns() // 1_000_000)
+                    store.checkpointer.checkpointed(checkpoint)
+                store.checkpointer.run_periodic_tasks(time.monotonic_ns() // 1_000_000)
                 self.reports = ha.reports_for(promise())
                 offset = said
                 if self.reports is ha.Reports.DURABLE:
-                    offset = max(said, store.flushed)
+                    offset = max(said, store.state.flushed)
                 if offset != said or self._now() - said_at >= ha.REPORT_S:
                     writer.write(ha.report(offset))
                     said, said_at = offset, self._now()

@@ -130,7 +130,7 @@ class Migration:
         look, store, follower, tables = self._look, self._store, self._follower, self._tables
         now = time.monotonic()
         known = look is not None and now - self._looked_at < 10 * LOOK_S
-        end = None if store is None else store.end
+        end = None if store is None else store.log.end
         return {
             "state": BROKEN if self._broken else "finishing" if self._finish is not None else FOLLOWING,
             "problem": self._broken or self._problem,
@@ -148,9 +148,9 @@ class Migration:
                 "permission": look.settings.get("brokerPermission", ""),
             },
             "connected": follower is not None and follower.connected,
-            "start": None if store is None else store.start,
+            "start": None if store is None else store.log.start,
             "end": end,
-            "flushed": None if store is None else store.flushed,
+            "flushed": None if store is None else store.state.flushed,
             "lag": None if look is None or not known or end is None else max(look.end - end, 0),
             "rate": self._rate(now),
             "reports": None if follower is None else follower.reports.value,
@@ -196,13 +196,13 @@ class Migration:
         if self._broken:
             return 409, {"detail": f"the migration stopped: {self._broken}"}
         # What the source appended after its last end, such as a delayed message, is here already and stays.
-        self._finish = end = max(end, 0 if self._store is None else self._store.end)
+        self._finish = end = max(end, 0 if self._store is None else self._store.log.end)
         try:
             async with asyncio.timeout(FINISH_S):
                 await self._finished.wait()
         except TimeoutError:
             self._finish = None
-            had = None if self._store is None else self._store.end
+            had = None if self._store is None else self._store.log.end
             return 409, {"detail": f"the log is at {had}, not at {end}: {self._problem or 'the source sends no more'}"}
         return 200, {"end": end}
 
@@ -303,7 +303,7 @@ class Migration:
         except SourceBroken as error:
             self._stop_for_good(str(error))
         except (MigrationError, OSError, StoreError) as error:
-            if self._store is not None and self._store.failed is not None:
+            if self._store is not None and self._store.state.failed is not None:
                 raise
             if self._problem != str(error):
                 log.warning("cannot follow RocketMQ's %s: %s; tried again", wanted.broker, error)
@@ -317,7 +317,7 @@ class Migration:
 
     def _arrived(self, finish: int) -> bool:
         store = self._store
-        return store is not None and store.flushed >= finish and store.confirmed >= finish
+        return store is not None and store.state.flushed >= finish and store.state.confirmed >= finish
 
     async def _keep(self, tables: Tables, timers_ms: int | None) -> None:
         """Take the state beside the log over."""
@@ -333,16 +333,16 @@ class Migration:
         await self._read_pops(math.inf)
         in_flight = self._in_flight
         for topic in revive_topics(tables.topics):
-            for queue in store.queue_numbers(topic):
-                at = max(tables.offset(topic, REVIVE_GROUP, queue), store.min_offset(topic, queue))
-                while at < store.max_offset(topic, queue):
+            for queue in store.queues.queue_numbers(topic):
+                at = max(tables.offset(topic, REVIVE_GROUP, queue), store.reader.min_offset(topic, queue))
+                while at < store.reader.max_offset(topic, queue):
                     at = self._take_pops(topic, queue, at)
                     await asyncio.sleep(0)
         again = give_again(tables.offsets, in_flight.lowest())
         if again or in_flight.unreadable:
             log.info("messages in flight come again in %d queues; %d records were none", again, in_flight.unreadable)
-        await asyncio.to_thread(save, tables, self._config.data_dir / "config", store.epochs)
-        self._save_mark({**(mark_of(self._config.data_dir) or {}), "state": DONE, "end": store.end})
+        await asyncio.to_thread(save, tables, self._config.data_dir / "config", store.epoch_cache.epochs)
+        self._save_mark({**(mark_of(self._config.data_dir) or {}), "state": DONE, "end": store.log.end})
         self._finished.set()
 
     async def _keep_carrying(self, source: Source, look: Look) -> None:
@@ -360,19 +360,19 @@ class Migration:
         """Read on in the timer topic, where RocketMQ has what was popped, up to its end or a time of the loop."""
         store = self._store
         assert store is not None
-        if TIMER_TOPIC not in store.topics_queues():
+        if TIMER_TOPIC not in store.queues.topics_queues():
             return
         since = time.time_ns() // 1_000_000 - LONGEST_MS
         if self._pops_at is None:
-            self._pops_at = store.offset_at_time(TIMER_TOPIC, 0, since)
-        while self._pops_at < store.max_offset(TIMER_TOPIC, 0) and time.monotonic() < until:
+            self._pops_at = store.reader.offset_at_time(TIMER_TOPIC, 0, since)
+        while self._pops_at < store.reader.max_offset(TIMER_TOPIC, 0) and time.monotonic() < until:
             self._pops_at = self._take_pops(TIMER_TOPIC, 0, self._pops_at)
             await asyncio.sleep(0)
         self._in_flight.forget(since)
 
     def _take_pops(self, topic: str, queue: int, at: int) -> int:
         assert self._store is not None
-        got = self._store.get(topic, queue, at, 1_000, 1 << 20)
+        got = self._store.reader.get(topic, queue, at, 1_000, 1 << 20)
         for record in decode_records(got.data) if got.data else ():
             props = parse_properties(record.properties)
             if topic != TIMER_TOPIC or props.get(Prop.REAL_TOPIC, "").startswith(REVIVE_PREFIX):
@@ -396,11 +396,11 @@ class Migration:
         atomic_write(path, orjson.dumps(mark), durable=True)
 
     async def _with(self, source: Source) -> None:
-        had = 0 if self._store is None else self._store.end
+        had = 0 if self._store is None else self._store.log.end
         look = self._saw(await source.look(), had)
         store = self._store or await self._open(source, look)
         follower = self._follower = self._follower or Follower(store)
-        if store.end > store.start and ha.reports_for(self._promise()) is ha.Reports.NEUTRAL:
+        if store.log.end > store.log.start and ha.reports_for(self._promise()) is ha.Reports.NEUTRAL:
             await asyncio.sleep(ha.pause_before(self._promise()))
         watching = asyncio.create_task(self._watch(source))
         try:
@@ -452,10 +452,10 @@ class Migration:
                     f"the source's log ends at {look.end}, and the copy at {had}: it was emptied, or lost its end in a "
                     "crash"
                 )
-            if look.start > store.end:
+            if look.start > store.log.end:
                 raise SourceBroken(
-                    f"the source's log begins at {look.start} now, and the copy ends at {store.end}: what lies between "
-                    "has expired there"
+                    f"the source's log begins at {look.start} now, and the copy ends at {store.log.end}: what lies "
+                    "between has expired there"
                 )
         self._look, self._looked_at = look, time.monotonic()
         return look
@@ -478,16 +478,16 @@ class Migration:
             self._save_mark({**identity, "state": FOLLOWING})
         store = MessageStore.open(StoreConfig(path=config.data_dir, settings=settings))
         try:
-            if store.end == 0 and look.start > 0:
+            if store.log.end == 0 and look.start > 0:
                 tables = await source.tables(look.address)
                 starts = await source.first_offsets(look.address, sorted(tables.topics))
-                store.reset(look.start, FOREIGN, starts)
-            store.confirm(store.end)
+                store.truncator.reset(look.start, FOREIGN, starts)
+            store.indexer.confirm(store.log.end)
         except BaseException:
             store.close()
             raise
         self._store = store
-        self._saw(look, store.end)
+        self._saw(look, store.log.end)
         return store
 
     async def _watch(self, source: Source) -> None:
@@ -496,7 +496,7 @@ class Migration:
         assert store is not None
         tables_at = 0.0
         while True:
-            had, before_finish = store.end, self._finish is None
+            had, before_finish = store.log.end, self._finish is None
             look = self._saw(await source.look(), had)
             await self._keep_carrying(source, look)
             often = self._carries or not (whole_number(look.settings.get("brokerPermission", "")) or 0) & Perm.READ

@@ -133,7 +133,7 @@ class Expiry:
         queue, offset = item.queue, item.offset
         group_name, topic, queue_id = queue.key
         group = self._meta.working.groups.get(group_name)
-        got = self._store.get(topic, queue_id, offset, 1, 1)
+        got = self._store.reader.get(topic, queue_id, offset, 1, 1)
         if got.damaged >= 0:
             self._log.state.give_back(item, now_ms + AGAIN_MS)
             return None

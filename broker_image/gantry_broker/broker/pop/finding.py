@@ -149,14 +149,14 @@ class Finder:
     def begin(self, group: str, topic: str, queue_id: int, init_mode: int) -> int:
         """Return where a group's first pop of a queue begins, as 5.5.0 does: never behind the end of the queue."""
         committed = self._meta.working.offset(topic, group, queue_id)
-        low, high = self._store.min_offset(topic, queue_id), self._store.max_offset(topic, queue_id)
+        low, high = self._store.reader.bounds(topic, queue_id)
         if committed >= 0:
             return min(committed, high)
         if init_mode == 0 or topic.startswith(RETRY_PREFIX):
             return low
         if low <= 0:
-            first = self._store.get(topic, queue_id, 0, 1, 1, None)
-            if not first.data or self._store.end - int.from_bytes(first.data[28:36], "big") <= RECENT_BYTES:
+            first = self._store.reader.get(topic, queue_id, 0, 1, 1, None)
+            if not first.data or self._store.log.end - int.from_bytes(first.data[28:36], "big") <= RECENT_BYTES:
                 return 0
         return max(high - 1, 0)
 
@@ -172,7 +172,7 @@ class Finder:
             return not queue.order.blocks(request.attempt_id, now_ms)
         else:
             at = queue.next
-        return self._store.max_offset(topic, queue_id) > at
+        return self._store.reader.max_offset(topic, queue_id) > at
 
     # ---- taking
 
@@ -183,7 +183,7 @@ class Finder:
         if self._log.state.bytes > self._memory_bytes:
             found.full = True
             return found
-        queues, most = self._log.state.queues, self._store.max_offset
+        queues, most = self._log.state.queues, self._store.reader.max_offset
         ends = perf_counter() + SLICE_S
         max_bytes = self._settings.maxTransferBytesOnMessageInMemory
         for topic, queue_id in places:
@@ -212,7 +212,7 @@ class Finder:
     def _forget_removed(self, queue: Queue) -> None:
         """Continues behind messages that the log no longer has."""
         _, topic, queue_id = queue.key
-        low = self._store.min_offset(topic, queue_id)
+        low = self._store.reader.min_offset(topic, queue_id)
         if queue.next < low:
             self._log.changes.advance(queue, low)
 
@@ -220,7 +220,7 @@ class Finder:
         config = self._meta.working.topics.get(request.topic)
         if config is None or config.read_queues > REST_OF:
             return 0
-        queues, most = self._log.state.queues, self._store.max_offset
+        queues, most = self._log.state.queues, self._store.reader.max_offset
         rest = 0
         for queue_id in range(config.read_queues):
             queue = queues.get((request.group, request.topic, queue_id))
@@ -244,7 +244,7 @@ class Finder:
         offsets, data, at = got
         if not offsets:
             changes.advance(queue, at)
-            found.more = found.more or at < self._store.max_offset(topic, queue_id)
+            found.more = found.more or at < self._store.reader.max_offset(topic, queue_id)
             return
         changes.pop(queue, offsets, found.now_ms, request.invisible_ms, at)
         self._give(found, request, topic, queue_id, offsets, data)
@@ -305,7 +305,7 @@ class Finder:
                 offsets += fresh
                 counts += [0] * len(fresh)
                 pieces.append(data)
-                found.more = found.more or (not fresh and at < self._store.max_offset(topic, queue_id))
+                found.more = found.more or (not fresh and at < self._store.reader.max_offset(topic, queue_id))
         if not offsets:
             for offset in gone:
                 changes.finish(queue, offset)
@@ -333,7 +333,7 @@ class Finder:
 
     def _one(self, topic: str, queue_id: int, offset: int) -> bytes | None:
         """Return one record, b"" when it is gone; None: it cannot be read now."""
-        got = self._store.get(topic, queue_id, offset, 1, 1)
+        got = self._store.reader.get(topic, queue_id, offset, 1, 1)
         if got.damaged >= 0:
             return None
         if got.data and int.from_bytes(got.data[QUEUE_OFFSET_AT : QUEUE_OFFSET_AT + 8], "big") == offset:
@@ -344,22 +344,22 @@ class Finder:
         self, wanted: Wanted, topic: str, queue_id: int, at: int, room: int, found: Found, ends: float
     ) -> tuple[list[int] | range, bytes, int] | None:
         """Return (offsets, records, where to go on) of messages behind `at`; None: there are none now."""
-        high = self._store.max_offset(topic, queue_id)
+        high = self._store.reader.max_offset(topic, queue_id)
         if at >= high or high > MAX_OFFSET:
             return None
         max_bytes = max(self._settings.maxTransferBytesOnMessageInMemory - found.size, 1)
         got: Got | None = None
         if wanted.condition is not None:
             condition = wanted.condition
-            got = self._store.get(
+            got = self._store.reader.get(
                 topic, queue_id, at, room, max_bytes, None, lambda record: condition(record.props),
                 lambda: perf_counter() > ends,
             )  # fmt: skip
         else:
             if wanted.codes is None:
-                got = self._store.together().found(topic, queue_id, at, room, max_bytes)
+                got = self._store.reader.together().found(topic, queue_id, at, room, max_bytes)
             if got is None:
-                got = self._store.get(topic, queue_id, at, room, max_bytes, wanted.codes)
+                got = self._store.reader.get(topic, queue_id, at, room, max_bytes, wanted.codes)
         if not got.count:
             return None if got.damaged >= 0 or got.next_offset <= at else ([], b"", got.next_offset)
         data = got.data
@@ -396,7 +396,7 @@ class Finder:
                 break
             queue = self._log.state.queues.get((request.group, topic, queue_id))
             at = self.begin(request.group, topic, queue_id, request.init_mode) if queue is None else queue.next
-            at = max(at, self._store.min_offset(topic, queue_id))
+            at = max(at, self._store.reader.min_offset(topic, queue_id))
             got = self._read(wanted, topic, queue_id, at, room, found, ends)
             if got is not None and len(got[0]):
                 self._give(found, request, topic, queue_id, *got[:2])

@@ -239,7 +239,7 @@ class PopLog:
             return False
         store, state = self._store, self.state
         if self._whole is None:
-            segment = store.end // store.log.segment_size
+            segment = store.log.end // store.log.segment_size
             many = self._since_whole > WHOLE_AFTER + 2 * state.batches
             if not state.queues or not (many or segment != self._whole_segment):
                 return False
@@ -295,8 +295,8 @@ class PopLog:
                         return REST_S
                 self._rest = None
             confirmed = self._role.epoch_confirmed
-            self._read_at = max(self._read_at, store.min_offset(POP_TOPIC, 0))
-            got = store.get(POP_TOPIC, 0, self._read_at, READ_BATCH, READ_BYTES)
+            self._read_at = max(self._read_at, store.reader.min_offset(POP_TOPIC, 0))
+            got = store.reader.get(POP_TOPIC, 0, self._read_at, READ_BATCH, READ_BYTES)
             if not got.data:
                 if got.damaged >= 0:
                     now = self._loop.time()
@@ -365,15 +365,15 @@ class PopLog:
                 if target in looked:
                     continue
                 looked.add(target)
-                self._finish_copied_to(group, target, store.max_offset(target, 0))
+                self._finish_copied_to(group, target, store.reader.max_offset(target, 0))
 
     def _finish_copied_to(self, group: str, target: str, end: int) -> None:
-        at = max(end - LOOK_BACK, self._store.min_offset(target, 0))
-        last = self._store.get(target, 0, end - 1, 1, 1) if end > at else None
+        at = max(end - LOOK_BACK, self._store.reader.min_offset(target, 0))
+        last = self._store.reader.get(target, 0, end - 1, 1, 1) if end > at else None
         if last is None or not last.data or decode_records(last.data)[0].phys_offset < self._last_phys:
             return
         while at < end:
-            got = self._store.get(target, 0, at, READ_BATCH, READ_BYTES)
+            got = self._store.reader.get(target, 0, at, READ_BATCH, READ_BYTES)
             for record in decode_records(got.data):
                 origin = origin_of(record)
                 if record.phys_offset > self._last_phys and origin is not None:

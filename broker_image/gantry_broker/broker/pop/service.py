@@ -525,7 +525,7 @@ class PopService:
         topic, queue_id = place
         if not self._finder.looks_in(pair, topic):
             return False
-        most = self._store.max_offset(topic, queue_id)
+        most = self._store.reader.max_offset(topic, queue_id)
         queues = self._log.state.queues
         for waiter in self._waiting.waiters(pair):
             request = waiter.wanted.request
@@ -604,7 +604,7 @@ class PopService:
             return
         if offset > queue.next:
             # Messages between the end and an offset behind it would never be delivered.
-            self._log.changes.advance(queue, min(offset, self._store.max_offset(topic, queue_id)))
+            self._log.changes.advance(queue, min(offset, self._store.reader.max_offset(topic, queue_id)))
         elif offset < queue.lowest():
             self._reset(queue, offset)
         else:

@@ -168,7 +168,7 @@ class PullService:
     def _answer_found(self, found: list[tuple[Frame, Pull]], rest: list[Frame], begun: float) -> None:
         """Answers pulls from records at the end of the log, which it reads together; `rest` gets the other requests."""
         ends = begun + SLICE_S
-        pieces = self._store.together()
+        pieces = self._store.reader.together()
         with self._counted_together():
             for number, (frame, made) in enumerate(found):
                 if perf_counter() > ends:
@@ -239,7 +239,7 @@ class PullService:
                 if wait_ms:
                     self._gather(made.conn, wait_ms)
                 return
-        got, code = self._read(made, self._store.together())
+        got, code = self._read(made, self._store.reader.together())
         if code == ResponseCode.PULL_NOT_FOUND and may_hold and self._hold(made, self._clock.now_ms()):
             return
         self.answer(made, got, code)
@@ -257,7 +257,7 @@ class PullService:
         `wait_ms`: from `_wait_ms`. If it is not 0 and a pull waits, `_gather` has to follow.
         """
         asked = made.asked
-        there = self._store.max_offset(asked.topic_name, made.queue_id) - made.offset
+        there = self._store.reader.max_offset(asked.topic_name, made.queue_id) - made.offset
         if there == 0:
             return made.offset != 0 and self._hold(made, now_ms)
         if there < 0 or there >= asked.max_count or asked.codes is not None or asked.sql is not None:
@@ -321,7 +321,7 @@ class PullService:
         each queue alone would cost a read of the log of its own.
         """
         ends = perf_counter() + SLICE_S
-        pieces = self._store.together()
+        pieces = self._store.reader.together()
         held, waking, attempt = self._held, self._waking, self._attempt
         left = iter(queues.items())
         try:
@@ -362,7 +362,7 @@ class PullService:
 
     def _try_rest(self, key: tuple[str, int], waiting: deque[Pull], grew: float) -> None:
         try:
-            self._try_each(key, waiting, self._store.together(), perf_counter() + SLICE_S, grew)
+            self._try_each(key, waiting, self._store.reader.together(), perf_counter() + SLICE_S, grew)
         except BaseException:
             self._held.passed_over.add(key)  # The disk failed: `expire` tries them again.
             raise
@@ -422,7 +422,7 @@ class PullService:
 
     def _answer_now(self, made: Pull) -> None:
         if not made.conn.closed:
-            got, code = self._read(made, self._store.together())
+            got, code = self._read(made, self._store.reader.together())
             self.answer(made, got, code)
             self._note_held(made, code, self._clock.now_ms())
 
@@ -473,11 +473,11 @@ class PullService:
         most_bytes = self._settings.maxTransferBytesOnMessageInMemory
         condition = made.filter
         if condition is None:
-            got = self._store.get(asked.topic_name, made.queue_id, made.offset, most, most_bytes, asked.codes)
+            got = self._store.reader.get(asked.topic_name, made.queue_id, made.offset, most, most_bytes, asked.codes)
         else:
             begun = perf_counter()
             ends = begun + SLICE_S
-            got = self._store.get(
+            got = self._store.reader.get(
                 asked.topic_name,
                 made.queue_id,
                 made.offset,

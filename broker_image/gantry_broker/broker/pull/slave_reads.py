@@ -35,7 +35,7 @@ class SlaveReads:
         if not got.data:
             return 0
         last = int.from_bytes(got.data[28:36], "big")
-        return max(self._store.confirmed - last, 0)
+        return max(self._store.state.confirmed - last, 0)
 
     def slave_for(self, wanted: int, got: Got) -> int:
         """Returns `wanted` if that slave is in sync and fetches, else the brokerId of another such slave, else 0."""

@@ -348,13 +348,13 @@ class Sender:
         return PlainBatch(name, queue_id, sys_flag, born_ms, born_host, frame.body, self._suffix_bytes, count), keys
 
     def _put(self, puts: list[Row] | list[PlainBatch], now_ms: int) -> list[Stored] | list[StoredBatch]:
-        """Store and count messages. Raises as `MessageStore.put`."""
+        """Store and count messages. Raises as `Appender.put_rows`."""
         if isinstance(puts[0], PlainBatch):
-            placed = self._store.put_batches(puts, now_ms)
+            placed = self._store.appender.put_batches(puts, now_ms)
             for batch, place in zip(puts, placed, strict=True):
                 self._count_batch(batch.topic, entry_sizes(place.entries))
             return placed
-        stored = self._store.put_rows(puts, now_ms)
+        stored = self._store.appender.put_rows(puts, now_ms)
         self._count_puts(puts, stored)
         return stored
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -135,6 +135,36 @@ class QueueTable:
         known = self.topic(topic)
         return known.queues.get(queue_id) or self._make(known, queue_id)
 
+    def next_offset(self, topic: str, queue_id: int) -> int:
+        """Return the queue offset of the next record, after unconfirmed ones too. Raises OSError."""
+        queue = self.find(topic, queue_id)
+        return 0 if queue is None else queue.next
+
+    def next_offsets(self, keys: Iterable[tuple[str, int]]) -> dict[str, dict[int, int]]:
+        """Return the queue offset of the next record by topic and queue, of those queues that have or had a record.
+
+        Raises OSError.
+        """
+        found: dict[str, dict[int, int]] = {}
+        for key in keys:
+            queue = self.find(*key)
+            if queue is not None and queue.next > 0:
+                found.setdefault(queue.key[0], {})[queue.key[1]] = queue.next
+        return found
+
+    def queue_numbers(self, topic: str) -> list[int]:
+        """Return the queues of a topic that exist on this disk."""
+        known = self.topics.get(topic)
+        return [] if known is None else list(known.queues)
+
+    def topics_queues(self) -> dict[str, list[int]]:
+        """Return the queues that have or had a confirmed record, by topic. Raises OSError."""
+        found: dict[str, list[int]] = {}
+        for queue in self.loaded():
+            if queue.max > 0:
+                found.setdefault(queue.key[0], []).append(queue.key[1])
+        return {topic: sorted(numbers) for topic, numbers in found.items()}
+
     def _load(self, queue: ConsumeQueue) -> None:
         queue.load()
         self.apply_override(queue)
@@ -145,8 +175,20 @@ class QueueTable:
         if number > queue.max == queue.next and queue.is_empty:
             queue.start_at(number)  # With `next` above `max`, unconfirmed records already give the number.
 
+    # Overrides: deletions and queue offsets from control records, in memory only. The broker, which keeps the tables of
+    # these records, sets all overrides after each start, and again after a truncation of some of the records. A leader
+    # also sets those of unconfirmed records, before its first append.
+
+    def drop_topic(self, topic: str, below: int) -> None:
+        """Hide all records of the topic below this offset of the log; its queue offsets continue."""
+        self.deletion_watermarks[topic] = max(below, self.deletion_watermarks.get(topic, 0))
+
     def override_next(self, topic: str, queue_id: int, number: int) -> None:
-        """Start the queue, if it is empty, at this queue offset or a higher one. Raises ValueError, OSError."""
+        """Give the next record of the queue the queue offset `number` or a higher one.
+
+        This concerns a queue whose records have left the log; a queue with records knows its next number. Raises
+        ValueError for an impossible topic or queue, OSError.
+        """
         known = self.topic(topic)
         queue = known.queues.get(queue_id) or self._make(known, queue_id)
         self.next_overrides[topic, queue_id] = max(number, self.next_overrides.get((topic, queue_id), 0))

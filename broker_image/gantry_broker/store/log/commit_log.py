@@ -308,6 +308,23 @@ class CommitLog:
         data, size = self._read_whole(offset, max_bytes, limit)
         return memoryview(data)[:size]
 
+    def read_raw(self, at: int, max_bytes: int, limit: int | None = None) -> bytes:
+        """Whole records and fillers from `at` for a follower: about `max_bytes`, at least one; b"" at the end.
+
+        `limit` is a record boundary, by default `end`; the confirmed offset limits the read to final records. Raises
+        OffsetGone when `at` is not in the log, ValueError when it is not a record boundary, OSError.
+        """
+        limit = self.end if limit is None else min(limit, self.end)
+        if at < self.start:
+            raise OffsetGone(at, self.start, limit)
+        return self.whole_records(at, max_bytes, limit)
+
+    def read_view(self, at: int, max_bytes: int) -> memoryview:
+        """As `read_raw` up to `end`, without a copy of what was read."""
+        if at < self.start:
+            raise OffsetGone(at, self.start, self.end)
+        return self.whole_records_view(at, max_bytes, self.end)
+
     def _read_whole(self, offset: int, max_bytes: int, limit: int) -> tuple[bytes, int]:
         """Bytes of the log, and how many of them are whole records and fillers."""
         if offset >= limit:
