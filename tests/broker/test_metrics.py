@@ -328,11 +328,8 @@ def test_the_disk_is_full_at_the_pace_of_the_last_hour(frees: list[int], seconds
 class Queues:
     """The part of a store that counts messages: two of five in each queue were deleted."""
 
-    def max_offset(self, topic: str, queue: int) -> int:
-        return 0 if topic.endswith("-0") else 5
-
-    def min_offset(self, topic: str, queue: int) -> int:
-        return 0 if topic.endswith("-0") else 2
+    def bounds(self, topic: str, queue: int) -> tuple[int, int]:
+        return (0, 0) if topic.endswith("-0") else (2, 5)
 
 
 def test_dead_letters_are_counted_in_parts() -> None:
@@ -341,8 +338,8 @@ def test_dead_letters_are_counted_in_parts() -> None:
         name = f"%DLQ%g-{number}"
         meta.working.topics[name] = TopicConfig(name, 1, 1, 6)
     meta.working.topics["Orders"] = TopicConfig("Orders", 4, 4, 6)
-    store: Any = Queues()
-    letters = DeadLetters(meta, store)
+    reader: Any = Queues()
+    letters = DeadLetters(meta, reader)
     assert letters.look(), "there are more"
     assert (letters.total, letters.by_group) == (0, {}), "a part is no figure yet"
     assert not letters.look()

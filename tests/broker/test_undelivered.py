@@ -93,11 +93,11 @@ async def test_nothing_is_said_of_what_cannot_be_read(make_bench: MakeBench, mon
     store = bench.broker.store
     get = store.reader.get
     with monkeypatch.context() as damaged:
-        damaged.setattr(type(store), "get", lambda self, *args: replace(get(*args), data=b"", damaged=7))
+        damaged.setattr(store.reader, "get", lambda *args: replace(get(*args), data=b"", damaged=7))
         assert (await of(bench, "T"))["T"] == "unknown"
     with monkeypatch.context() as behind:
         behind.setattr(undelivered, "CONFIRM_S", 0.05)
-        behind.setattr(type(store), "confirmed", property(lambda self: 0))
+        behind.setattr(store.state, "confirmed", 0)
         assert (await of(bench, "T"))["T"] == "unknown"
     with monkeypatch.context() as early:
         early.setattr(undelivered, "CONFIRM_S", 0.05)

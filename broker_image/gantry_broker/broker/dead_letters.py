@@ -8,7 +8,7 @@ from gantry_broker.protocol.codes import DLQ_PREFIX
 
 if TYPE_CHECKING:
     from gantry_broker.broker.metadata.tables import Metadata
-    from gantry_broker.store.store import MessageStore
+    from gantry_broker.store.read import Reader
 
 AT_ONCE: Final = 200
 """Topics of one step."""
@@ -17,12 +17,12 @@ AT_ONCE: Final = 200
 class DeadLetters:
     """The figures of the last complete look."""
 
-    def __init__(self, meta: Metadata, store: MessageStore) -> None:
+    def __init__(self, meta: Metadata, reader: Reader) -> None:
         self.by_group: dict[str, int] = {}
         """Messages by consumer group; groups without any are missing."""
         self.total = 0
         self._meta = meta
-        self._store = store
+        self._reader = reader
         self._rest: list[str] = []
         self._next: dict[str, int] = {}
 
@@ -35,9 +35,7 @@ class DeadLetters:
         for name in some:
             config = topics.get(name)
             queues = 0 if config is None else max(config.read_queues, config.write_queues)
-            count = sum(
-                self._store.reader.max_offset(name, q) - self._store.reader.min_offset(name, q) for q in range(queues)
-            )
+            count = sum(high - low for low, high in (self._reader.bounds(name, q) for q in range(queues)))
             if count > 0:
                 self._next[name.removeprefix(DLQ_PREFIX)] = count
         if self._rest:

@@ -143,7 +143,7 @@ def wire(
 
     # The tables, and what follows when records are confirmed.
     meta = Metadata(base_tables(config, settings, len(delay_levels)))
-    dead_letters = DeadLetters(meta, store)
+    dead_letters = DeadLetters(meta, store.reader)
     replay = Replay(meta, store, events.tables_changed)
     confirmed = ConfirmedRecords(replay, held)
 
