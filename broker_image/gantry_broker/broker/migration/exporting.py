@@ -172,26 +172,26 @@ def convert(
     now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     store = MessageStore.open(StoreConfig(path=folder, settings=settings))
     try:
-        if store.damage is not None:
-            raise MigrationError(f"the log lost acknowledged records: {store.damage}; export another member")
-        store.confirm(store.end)
+        if store.state.damage is not None:
+            raise MigrationError(f"the log lost acknowledged records: {store.state.damage}; export another member")
+        store.indexer.confirm(store.log.end)
         meta = Metadata(Tables())
         replay = Replay(meta, store)
         replay.load(folder / "config")
         if replay.incomplete:
             raise MigrationError("a control record of the log cannot be read; export another member")
         tables = meta.confirmed
-        first = store.next_offset(TIMER_TOPIC, 0)
+        first = store.queues.next_offset(TIMER_TOPIC, 0)
         timers = _append_timers(store, tables, now_ms)
         delayed = _delayed(store, tables)
         while store.index is not None and (store.index.behind or store.index.gaps):
-            store.run_periodic_tasks(time.monotonic_ns() // 1_000_000)
+            store.checkpointer.run_periodic_tasks(time.monotonic_ns() // 1_000_000)
         bounds = {
-            (topic, number): (*store.bounds(topic, number), store.next_offset(topic, number))
-            for topic, numbers in store.topics_queues().items()
+            (topic, number): (*store.reader.bounds(topic, number), store.queues.next_offset(topic, number))
+            for topic, numbers in store.queues.topics_queues().items()
             for number in numbers
         }
-        start, end, segment, queue_file = store.start, store.end, store.log.segment_size, store.queues.file_size
+        start, end, segment, queue_file = store.log.start, store.log.end, store.log.segment_size, store.queues.file_size
     except BaseException:
         store.close(clean=False)
         raise
@@ -220,10 +220,10 @@ def convert(
 
 def _pending_timers(store: MessageStore, tables: Tables) -> Iterator[tuple[int, int]]:
     """Bucket and queue offset of each timer message that waits."""
-    for bucket in store.queue_numbers(TIMER_TOPIC):
+    for bucket in store.queues.queue_numbers(TIMER_TOPIC):
         done = tables.timer_done.get(bucket, set())
-        low = max(tables.timer.get(bucket, 0), store.min_offset(TIMER_TOPIC, bucket))
-        for offset in range(low, store.max_offset(TIMER_TOPIC, bucket)):
+        low = max(tables.timer.get(bucket, 0), store.reader.min_offset(TIMER_TOPIC, bucket))
+        for offset in range(low, store.reader.max_offset(TIMER_TOPIC, bucket)):
             if offset not in done:
                 yield bucket, offset
 
@@ -234,12 +234,12 @@ def _append_timers(store: MessageStore, tables: Tables, now_ms: int) -> int:
     """
     places = []
     for bucket, offset in _pending_timers(store, tables):
-        place = store.place(TIMER_TOPIC, bucket, offset)
+        place = store.reader.place(TIMER_TOPIC, bucket, offset)
         if place is not None:
             places.append((place, bucket, offset))
     puts, count, size = [], 0, 0
     for _, bucket, offset in sorted(places):
-        got = store.get(TIMER_TOPIC, bucket, offset, 1, BATCH_BYTES)
+        got = store.reader.get(TIMER_TOPIC, bucket, offset, 1, BATCH_BYTES)
         for record in decode_records(got.data)[:1] if got.data else ():
             props = parse_properties(record.properties)
             props[Prop.TIMER_OUT_MS] = str(due_time(record))
@@ -247,19 +247,19 @@ def _append_timers(store: MessageStore, tables: Tables, now_ms: int) -> int:
             size += len(got.data)
             count += 1
         if len(puts) >= BATCH or size >= BATCH_BYTES:
-            store.put(puts, now_ms)
-            store.confirm(store.end)
+            store.appender.put(puts, now_ms)
+            store.indexer.confirm(store.log.end)
             puts, size = [], 0
     if puts:
-        store.put(puts, now_ms)
-        store.confirm(store.end)
+        store.appender.put(puts, now_ms)
+        store.indexer.confirm(store.log.end)
     return count
 
 
 def _delayed(store: MessageStore, tables: Tables) -> int:
     return sum(
-        max(store.max_offset(SCHEDULE_TOPIC, level) - max(tables.delay.get(level + 1, 0), 0), 0)
-        for level in store.queue_numbers(SCHEDULE_TOPIC)
+        max(store.reader.max_offset(SCHEDULE_TOPIC, level) - max(tables.delay.get(level + 1, 0), 0), 0)
+        for level in store.queues.queue_numbers(SCHEDULE_TOPIC)
     )
 
 
