@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from typing import Any
 
+import orjson
 import pytest
 from gantry_broker.broker.errors import RequestRejected
+from gantry_broker.broker.metadata import tables
 from gantry_broker.broker.pull.filters import Filters
 from gantry_broker.namesrv.kv import KvConfig
 from gantry_broker.namesrv.service import NameService
@@ -133,6 +136,71 @@ async def test_requests_that_wait_in_tasks_are_bounded_by_their_bytes(
     waits.set()
     await until(lambda: len(bench.wire.frames) == 20 and bench.parts.processor._task_bytes == 0)
     assert (await bench.ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "G"})).code == 0
+
+
+async def test_pairs_with_offsets_are_bounded_whoever_commits(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (await bench.send(b"x")).code == 0
+    monkeypatch.setattr(tables, "MAX_OFFSETS", 5)
+    known = bench.broker.meta.working.offsets
+    for number in range(20):
+        ext = bench.pull_ext(consumerGroup=f"G{number}", sysFlag=5, commitOffset=1, subscription="*")
+        assert (await bench.ask(RequestCode.PULL_MESSAGE, {**ext, "sysFlag": 5 | 4})).code == 0
+        assert len(known) <= 5
+    pair = {"topic": "T", "queueId": 0, "commitOffset": 1}
+    refused = await bench.ask(RequestCode.UPDATE_CONSUMER_OFFSET, {**pair, "consumerGroup": "G19"})
+    assert refused.code != 0
+    assert "the limit is 5" in (refused.remark or "")
+    assert (await bench.ask(RequestCode.UPDATE_CONSUMER_OFFSET, {**pair, "consumerGroup": "G0"})).code == 0
+    for code, ext in (
+        (RequestCode.CLONE_GROUP_OFFSET, {"srcGroup": "G0", "destGroup": "H", "topic": "T", "offline": "true"}),
+        (RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, {"topic": "T", "group": "H", "timestamp": 0, "queueId": 0}),
+    ):
+        assert "the limit is 5" in ((await bench.ask(code, ext)).remark or "")
+    bench.broker.meta.commit_offset("RMQ_SYS_TRANS_HALF_TOPIC", "G", 0, 1)
+    assert len(known) == 6, "the broker's own"
+
+
+def beat(**fields: Any) -> bytes:
+    one = {"topic": "T", "subString": "*", "tagsSet": [], "codeSet": [], "subVersion": 1} | fields
+    consumer = {"groupName": "G", "subscriptionDataSet": [one], "consumeType": "CONSUME_PASSIVELY",
+                "messageModel": "CLUSTERING", "consumeFromWhere": "CONSUME_FROM_LAST_OFFSET"}  # fmt: skip
+    return orjson.dumps({"clientID": fields.get("client", "c"), "consumerDataSet": [consumer], "producerDataSet": []})
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"client": "c" * 400_000}, "the field clientID has 400000 characters, the limit is 1024"),
+        ({"topic": "T" * 400_000}, "the field topic has 400000 characters, the limit is 255"),
+        ({"expressionType": "T" * 400_000}, "the field expressionType has 400000 characters"),
+        ({"tagsSet": ["t" * 400_000]}, "the tags of the heartbeat have over 65536 characters"),
+    ],
+)
+async def test_a_heartbeat_leaves_no_long_names(bench: Bench, fields: dict[str, Any], says: str) -> None:
+    answer = await bench.ask(RequestCode.HEART_BEAT, body=beat(**fields))
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert says in (answer.remark or "")
+    assert not bench.broker.clients.consumers
+    assert not bench.broker.clients._owners
+
+
+async def test_characters_of_tags_count_as_places(bench: Bench) -> None:
+    assert (await bench.ask(RequestCode.HEART_BEAT, body=beat(tagsSet=["t" * 50_000]))).code == 0
+    assert bench.broker.clients.weight > 150
+
+
+@pytest.mark.parametrize("code", [RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ])
+@pytest.mark.parametrize("name", ["consumerGroup", "clientId", "topic", "brokerName"])
+async def test_a_lock_leaves_no_long_names(bench: Bench, code: int, name: str) -> None:
+    long = "x" * 200_000
+    queue = {"topic": "T", "brokerName": "demo-a", "queueId": 0}
+    body: dict[str, Any] = {"consumerGroup": "G", "clientId": "c", "mqSet": [queue]}
+    (queue if name in queue else body)[name] = long
+    answer = await bench.ask(code, body=orjson.dumps(body))
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert name in (answer.remark or "")
+    assert len(answer.remark or "") < 1_000
+    assert not bench.broker.locks._held
 
 
 async def test_a_question_before_the_first_master_holds_its_topic_alone() -> None:

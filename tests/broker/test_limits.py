@@ -79,6 +79,30 @@ def test_members_and_subscriptions_are_counted_and_given_back() -> None:
     assert (table.consumers, table.producers) == ({}, {})
 
 
+def test_no_user_takes_the_last_places_of_the_table() -> None:
+    table, links = ClientTable(limit=100), [Link() for _ in range(60)]
+
+    def join(number: int, owner: str, topics: int = 1) -> None:
+        link, group = links[number], f"G{number}"
+        wanted = [SubscriptionData(f"T{n}") for n in range(topics)]
+        table.admit(link, {group: wanted}, [], owner)
+        table.heartbeat_consumer(group, Client(link, group, "JAVA", 1, "h:1", 0), map(Subscription, wanted), "", "", "")
+
+    for number in range(25):
+        join(number, "user a")
+    with pytest.raises(TooManyClients, match="50 of the 50 members and subscriptions of groups here are of user a"):
+        join(25, "user a")
+    for number in range(26, 38):
+        join(number, "user b")
+    join(0, "user a")
+    with pytest.raises(TooManyClients):
+        join(0, "user a", topics=3)
+    join(38, "user c", topics=3)
+    for link in links:
+        table.closed(link)
+    assert (table.weight, table._paid, table._owner_of) == (0, {}, {})
+
+
 def test_a_reply_goes_to_the_connection_that_is_open() -> None:
     """A client connects again before the broker has noticed the end of its former connection."""
     table = ClientTable(10)

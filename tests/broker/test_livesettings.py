@@ -58,6 +58,10 @@ async def test_a_change_holds_at_once_and_is_shown(bench: Bench) -> None:
     [
         ("", "names no setting"),
         ("maxMessageSize", "'maxMessageSize' is not name=value"),
+        ("maxMessageSize=4_096", "a whole number in the digits 0 to 9 is expected, not '4_096'"),
+        ("maxMessageSize=+4096", "a whole number in the digits 0 to 9 is expected"),
+        ("maxMessageSize=4096.0", "a whole number in the digits 0 to 9 is expected"),
+        ("maxMessageSize=\u0664\u0660\u0669\u0666", "a whole number in the digits 0 to 9 is expected"),
         ("nonsense=1", "the setting nonsense does not exist here"),
         ("maxMessageSize=7", "the setting maxMessageSize: .* not '7'"),
         ("maxMessageSize=many", "the setting maxMessageSize: .* not 'many'"),

@@ -10,8 +10,9 @@ from gantry_broker.http.hosts import AllowedHosts
 from gantry_broker.http.limits import MAX_HEAD
 from gantry_broker.http.pages import Page, PageServer
 from gantry_broker.namesrv.kv import KvConfig
-from gantry_broker.namesrv.routes import MAX_TOPICS, Group, QueueData
+from gantry_broker.namesrv.routes import MAX_TOPICS, Group
 from gantry_broker.namesrv.service import NameService, health, metrics
+from gantry_broker.protocol.bodies import QueueData
 
 from tests.broker.test_loop_holds import MOST_S, READ, Peer, best, longest_hold
 

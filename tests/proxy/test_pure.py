@@ -16,10 +16,11 @@ from gantry_broker.protocol.message import decode_record, encode_record, format_
 from gantry_broker.protocol.pop_batches import batch_of, named, without_effect
 from gantry_broker.protocol.pop_handle import Handle
 from gantry_broker.protocol.retry_policy import EXPONENTIAL, Exponential, RetryPolicy
+from gantry_broker.proxy import clients as clients_module
 from gantry_broker.proxy import contract, elements
 from gantry_broker.proxy.answers import Refusal, overall, status_bytes
 from gantry_broker.proxy.brokers import GroupConfig
-from gantry_broker.proxy.clients import answered_settings
+from gantry_broker.proxy.clients import Clients, answered_settings
 from gantry_broker.proxy.contract import Code, MessageType, Permission, v2
 from gantry_broker.proxy.messages import (
     consistent_hash,
@@ -484,3 +485,27 @@ def test_any_bytes_are_counted_or_refused() -> None:
 def test_each_packed_number_counts() -> None:
     with pytest.raises(elements.TooMany):
         elements.check(b"\x2a\x7f" + b"\1" * 127, elements.layout_of(v2.MessageQueue), 60)
+
+
+def test_no_user_takes_the_last_places_of_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients_module, "MAX_CLIENTS", 10)
+    clients = Clients(10_000)
+    mine = [clients.enter(f"c{number}", "192.0.2.1", "a") for number in range(8)]
+    assert [client is not None for client in mine] == [True] * 5 + [False] * 3
+    assert clients.enter("c0", "192.0.2.1", "a") is mine[0], "one that is known has its place"
+    assert clients.enter("c0", "192.0.2.1"), "another owner finds one"
+    settings = v2.Settings()
+    settings.user_agent.hostname = "h" * 4_000
+    given = 0
+    for client in filter(None, mine):
+        if not clients.has_room(client, settings):
+            break
+        clients.set_settings(client, settings)
+        given += 1
+    assert given == 1, "as much as is free"
+    other = clients.enter("other", "192.0.2.2")
+    assert other is not None
+    assert clients.has_room(other, settings)
+    for client in clients:
+        clients.leave(client)
+    assert (clients.kept, clients._clients_of, clients._kept_of) == (0, {}, {})

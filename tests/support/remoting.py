@@ -7,6 +7,7 @@ import zlib
 from struct import Struct
 from typing import Any
 
+import orjson
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import RegisterBody
 from gantry_broker.protocol.frame import Frame
@@ -51,12 +52,21 @@ class Socket(asyncio.Transport):
         super().__init__()
         self.paused = self.closed = False
         self.answers = 0
+        self.begin = b""
+        """The begin of what was written."""
 
     def write(self, data: bytes) -> None:  # type: ignore[override]
         self.answers += 1
+        if len(self.begin) < 4_096:
+            self.begin += data[:4_096]
 
     def writelines(self, data: Any) -> None:
-        self.answers += 1
+        self.write(b"".join(data) if len(self.begin) < 4_096 else b"")
+
+    def first_code(self) -> int:
+        """Return the code of the first answer; -1: there is none."""
+        size = int.from_bytes(self.begin[5:8], "big")
+        return -1 if not self.begin else int(orjson.loads(self.begin[8 : 8 + size])["code"])
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return ("127.0.0.1", 40_000) if name == "peername" else default

@@ -8,6 +8,7 @@ group are notified of every change (request 40).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -20,7 +21,8 @@ from gantry_broker.protocol.heartbeats import MAX_GROUPS
 from gantry_broker.protocol.message import tags_hash
 
 UNIT = 256
-"""A subscription counts once, and once more for each `UNIT` characters of its expression and 16 of its tags."""
+"""A subscription counts once, and once more for each `UNIT` characters of its expression or its tags and each 16 tags.
+"""
 EXPIRE_MS = 120_000
 """A client that has sent no heartbeat for this long is gone."""
 
@@ -54,7 +56,7 @@ class TooManyClients(Exception):
 
 def weight(data: SubscriptionData) -> int:
     """Returns the units of a subscription against the limit of a broker."""
-    return 1 + len(data.expression) // UNIT + len(data.tags) // 16
+    return 1 + (len(data.expression) + sum(map(len, data.tags))) // UNIT + len(data.tags) // 16
 
 
 class Subscription:
@@ -104,6 +106,8 @@ class ConsumerGroup:
     newest subscription says."""
     weight: int = 0
     """Units of the group's subscriptions."""
+    owner: str = ""
+    """Who pays for them: the owner of the member that named them last."""
 
     @property
     def inconsistent(self) -> bool:
@@ -148,10 +152,19 @@ class ClientTable:
         self._owners: dict[str, tuple[str | None, dict[Link, None]]] = {}
         """Client id to the user that came with it first, and its connections."""
         self._ids: dict[Link, set[str]] = {}
+        self._owner_of: dict[Link, str] = {}
+        self._paid: Counter[str] = Counter()
+        """The part of `weight` of each owner."""
         self._round = 0
 
-    def admit(self, conn: Link, consumers: Mapping[str, list[SubscriptionData]], producers: Iterable[str]) -> None:
-        """Raises TooManyClients when a heartbeat with these groups would exceed a limit. Changes nothing."""
+    def admit(
+        self, conn: Link, consumers: Mapping[str, list[SubscriptionData]], producers: Iterable[str], owner: str = ""
+    ) -> None:
+        """Raises TooManyClients when a heartbeat with these groups would exceed a limit.
+
+        `owner`: the user, or the address, which pays; it may have as much as is free, so that none takes the last
+        places. Empty: it may have all.
+        """
         mine = self._groups_of.get(conn, set())
         new_consumers = [group for group in consumers if group not in mine]
         produced = self._producing.get(conn, set())
@@ -168,6 +181,14 @@ class ClientTable:
                 f"this broker has {self.weight} members and subscriptions of groups, {more} more are requested, "
                 f"the limit is {self.limit}"
             )
+        if owner and more > 0 and self._paid[owner] + more > self.limit - self.weight:
+            raise TooManyClients(
+                f"{self._paid[owner]} of the {self.weight} members and subscriptions of groups here are of {owner}, "
+                f"{more} more are requested, and the limit of all is {self.limit}: no user and no address has more "
+                "than what is free for others"
+            )
+        if owner:
+            self._owner_of.setdefault(conn, owner)  # What it has was paid by the first one.
 
     def claim(self, client_id: str, user: str | None, conn: Link, *, signed_only: bool = False) -> None:
         """Notes that a connection has a client id, which belongs to its first user until all its connections end.
@@ -215,8 +236,9 @@ class ClientTable:
             entry = self.consumers[group] = ConsumerGroup(group)
         entry.consume_type, entry.message_model, entry.consume_from = consume_type, message_model, consume_from
         known = entry.clients.get(client.conn)
+        owner = self._owner_of.get(client.conn, "")
         if known is None:
-            self.weight += 1
+            self._weigh(owner, 1)
         changed = known is None or known.client_id != client.client_id
         entry.clients[client.conn] = client
         self._groups_of.setdefault(client.conn, set()).add(group)
@@ -240,15 +262,22 @@ class ClientTable:
         for topic in [t for t in entry.subscriptions if t not in named]:
             del entry.subscriptions[topic]
             changed = True
-        before, entry.weight = entry.weight, sum(weight(sub.data) for sub in entry.subscriptions.values())
-        self.weight += entry.weight - before
+        self._weigh(entry.owner, -entry.weight)
+        entry.weight, entry.owner = sum(weight(sub.data) for sub in entry.subscriptions.values()), owner
+        self._weigh(owner, entry.weight)
         return changed
+
+    def _weigh(self, owner: str, units: int) -> None:
+        self.weight += units
+        self._paid[owner] += units
+        if not self._paid[owner]:
+            del self._paid[owner]
 
     def heartbeat_producer(self, group: str, client: Client) -> None:
         members = self.producers.setdefault(group, {})
         known = members.get(client.conn)
         if known is None:
-            self.weight += 1
+            self._weigh(self._owner_of.get(client.conn, ""), 1)
         elif known.client_id != client.client_id:
             self._forget_client(known)
         members[client.conn] = client
@@ -260,11 +289,11 @@ class ClientTable:
         entry = self.consumers.get(group)
         if entry is None or entry.clients.pop(conn, None) is None:
             return False
-        self.weight -= 1
+        self._weigh(self._owner_of.get(conn, ""), -1)
         entry.interests.pop(conn, None)
         if not entry.clients:
             del self.consumers[group]
-            self.weight -= entry.weight
+            self._weigh(entry.owner, -entry.weight)
         if conn in self._groups_of:
             self._groups_of[conn].discard(group)
         return True
@@ -288,7 +317,7 @@ class ClientTable:
         client = members.pop(conn, None) if members is not None else None
         if members is None or client is None:
             return
-        self.weight -= 1
+        self._weigh(self._owner_of.get(conn, ""), -1)
         if not members:
             del self.producers[group]
         produced = self._producing[conn]
@@ -314,6 +343,7 @@ class ClientTable:
         changed = [g for g in sorted(self._groups_of.pop(conn, ())) if self.leave_consumer(g, conn)]
         for group in list(self._producing.get(conn, ())):
             self.leave_producer(group, conn)
+        self._owner_of.pop(conn, None)
         return changed
 
     def expire(self, now_ms: int) -> tuple[list[str], list[Link]]:

@@ -16,8 +16,9 @@ import h11
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from gantry_broker.http.limits import Connections, Phase, State, address_of, end_with
+from gantry_broker.http.limits import Connections, Phase, State, end_with
 from gantry_broker.inbox import Inbox
+from gantry_broker.remoting.refused import host_of
 
 PIECE: Final = 2 * 1024
 """Bytes of a request that are read at once."""
@@ -80,7 +81,7 @@ class LimitedConnection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = self._flow = _Flow(transport)
-        self.address = address_of(transport)
+        self.address = host_of(transport)
         self._table.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -121,12 +121,6 @@ def most_dispensable(connections: Iterable[T]) -> T | None:
     return min(closing or waiting or stalled, key=rank, default=None)
 
 
-def address_of(transport: asyncio.BaseTransport) -> str:
-    """Return the peer's address without its port; empty if it is not known."""
-    name = transport.get_extra_info("peername")
-    return str(name[0]) if name else ""
-
-
 class Connections:
     """All connections of one HTTP server, at most `most`."""
 

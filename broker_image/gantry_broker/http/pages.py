@@ -15,8 +15,9 @@ from gantry_broker import descriptors
 from gantry_broker.contracts.token_file import TokenFile
 from gantry_broker.http.guard import shows
 from gantry_broker.http.hosts import AllowedHosts
-from gantry_broker.http.limits import MAX_HEAD, Connections, Phase, State, address_of, end_with, handshakes
+from gantry_broker.http.limits import MAX_HEAD, Connections, Phase, State, end_with, handshakes
 from gantry_broker.inbox import Inbox
+from gantry_broker.remoting.refused import host_of
 from gantry_broker.remoting.tls_ports import PortsTls
 from gantry_broker.timeslice import TimeSlices
 
@@ -135,7 +136,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self.address = address_of(transport)
+        self.address = host_of(transport)
         self._server.connections.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
@@ -148,6 +149,7 @@ class Client:
         "kind",
         "language",
         "line",
+        "owner",
         "seen",
         "settings",
         "since",
@@ -162,6 +164,8 @@ class Client:
         self.user = user
         """Empty: anybody."""
         self.address = address
+        self.owner = f"user {user}" if user else f"address {address}"
+        """Who pays for it."""
         self.settings: Any = None
         self.size = 0
         """Bytes of its settings."""
@@ -201,6 +205,9 @@ class Clients:
         self._most_bytes = most_bytes
         self.kept = 0
         """Bytes of the settings of all clients."""
+        self._clients_of: Counter[str] = Counter()
+        self._kept_of: Counter[str] = Counter()
+        """Clients and bytes of each user or, unsigned, address: it may have as much as is free."""
         self._clients: dict[ClientKey, Client] = {}
         self._publishers: dict[str, dict[ClientKey, Client]] = {}
         """Clients that send to a topic."""
@@ -222,15 +229,17 @@ class Clients:
         """Return the client of this id, a new one if needed; None: there are too many."""
         client = self._clients.get((user, client_id))
         if client is None:
-            if len(self._clients) >= MAX_CLIENTS:
-                return None
             client = Client(client_id, address, time.monotonic(), user)
+            if self._clients_of[client.owner] >= MAX_CLIENTS - len(self._clients):
+                return None
             self._clients[client.key] = client
+            self._clients_of[client.owner] += 1
         return client
 
     def has_room(self, client: Client, settings: Any) -> bool:
         """Whether these settings may be kept in the place of the client's former ones."""
-        return self.kept - client.size + int(settings.ByteSize()) <= self._most_bytes
+        size, free = int(settings.ByteSize()), self._most_bytes - (self.kept - client.size)
+        return self._kept_of[client.owner] - client.size + size <= free
 
     def set_settings(self, client: Client, settings: Any) -> None:
         """`settings`: of `answered_settings`."""
@@ -239,6 +248,7 @@ class Clients:
         client.settings = settings
         size = int(settings.ByteSize())
         self.kept += size - client.size
+        self._kept_of[client.owner] += size - client.size
         client.size = size
         if settings.HasField("subscription"):
             client.group = resource_name(settings.subscription.group)
@@ -263,6 +273,10 @@ class Clients:
             del self._clients[client.key]
             self._changed.add(client.key)
             self.kept -= client.size
+            for counted, amount in ((self._kept_of, client.size), (self._clients_of, 1)):
+                counted[client.owner] -= amount
+                if not counted[client.owner]:
+                    del counted[client.owner]
             client.size = 0
 
     def gone(self, now: float) -> list[Client]:

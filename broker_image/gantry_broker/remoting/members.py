@@ -16,6 +16,7 @@ from typing import Final, cast
 from gantry_broker.contracts.token_file import TokenFile
 from gantry_broker.descriptors import MAX_MEMBERS
 from gantry_broker.remoting.connection import Connection
+from gantry_broker.remoting.crowd import Crowd
 from gantry_broker.remoting.handshake import (
     MAX_HANDSHAKE_FRAME,
     NONCE_BYTES,
@@ -25,7 +26,7 @@ from gantry_broker.remoting.handshake import (
     Identity,
     Reason,
 )
-from gantry_broker.remoting.refused import RefusedConnections, peer_of
+from gantry_broker.remoting.refused import RefusedConnections, host_of, peer_of
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +119,7 @@ class HandshakeGuard:
         self.membership = membership
         self._most = most
         self._refused = RefusedConnections("handshake")
-        self._pending: dict[PendingConnection, None] = {}
+        self._pending: Crowd[PendingConnection] = Crowd()
         """Connections without a proof, the oldest first."""
 
     @property
@@ -132,15 +133,14 @@ class HandshakeGuard:
     def close(self) -> None:
         for connection in list(self._pending):
             connection.abort()
-        self._pending.clear()
 
     def opened(self, connection: PendingConnection) -> None:
-        self._pending[connection] = None
-        if len(self._pending) > self._most:
-            next(iter(self._pending)).fail("crowded", f"over {self._most} connections have not proved themselves")
+        self._pending.add(connection, connection.address)
+        if len(self._pending) > self._most and (victim := self._pending.first_of_most()) is not None:
+            victim.fail("crowded", f"over {self._most} connections have not proved themselves")
 
     def ended(self, connection: PendingConnection) -> None:
-        self._pending.pop(connection, None)
+        self._pending.discard(connection)
 
     def count(self, reason: Reason, peer: str, text: str) -> None:
         """Count a refused connection."""
@@ -156,6 +156,8 @@ class PendingConnection(asyncio.Protocol):
         self._machine = HandshakeServer(guard.membership.me, guard.membership.token, os.urandom(NONCE_BYTES))
         self._look: TokenLook | None = None
         self._transport: asyncio.Transport | None = None
+        self.address = ""
+        """The peer's."""
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -163,6 +165,7 @@ class PendingConnection(asyncio.Protocol):
         text = f"the handshake was not complete within {HANDSHAKE_S:g} s"
         self._timer = asyncio.get_running_loop().call_later(HANDSHAKE_S, self.fail, "timeout", text)
         self._look = TokenLook(self._guard.membership, self.data_received)
+        self.address = host_of(transport)
         self._guard.opened(self)
 
     def data_received(self, data: bytes) -> None:

@@ -35,3 +35,9 @@ def peer_of(transport: asyncio.BaseTransport) -> str:
     """Return the peer's address for a log line."""
     name = transport.get_extra_info("peername")
     return f"{name[0]}:{name[1]}" if name else "an unknown address"
+
+
+def host_of(transport: asyncio.BaseTransport) -> str:
+    """Return the peer's address without its port; empty if it is not known."""
+    name = transport.get_extra_info("peername")
+    return str(name[0]) if name else ""

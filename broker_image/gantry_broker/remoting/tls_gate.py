@@ -14,7 +14,8 @@ from collections.abc import Callable
 from typing import Final, cast
 
 from gantry_broker.remoting.connection import Shared
-from gantry_broker.remoting.refused import RefusedConnections, peer_of
+from gantry_broker.remoting.crowd import Crowd
+from gantry_broker.remoting.refused import RefusedConnections, host_of, peer_of
 from gantry_broker.remoting.tls import Certificates
 from gantry_broker.remoting.tls_transport import TlsReason, TlsTransport
 
@@ -45,8 +46,8 @@ class TlsGate:
         shared: Shared | None = None,
     ) -> None:
         """`port` is the metrics' label. `required`: plaintext is refused. `most`: connections without a complete
-        handshake; one more ends the one whose bytes have been missing for the longest time. `shared` counts the bytes
-        of incomplete records.
+        handshake; one more ends one of the address that has the most of them, the one whose bytes have been missing for
+        the longest time. `shared` counts the bytes of incomplete records.
         """
         self.port = port
         self.certificates = certificates
@@ -56,7 +57,7 @@ class TlsGate:
         """Complete ones since the start."""
         self.refused = RefusedConnections(f"{port} port: TLS handshake")
         self._most = most
-        self._pending: dict[_Arriving, None] = {}
+        self._pending: Crowd[_Arriving] = Crowd()
         """Connections whose first byte or handshake is not complete. Of those that this end waits for, the one whose
         bytes have been missing for the longest time is the first.
         """
@@ -86,24 +87,23 @@ class TlsGate:
 
     # For connections
 
-    def opened(self, connection: _Arriving) -> None:
+    def opened(self, connection: _Arriving, raw: asyncio.BaseTransport) -> None:
         if len(self._pending) >= self._most:
-            victim = next((c for c in self._pending if not c.queued), connection)
+            victim = self._pending.first_of_most(lambda c: not c.queued) or connection
             victim.end("crowded", f"over {self._most} connections have no complete handshake")
             if victim is connection:
                 return
-        self._pending[connection] = None
+        self._pending.add(connection, host_of(raw))
         if self._sweeper is None:
             self._sweeper = asyncio.get_running_loop().call_later(1.0, self._sweep)
 
     def forget(self, connection: _Arriving) -> None:
-        self._pending.pop(connection, None)
+        self._pending.discard(connection)
 
     def waits(self, connection: _Arriving) -> None:
         """Note that the connection had its turn, and that this end waits for its next bytes."""
         if connection in self._pending:
-            del self._pending[connection]
-            self._pending[connection] = None
+            self._pending.to_end(connection)
 
     def queue(self, connection: _Arriving) -> None:
         """Give the connection its turn in the next slice."""
@@ -152,7 +152,7 @@ class _Arriving(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._raw = cast(asyncio.Transport, transport)
-        self._gate.opened(self)
+        self._gate.opened(self, transport)
 
     def data_received(self, data: bytes) -> None:
         raw, gate = self._raw, self._gate

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 from gantry_broker.access.decide import ENABLED
-from gantry_broker.admission import user_of
+from gantry_broker.admission import owners_of, user_of
 from gantry_broker.broker.clients import Client, NotYourId, Subscription, TooManyClients
 from gantry_broker.broker.errors import RequestRejected
 from gantry_broker.broker.handlers.requests import json_body, ok
@@ -20,7 +20,7 @@ from gantry_broker.protocol.codes import LanguageCode, ResponseCode
 from gantry_broker.protocol.fastjson import MAX_REQUEST_DIALECT
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import ConsumerGroupHeader, UnregisterClientHeader
-from gantry_broker.protocol.heartbeats import heartbeat_fault
+from gantry_broker.protocol.heartbeats import MAX_ID, MAX_TOPIC, heartbeat_fault, long_text
 from gantry_broker.protocol.proxied import read_announcement
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ def heartbeat(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
         if fault is not None:
             raise RequestRejected(ResponseCode.SYSTEM_ERROR, f"heartbeat.groupName: {fault}")
     try:
-        broker.clients.admit(conn, {data.group: data.subscriptions for data in beat.consumers}, beat.producers)
+        named = {data.group: data.subscriptions for data in beat.consumers}
+        broker.clients.admit(conn, named, beat.producers, owners_of(conn)[1])
         if beat.consumers or beat.producers:
             user = user_of(broker.access.gate, frame)
             broker.clients.claim(beat.client_id, user, conn, signed_only=broker.access.gate.mode == ENABLED)
@@ -146,8 +147,23 @@ def _check_id(broker: BrokerContext, conn: Connection, frame: Frame, client_id: 
         raise RequestRejected(ResponseCode.NO_PERMISSION, str(error)) from None
 
 
-def lock(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+def _lock_request(frame: Frame) -> LockRequest:
+    """Returns the request. Raises BodyError, and RequestRejected for names that are too long to be kept."""
     request = LockRequest.from_json(json_body(frame, "lock"))
+    fault = group_fault(request.group)
+    if fault is not None:
+        raise RequestRejected(ResponseCode.SYSTEM_ERROR, f"the field lock.consumerGroup: {fault}")
+    long = long_text({"lock.clientId": request.client_id}, "lock.clientId", MAX_ID)
+    for queue in request.queues:
+        named = {"mqSet.topic": queue.topic, "mqSet.brokerName": queue.broker}
+        long = long or long_text(named, "mqSet.topic", MAX_TOPIC) or long_text(named, "mqSet.brokerName", MAX_TOPIC)
+    if long:
+        raise RequestRejected(ResponseCode.SYSTEM_ERROR, long)
+    return request
+
+
+def lock(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+    request = _lock_request(frame)
     if not broker.role.serves:
         raise RequestRejected(
             ResponseCode.SERVICE_NOT_AVAILABLE, f"only the master gives locks: {broker.role.refusal()}"
@@ -158,7 +174,7 @@ def lock(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
 
 
 def unlock(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
-    request = LockRequest.from_json(json_body(frame, "lock"))
+    request = _lock_request(frame)
     _check_id(broker, conn, frame, request.client_id)
     broker.locks.unlock(request.group, request.client_id, request.queues)
     return ok(frame)

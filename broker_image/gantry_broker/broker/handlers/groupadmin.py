@@ -367,6 +367,8 @@ async def clone_offsets(broker: BrokerContext, conn: Connection, frame: Frame) -
         queues = tables.offsets.get(f"{topic}@{header.srcGroup}")
         if queues:
             offsets[f"{topic}@{header.destGroup}"] = {str(q): o for q, o in queues.items()}
+    if fault := broker.meta.no_room_for_offsets(offsets):
+        raise RequestRejected(ResponseCode.SYSTEM_ERROR, fault)
     await broker.changes.append_and_wait({"offsets": offsets})
     return ok(frame)
 
@@ -409,6 +411,8 @@ async def reset_offsets(broker: BrokerContext, conn: Connection, frame: Frame) -
         else:
             table[MessageQueue(header.topic, broker.config.group, queue_id)] = now
     change = {f"{header.topic}@{header.group}": {str(mq.queue_id): offset for mq, offset in table.items()}}
+    if fault := broker.meta.no_room_for_offsets(change):
+        raise RequestRejected(ResponseCode.SYSTEM_ERROR, fault)
     await broker.changes.append_and_wait({"offsets": change})
     body = fastjson.dumps({"offsetTable": table})
     if members is not None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from gantry_broker.broker.errors import RequestRejected
 from gantry_broker.broker.handlers.requests import ok
-from gantry_broker.broker.metadata.creation_limits import MAX_OFFSETS
 from gantry_broker.broker.metadata.tables import offset_key
 from gantry_broker.broker.metadata.topics import group_fault, topic_fault
 from gantry_broker.protocol.bodies import TopicConfig
@@ -92,12 +91,9 @@ def update_offset(broker: BrokerContext, conn: Connection, frame: Frame) -> Fram
     if not known and not broker.settings.autoCreateSubscriptionGroup:
         raise RequestRejected(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {header.consumerGroup} not exist!")
     offsets = broker.meta.working.offsets
-    if offset_key(header.topic, header.consumerGroup) not in offsets:
-        if len(offsets) >= MAX_OFFSETS:
-            raise RequestRejected(
-                ResponseCode.SYSTEM_ERROR,
-                f"{len(offsets)} pairs of topic and group have offsets, the limit is {MAX_OFFSETS}: delete some",
-            )
+    if (key := offset_key(header.topic, header.consumerGroup)) not in offsets:
+        if fault := broker.meta.no_room_for_offsets((key,)):
+            raise RequestRejected(ResponseCode.SYSTEM_ERROR, fault)
         if not known:  # a member's heartbeat creates it; its offsets count as new
             broker.creation.check_limits(groups=[header.consumerGroup])
     broker.meta.commit_offset(header.topic, header.consumerGroup, header.queueId, int(header.commitOffset))

@@ -20,8 +20,9 @@ from typing import Any, Final
 
 import orjson
 
+from gantry_broker.broker.metadata.creation_limits import MAX_OFFSETS
 from gantry_broker.protocol.bodies import DataVersion, SubscriptionGroup, TopicConfig, TopicConfigs
-from gantry_broker.protocol.codes import RETRY_PREFIX, Perm
+from gantry_broker.protocol.codes import RETRY_PREFIX, SYSTEM_TOPICS, Perm
 from gantry_broker.protocol.pop_handle import retry_topic_v1, retry_topic_v2
 
 KIND: Final = "meta"
@@ -444,6 +445,8 @@ class Metadata:
         """As `commit_offset`, by the key of topic and group."""
         queues = self.working.offsets.get(key)
         if queues is None:
+            if self.no_room_for_offsets((key,)):
+                return  # What commits beside its own work, a pull or a pop, goes on; a request that commits is refused.
             queues = self.working.offsets[key] = {}
         if queues.get(queue_id) != offset:
             queues[queue_id] = offset
@@ -453,6 +456,18 @@ class Metadata:
             else:
                 dirty.add(queue_id)
             self.on_commit(key, queue_id, offset)
+
+    def no_room_for_offsets(self, keys: Iterable[str]) -> str:
+        """Return why these pairs of topic and group may not get offsets; empty: they may. Those of the broker itself
+        always may.
+        """
+        offsets = self.working.offsets
+        if len(offsets) < MAX_OFFSETS // 2:
+            return ""
+        new = sum(key not in offsets and key.partition("@")[0] not in SYSTEM_TOPICS for key in keys)
+        if not new or len(offsets) + new <= MAX_OFFSETS:
+            return ""
+        return f"{len(offsets)} pairs of topic and group have offsets, the limit is {MAX_OFFSETS}: delete some"
 
     def take_dirty(self, now_ms: int, most: int | None = None) -> list[Change]:
         """Returns the offsets that changed since the last call, those of at most `most` pairs of topic and group; None:
