@@ -19,7 +19,7 @@ from gantry_broker import report_page
 from gantry_operator.actions.errors import ActionError
 from gantry_operator.api import BrokerCluster
 from gantry_operator.console.access import Sessions
-from gantry_operator.console.app import REPORT_POLICY, make_app
+from gantry_operator.console.app import make_app
 from gantry_operator.console.collector import Collector
 from gantry_operator.console.kubernetes import (
     REVIEW_S,
@@ -29,6 +29,7 @@ from gantry_operator.console.kubernetes import (
     KubernetesSource,
     PauseAnnotation,
 )
+from gantry_operator.console.pages.activity import REPORT_POLICY
 from gantry_operator.console.snapshot import ClusterKey
 from gantry_operator.console.sources import MemberAudit, MemberUrl, SourceError
 from gantry_operator.platforms.kubernetes.analytics.manifests import page_secret

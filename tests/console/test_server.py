@@ -15,8 +15,8 @@ import httpx
 import pytest
 from gantry_operator.api import BrokerTopic
 from gantry_operator.console import serve
-from gantry_operator.console.app import MAX_FORM
 from gantry_operator.console.collector import Collector
+from gantry_operator.console.requests import MAX_FORM
 from gantry_operator.console.sources import AuditView, SourceError
 
 from tests.console.fake import FakeSource, NoBrokers, ReadOnly, Running, running

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 from gantry_broker.protocol.printable import printable
+from gantry_broker.theme import THEME
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
@@ -104,3 +106,12 @@ def environment() -> Environment:
     }
     env.filters.update(filters)
     return env
+
+
+def static_version() -> str:
+    """A digest of the static files, so that browsers load changed ones again."""
+    found = hashlib.sha256(THEME.encode())
+    for path in sorted(STATIC.rglob("*")):
+        if path.is_file():
+            found.update(path.read_bytes())
+    return found.hexdigest()[:12]

@@ -1,12 +1,12 @@
 """The pages of messages: a topic newest first, one message, and the form that sends one."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 from urllib.parse import urlencode
 
-from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi import APIRouter, Depends, HTTPException, Request
 from fastapi.responses import RedirectResponse, Response
 from gantry_broker.client import Message, ReceivedMessage
 from gantry_broker.client.errors import ClientError
@@ -14,7 +14,10 @@ from gantry_broker.client.errors import ClientError
 from gantry_operator.cluster.message_walk import PAGE, Page, Place, Wanted, body_of, place_of, time_of
 from gantry_operator.console import operations as do
 from gantry_operator.console.bodies import KINDS, MAX_SHOWN, body_view, content_of, preview
+from gantry_operator.console.requests import Change, ClusterRequest, Here, one, page
 from gantry_operator.console.sources import Source
+
+router = APIRouter(prefix="/c/{space}/{name}")
 
 PREVIEW: Final = 120
 """Bytes of a body in a table."""
@@ -149,71 +152,6 @@ def resend_command(source: Source, message: ReceivedMessage, body: bytes) -> str
     return do.gantry(source, *words)
 
 
-def add_pages(
-    app: FastAPI,
-    reading: Callable[..., Any],
-    writing: Callable[..., Any],
-    page: Callable[..., Response],
-    one: Callable[[Mapping[str, list[str]], str], str],
-) -> None:
-    """Add the routes.
-
-    `reading`, `writing`: dependencies of a request that reads, and of one that changes. `page` draws a template, `one`
-    reads a field of a form.
-    """
-
-    async def draw(
-        request: Request, place: Any, asked: Asked, draft: Draft | None = None, refused: str = ""
-    ) -> Response:
-        found, said = None, ""
-        if asked.topic or asked.id:
-            try:
-                found = await find(place.source, asked)
-            except (ValueError, do.OperationError) as error:
-                said = str(error)
-        path = f"{place.snapshot.key.path}/messages"
-        return page(
-            request, place, "messages.html", "messages", code=400 if refused else 200, asked=asked, found=found,
-            rows=[row_of(m) for m in found.messages] if found else [], said=said, page_size=PAGE, path=path,
-            live=asked.tail and asked.newest and not refused, command=asked.command(place.source),
-            names=[t.name for t in place.snapshot.tables.topics.values() if not t.system][:NAMES],
-            chooser=" ".join(place.source.command), draft=draft or Draft(topic=asked.topic), refused=refused,
-        )  # fmt: skip
-
-    @app.get("/c/{space}/{name}/messages")
-    async def messages(
-        request: Request, place: Annotated[Any, Depends(reading)], asked: Annotated[Asked, Depends(Asked)]
-    ) -> Response:
-        return await draw(request, place, asked)
-
-    @app.post("/c/{space}/{name}/messages")
-    async def send(request: Request, change: Annotated[Any, Depends(writing)]) -> Response:
-        place, form = change
-        topic, tags, keys, properties = (one(form, name) for name in ("topic", "tags", "keys", "properties"))
-        draft = Draft(topic, tags, keys, properties, _text(form, "body"))
-        try:
-            queue, offset = await do.send(place.source, draft.message())
-        except (ValueError, do.OperationError) as error:
-            return await draw(request, place, Asked(topic=draft.topic), draft, str(error))
-        where = {"topic": draft.topic, "broker": queue.broker, "queue": queue.queue_id, "offset": offset}
-        return RedirectResponse(f"{place.snapshot.key.path}/message?{urlencode(where)}", 303)
-
-    @app.get("/c/{space}/{name}/message")
-    async def message(
-        request: Request,
-        place: Annotated[Any, Depends(reading)],
-        topic: str,
-        broker: str,
-        queue: int,
-        offset: int,
-        kind: str = "auto",
-    ) -> Response:
-        found = await do.message_at(place.source, topic, broker, queue, offset)
-        if found is None:
-            raise HTTPException(404, f"queue {queue} of {topic} in {broker} has no message {offset}")
-        return page(request, place, "message.html", "messages", **message_values(request, place.source, found, kind))
-
-
 def message_values(
     request: Request, source: Source, found: ReceivedMessage, kind: str, dead: str = ""
 ) -> dict[str, Any]:
@@ -237,3 +175,56 @@ def message_values(
 def _text(form: Mapping[str, list[str]], name: str) -> str:
     """A text of a form as it was typed: browsers send each line end as CR LF."""
     return (form.get(name) or [""])[0].replace("\r\n", "\n")
+
+
+async def messages_page(
+    request: Request, place: ClusterRequest, asked: Asked, draft: Draft | None = None, refused: str = ""
+) -> Response:
+    found, said = None, ""
+    if asked.topic or asked.id:
+        try:
+            found = await find(place.source, asked)
+        except (ValueError, do.OperationError) as error:
+            said = str(error)
+    path = f"{place.snapshot.key.path}/messages"
+    return page(
+        request, place, "messages.html", "messages", code=400 if refused else 200, asked=asked, found=found,
+        rows=[row_of(m) for m in found.messages] if found else [], said=said, page_size=PAGE, path=path,
+        live=asked.tail and asked.newest and not refused, command=asked.command(place.source),
+        names=[t.name for t in place.snapshot.tables.topics.values() if not t.system][:NAMES],
+        chooser=" ".join(place.source.command), draft=draft or Draft(topic=asked.topic), refused=refused,
+    )  # fmt: skip
+
+
+@router.get("/messages")
+async def messages(request: Request, place: Here, asked: Annotated[Asked, Depends(Asked)]) -> Response:
+    return await messages_page(request, place, asked)
+
+
+@router.post("/messages")
+async def send(request: Request, change: Change) -> Response:
+    place, form = change
+    topic, tags, keys, properties = (one(form, name) for name in ("topic", "tags", "keys", "properties"))
+    draft = Draft(topic, tags, keys, properties, _text(form, "body"))
+    try:
+        queue, offset = await do.send(place.source, draft.message())
+    except (ValueError, do.OperationError) as error:
+        return await messages_page(request, place, Asked(topic=draft.topic), draft, str(error))
+    where = {"topic": draft.topic, "broker": queue.broker, "queue": queue.queue_id, "offset": offset}
+    return RedirectResponse(f"{place.snapshot.key.path}/message?{urlencode(where)}", 303)
+
+
+@router.get("/message")
+async def message(
+    request: Request,
+    place: Here,
+    topic: str,
+    broker: str,
+    queue: int,
+    offset: int,
+    kind: str = "auto",
+) -> Response:
+    found = await do.message_at(place.source, topic, broker, queue, offset)
+    if found is None:
+        raise HTTPException(404, f"queue {queue} of {topic} in {broker} has no message {offset}")
+    return page(request, place, "message.html", "messages", **message_values(request, place.source, found, kind))

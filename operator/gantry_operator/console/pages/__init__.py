@@ -1,0 +1,1 @@
+"""The pages of the console: each file has the routes of the page with its name."""
