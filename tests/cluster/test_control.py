@@ -60,6 +60,26 @@ async def test_groups_are_led_from_the_moment_at_which_the_spec_may_be_carried_o
         assert platform.controllers is control.controllers
 
 
+async def test_a_switchover_that_cannot_begin_is_answered_with_the_reason() -> None:
+    control = ClusterControl(FakePlatform(), StallCompensatedClock())
+    control.refused = "spec.mode is 7"
+    with pytest.raises(SwitchoverFailed, match=r"no group is led, since the spec is refused: spec\.mode is 7"):
+        await control.switchover("a", None, "asked for")
+    await control.close()
+    async with controlled(FakePlatform(), spec("a", "b")) as control:
+        for group, member, words in (
+            ("c", None, "t has no group 'c', but a, b"),
+            ("a", "t-a-9", "t has no member 't-a-9'"),
+            ("a", "t-b-1", "t-b-1 is a member of group b, not of a"),
+            ("a", "t-a-1", "group a has not started: try again"),
+        ):
+            with pytest.raises(SwitchoverFailed, match=words):
+                await control.switchover(group, member, "asked for")
+    async with controlled(FakePlatform(), spec("a", members=1)) as control:
+        with pytest.raises(SwitchoverFailed, match="group a has one member, t-a-0"):
+            await control.switchover("a", None, "asked for")
+
+
 async def test_a_group_that_leaves_stays_led_and_takes_no_topics() -> None:
     platform = FakePlatform(former=["b"])
     async with controlled(platform, spec("a")) as control:

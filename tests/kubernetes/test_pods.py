@@ -175,14 +175,10 @@ def test_a_service_that_comes_back_keeps_its_port() -> None:
 
 
 def test_switchover_requests() -> None:
-    p = plan(BrokerCluster.make("demo", brokerGroups=[{"name": "a"}, {"name": "b"}]))
-    assert parse_switchover("a", p) == ("a", None)
-    assert parse_switchover(new_switchover_request("a", "demo-a-2"), p) == ("a", 2)
-    assert parse_switchover("a=a-1", p) == ("a", 1)
+    assert parse_switchover("a") == ("a", None)
+    assert parse_switchover(new_switchover_request("a", "demo-a-2")) == ("a", "demo-a-2")
+    assert parse_switchover("a=a-1") == ("a", "a-1")
     assert new_switchover_request("a", None) != new_switchover_request("a", None)
-    for text, words in (("c", "but a, b"), ("a=demo-a-9", "no member"), ("a=demo-b-1", "of group b, not of a")):
-        with pytest.raises(ValueError, match=words):
-            parse_switchover(text, p)
 
 
 def test_volumes_belong_to_the_cluster_only_under_reclaim_delete() -> None:

@@ -53,7 +53,8 @@ class Resource:
         self.passes = 0
         self.known = ClusterResource(cast(KubeApi, self), self.seen())
         control = cast(
-            ClusterControl, SimpleNamespace(plan=PLAN, refused="", why_not_led=str, controller_of=lambda group: self)
+            ClusterControl,
+            SimpleNamespace(plan=PLAN, refused="", switchover_of=lambda g, m: (self, PLAN.switchover_target(g, m))),
         )
         events = cast(EventRecorder, SimpleNamespace(record=lambda *words: None))
         self.requests = SwitchoverRequests(self.known, control, events, self.again)

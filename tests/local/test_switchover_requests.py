@@ -8,7 +8,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,20 +52,7 @@ def folder(tmp_path: Path) -> ClusterFolder:
     return folder
 
 
-@pytest.mark.parametrize("supervised", [True, False])
-async def test_a_member_of_another_group_is_not_taken_for_the_one_of_its_number(
-    folder: ClusterFolder, supervised: bool
-) -> None:
-    supervisor = Supervisor(folder, made("a", "b"), show=lambda line: None)
-    asked: Awaitable[Any] = (
-        supervisor._switchover("a", "t-b-1") if supervised else switchover_once(folder, "a", "t-b-1")
-    )
-    with pytest.raises(ControlError, match="t-b-1 is a member of group b, not of a"):
-        await asyncio.wait_for(asked, 3)
-    await supervisor.close()
-
-
-async def test_a_group_that_is_not_there_is_named_without_a_supervisor_too(folder: ClusterFolder) -> None:
+async def test_a_request_that_cannot_begin_is_answered_without_a_supervisor_too(folder: ClusterFolder) -> None:
     with pytest.raises(ControlError, match="t has no group 'nosuch', but a, b"):
         await switchover_once(folder, "nosuch", None)
 

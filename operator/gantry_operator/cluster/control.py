@@ -244,6 +244,24 @@ class ClusterControl:
         self.groups.wake()
         self.platform.part_changed()
 
+    def switchover_of(self, group: str, member: str | None) -> tuple[GroupController, int | None]:
+        """Find who carries out a switchover, and the number of the member that is to lead; None: the best one.
+
+        Raises SwitchoverFailed with the reason why it cannot begin.
+        """
+        if self.plan is None:
+            raise SwitchoverFailed(f"no group is led, since the spec is refused: {self.why_not_led()}")
+        try:
+            number = self.plan.switchover_target(group, member)
+        except ValueError as error:
+            raise SwitchoverFailed(str(error)) from None
+        return self.controller_of(group), number
+
+    async def switchover(self, group: str, member: str | None, reason: str) -> str:
+        """Hand over, to the best member if none is named. Returns a sentence. Raises SwitchoverFailed."""
+        controller, number = self.switchover_of(group, member)
+        return await controller.switchover(number, reason)
+
     def controller_of(self, group: str) -> GroupController:
         """Raises SwitchoverFailed with the reason why the group has none."""
         controller = self.controllers.get(group)

@@ -66,12 +66,20 @@ class Plan:
                 return g
         raise KeyError(f"{self.cluster} has no group {name!r}, but {', '.join(g.name for g in self.groups)}")
 
-    def why_no_switchover(self, name: str) -> str:
-        """Why a group has no member to hand over to; empty: it has others. Raises KeyError."""
-        members = self.group(name).members
-        if len(members) > 1:
-            return ""
-        return f"group {name} has one member, {members[0].name}: there is no other one to hand over to"
+    def switchover_target(self, group: str, member: str | None) -> int | None:
+        """Return the number of the member that a switchover asks for; None: it asks for no certain one.
+
+        Raises ValueError with the reason why the group cannot hand over to it.
+        """
+        try:
+            members = self.group(group).members
+            if len(members) == 1:
+                raise ValueError(
+                    f"group {group} has one member, {members[0].name}: there is no other one to hand over to"
+                )
+            return None if member is None else self.member_of(group, member).number
+        except KeyError as error:
+            raise ValueError(str(error.args[0])) from None
 
     def member(self, name: str) -> MemberPlan:
         """Return a member by full name (demo-a-0) or without the cluster's name (a-0). Raises KeyError."""

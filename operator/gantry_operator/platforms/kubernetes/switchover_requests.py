@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from gantry_operator.cluster.control import ClusterControl
 from gantry_operator.cluster.group_controller import SwitchoverFailed
-from gantry_operator.plan import Plan, member_name
+from gantry_operator.plan import member_name
 from gantry_operator.platforms.kubernetes.api.client import ApiError, ApiUnavailable
 from gantry_operator.platforms.kubernetes.api.events import EventRecorder
 from gantry_operator.platforms.kubernetes.cluster_resource import ClusterResource
@@ -59,7 +59,7 @@ class SwitchoverRequests:
             # Withdrawn, or answered without a confirmed write. The same text later is another request.
             self._unsent = None
         if text is not None and (self._control.plan is not None or self._control.refused):
-            self._task = asyncio.create_task(self._answer(text, self._control.plan))
+            self._task = asyncio.create_task(self._answer(text))
         elif text is None and self._resource.annotation(SWITCHOVER_BEGUN) is not None:
             self._task = asyncio.create_task(self._forget())
 
@@ -82,10 +82,10 @@ class SwitchoverRequests:
             await self._refused("deleting the record of a request", error)
         self._on_end()
 
-    async def _answer(self, text: str, plan: Plan | None) -> None:
+    async def _answer(self, text: str) -> None:
         try:
             if self._unsent is None or self._unsent[0] != text:
-                self._unsent = (text, await self._perform(text, plan))
+                self._unsent = (text, await self._perform(text))
                 self._answered = (text, self._resource.version)
             answer: dict[str, str | None] = {SWITCHOVER_RESULT: " ".join(self._unsent), SWITCHOVER_BEGUN: None}
             if self._resource.annotation(SWITCHOVER) == text:
@@ -101,25 +101,20 @@ class SwitchoverRequests:
         log.warning("%s: %s", doing, error, extra={"cluster": f"{meta['namespace']}/{meta['name']}"})
         await asyncio.sleep(AGAIN_S)
 
-    async def _perform(self, text: str, plan: Plan | None) -> str:
-        """Carry out a request. `plan` None: the spec is refused, and no group has a controller.
-
-        Raises ApiError and ApiUnavailable before the switchover starts.
-        """
+    async def _perform(self, text: str) -> str:
+        """Carry out a request. Raises ApiError and ApiUnavailable before the switchover starts."""
         try:
-            if plan is None:
-                raise SwitchoverFailed(f"no group is led, since the spec is refused: {self._control.why_not_led()}")
-            group, to = parse_switchover(text, plan)
-            controller = self._control.controller_of(group)
+            group, member = parse_switchover(text)
+            controller, to = self._control.switchover_of(group, member)
             if to is None:
                 leadership = await controller.known_leadership()
                 done = led_since(self._resource.annotation(SWITCHOVER_BEGUN), text, leadership)
                 if done is not None:
-                    leader = member_name(plan.cluster, group, done)
+                    leader = member_name(self._resource.obj["metadata"]["name"], group, done)
                     return f"done: {leader} leads {group} in epoch {leadership.epoch}"
                 await self._resource.annotate({SWITCHOVER_BEGUN: begun(text, leadership)})
             return "done: " + await controller.switchover(to, "asked for")
-        except (SwitchoverFailed, ValueError) as error:
+        except SwitchoverFailed as error:
             said = f"failed: {error}"
             self._events.record("Warning", "SwitchoverFailed", said)
             return said

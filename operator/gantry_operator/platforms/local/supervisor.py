@@ -48,7 +48,8 @@ log = logging.getLogger(__name__)
 READY_POLL_S = 0.05
 CERTIFICATES_AGAIN_S = 30.0
 """Seconds until the next try to write certificates."""
-PORT_POLL_S = 0.02
+REQUESTED = "requested by gantry switchover"
+"""The reason of a switchover in events."""
 
 
 class Supervisor:
@@ -294,19 +295,10 @@ class Supervisor:
         return {"current": not self.control.topics.busy, "problem": self.control.topics.problem}
 
     async def _switchover(self, group: str, to: str | None) -> dict[str, Any]:
-        planned = self.platform.plan
         try:
-            why = planned.why_no_switchover(group)
-            if why:
-                raise control.ControlError(why)
-            number = None if to is None else planned.member_of(group, to).number
-        except KeyError as error:
-            raise control.ControlError(str(error.args[0])) from None
-        try:
-            done = await self.control.controller_of(group).switchover(number, "requested by gantry switchover")
+            return {"done": await self.control.switchover(group, to, REQUESTED)}
         except SwitchoverFailed as error:
             raise control.ControlError(str(error)) from None
-        return {"done": done}
 
     def _restart(self, names: list[str]) -> dict[str, Any]:
         try:

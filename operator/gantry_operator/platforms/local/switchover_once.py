@@ -10,7 +10,7 @@ from gantry_operator.cluster.group_controllers import failover_settings
 from gantry_operator.platforms.local.control import ControlError
 from gantry_operator.platforms.local.folder import ClusterFolder
 from gantry_operator.platforms.local.manifest import load_saved
-from gantry_operator.platforms.local.supervisor import Supervisor
+from gantry_operator.platforms.local.supervisor import REQUESTED, Supervisor
 from gantry_operator.platforms.local.supervisor_lock import AlreadySupervised, take_lock
 
 ANNOUNCED_S = 3.0
@@ -27,21 +27,16 @@ async def switchover_once(folder: ClusterFolder, group: str, to: str | None) -> 
         supervisor = Supervisor(folder, load_saved(folder), show=lambda line: None)
         task: asyncio.Task[None] | None = None
         try:
-            why = supervisor.platform.plan.why_no_switchover(group)
-            if why:
-                raise ControlError(why)
+            number = supervisor.platform.plan.switchover_target(group, to)
             controller = supervisor.watch_only(group)
-            number = None if to is None else supervisor.platform.plan.member_of(group, to).number
             task = asyncio.create_task(controller.run())
-            done = await controller.switchover(number, "requested by gantry switchover")
+            done = await controller.switchover(number, REQUESTED)
             await _announced(
                 controller, done, ANNOUNCED_S + failover_settings(supervisor.cluster.spec).detection_ms / 1000
             )
             return done
-        except SwitchoverFailed as error:
+        except (SwitchoverFailed, ValueError) as error:
             raise ControlError(str(error)) from None
-        except KeyError as error:
-            raise ControlError(str(error.args[0])) from None
         finally:
             if task is not None:
                 task.cancel()

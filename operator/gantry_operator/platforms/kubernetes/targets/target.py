@@ -47,7 +47,6 @@ from gantry_operator.platforms.kubernetes.switchover_request import (
     SWITCHOVER,
     SWITCHOVER_RESULT,
     new_switchover_request,
-    parse_switchover,
 )
 from gantry_operator.platforms.kubernetes.targets import preview
 from gantry_operator.platforms.kubernetes.targets.port_forward import ForwardedCluster, cluster_that_runs
@@ -204,11 +203,7 @@ class KubeTarget:
         try:
             resource = await self.resource()
             self._refuse_asleep(resource)
-            planned = plan(parse_manifest(resource))
-            parse_switchover(group if to is None else f"{group}={to}", planned)
-            why = planned.why_no_switchover(group)
-            if why:
-                raise TargetError(why)
+            plan(parse_manifest(resource)).switchover_target(group, to)
         except ManifestError:
             pass  # The spec is refused: the operator knows the running members, and answers.
         except ValueError as error:
