@@ -41,10 +41,6 @@ class LogSegment(Protocol):
     def limit(self) -> int: ...
 
 
-class OpenSegment(LogBytes, AbstractContextManager["OpenSegment"], Protocol):
-    """Bytes of a segment, closed after use."""
-
-
 class Log(Protocol):
     """A log that can be partitioned: of a directory or of a broker."""
 

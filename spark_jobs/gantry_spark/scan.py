@@ -121,7 +121,7 @@ def scan(source: LogBytes, wanted: Range, verify: bool = True, block: int = BLOC
             if malformed is not None:
                 used = int(good.at[malformed])
             records = good.records(malformed)
-            yield from _in_order(records, [d for d in damage if d.start < base + used], base)
+            yield from _in_order(records, [d for d in damage if d.start < base + used])
         verdict = "more"
         if base + used < wanted.stop:
             verdict = _classify(buf, base, used, filled, wanted, ended)
@@ -146,7 +146,7 @@ def scan(source: LogBytes, wanted: Range, verify: bool = True, block: int = BLOC
         base += used
 
 
-def _in_order(records: Records, damage: list[Damage], base: int) -> Iterator[Records | Damage]:
+def _in_order(records: Records, damage: list[Damage]) -> Iterator[Records | Damage]:
     yield from damage
     if len(records):
         yield records

@@ -93,7 +93,7 @@ def decide(state: AccessState, seen: Observed, now: float, new_key: Callable[[],
             continue
         keys[wanted.name] = plan.keys
         if plan.changed:
-            notes.append(("Normal", "KeyRotated", _rotated(wanted, plan.keys), wanted.name))
+            notes.append(("Normal", "KeyRotated", _rotated(wanted), wanted.name))
         if plan.write or (wanted.own_secret and _names_another(seen.secrets, wanted)):
             writes[wanted.secret] = {ACCESS_KEY: wanted.access_key, SECRET_KEY: plan.keys.current}
         valid = valid_keys(plan.keys, wanted.overlap_s, now)
@@ -186,7 +186,7 @@ def _names_another(secrets: Mapping[str, Mapping[str, str]], wanted: WantedUser)
     return found is not None and found.get(ACCESS_KEY) != wanted.access_key
 
 
-def _rotated(wanted: WantedUser, keys: Keys) -> str:
+def _rotated(wanted: WantedUser) -> str:
     return (
         f"accessKey {wanted.access_key} has a new secret key in Secret {wanted.secret}; the former one stays valid for "
         f"{wanted.overlap_s:g} s"

@@ -97,7 +97,7 @@ class Availability:
         while True:
             g.changed.clear()
             if not g.waits and g.epoch > 0:
-                said = await self._check(group, g)
+                said = await self._check(g)
                 g.checked = True
                 if not g.waits and (not g.known or said != g.said):
                     g.said, g.known, g.since = said, True, time.monotonic()
@@ -109,7 +109,7 @@ class Availability:
             except TimeoutError:
                 continue
 
-    async def _check(self, group: str, g: _Group) -> str | None:
+    async def _check(self, g: _Group) -> str | None:
         """While the clients' route moves to a new leader, a check may fail where a client's own retry would not."""
         for _ in range(TRIES):
             said = await check_group(self._client, g.name_servers, g.broker_name, g.registered, g.reached)

@@ -167,9 +167,9 @@ class MasterSlaveController(GroupController):
             self._waited_for = wait
         for decision in decisions:
             if isinstance(decision, SendAssignment | Demote):
-                self._send_assignment(obs, decision.member, decision.assignment)
+                self._send_assignment(decision.member, decision.assignment)
             elif isinstance(decision, RequestHandover):
-                self._request_handover(obs, decision)
+                self._request_handover(decision)
             elif not isinstance(decision, Wait):
                 return await self._write(obs, decision)
         await self._announce_if_due(endpoints)
@@ -310,7 +310,7 @@ class MasterSlaveController(GroupController):
         else:
             self._event("Normal", WRITE_REASONS[type(write)], write.reason)
 
-    def _send_assignment(self, obs: Observation, member: int, assignment: Assignment) -> None:
+    def _send_assignment(self, member: int, assignment: Assignment) -> None:
         watch = self.watches[member]
         is_master = assignment.leadership.master is not None and assignment.leadership.master.member == member
         then: Callable[[], None] | None = self._master_took_role if is_master else None
@@ -346,7 +346,7 @@ class MasterSlaveController(GroupController):
         )
         self._platform.changed(done)
 
-    def _request_handover(self, obs: Observation, ask: RequestHandover) -> None:
+    def _request_handover(self, ask: RequestHandover) -> None:
         if self._handover_requested or time.monotonic() < self._handover_not_before:
             return
         self._handover_requested = True
@@ -371,11 +371,11 @@ class MasterSlaveController(GroupController):
         if leadership is None or leadership.master is None or not self._may_announce(leadership.epoch):
             return
         master = next((e for e in endpoints if e.member == leadership.master.member), None)
-        if master is None or not self._leads(leadership) or self._old_master_forwards(leadership):
+        if master is None or not self._leads(leadership) or self._old_master_forwards():
             return
         self._spawn(self._announce(master, leadership.epoch))
 
-    def _old_master_forwards(self, leadership: LeadershipRecord) -> bool:
+    def _old_master_forwards(self) -> bool:
         """Rule 23: announce the address after the old leader's paused writes are stored, to keep their order."""
         if self._announced == 0 or not self._member_client.any_underway():
             return False

@@ -103,7 +103,7 @@ def status_of(
         boundVolumes=observed.bound_volumes,
         volumeSize=observed.volume_size,
         readyMembers=f"{ready}/{len(rows)}",
-        masters=_masters(cluster, rows),
+        masters=_masters(rows),
         members=rows,
         groups=groups,
         nameServers=[s.address for s in observed.name_servers],
@@ -136,7 +136,7 @@ def _refused(
     if rows:
         update |= {
             "readyMembers": f"{sum(r.ready for r in rows)}/{len(rows)}",
-            "masters": _masters(None, rows),
+            "masters": _masters(rows),
             "members": rows,
             "lastFailover": observed.last_failover or old.lastFailover,
         }
@@ -513,7 +513,7 @@ def _phase(old: BrokerClusterStatus, available: Answer, progressing: Answer, deg
     return "Degraded" if degraded == "True" else "Running"
 
 
-def _masters(cluster: BrokerCluster | None, rows: Sequence[MemberRow]) -> str:
+def _masters(rows: Sequence[MemberRow]) -> str:
     groups = list(dict.fromkeys(r.group for r in rows))
     found = {r.group: r.name for r in rows if r.role == "Master"}
     return ",".join(found.get(g, f"{g}: none") for g in groups)

@@ -168,7 +168,7 @@ class Collector:
         except SourceError as error:
             await self.publish(problem=str(error))
         else:
-            await self.publish(resource=resource, resource_at=self._clock(), problem="")
+            await self.publish(resource=resource, problem="")
 
     async def _tables(self, group: str, url: str) -> None:
         began = time.monotonic()

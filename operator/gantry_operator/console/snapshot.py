@@ -82,7 +82,6 @@ class Snapshot:
     number: int = 0
     """Grows with each change."""
     resource: Mapping[str, Any] = field(default_factory=dict)
-    resource_at: float = 0.0
     problem: str = ""
     """Why the resource could not be read; empty: it was."""
     members: Mapping[str, MemberSeen] = field(default_factory=dict)

@@ -31,11 +31,10 @@ class Queues:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change of a topic on one broker group. `waits_for_empty`: first, its surplus queues must be empty."""
+    """One change of a topic on one broker group."""
 
     group: str
     config: TopicConfig
-    waits_for_empty: bool = False
 
 
 def spread(total: int, groups: Iterable[str], present: Mapping[str, int]) -> dict[str, int]:
@@ -66,7 +65,11 @@ def proposal(
 
 
 def changes(topics: Mapping[str, Mapping[str, TopicConfig]], rows: Iterable[Queues]) -> list[list[Change]]:
-    """The changes in three steps. Each one is computed from the present state, so a repeated run goes on."""
+    """Return the changes in three steps: more queues, fewer for producers, fewer for consumers.
+
+    A change of the last step must wait until the queues that it takes away are empty. Each change is computed from the
+    present state, so a repeated run goes on.
+    """
     add: list[Change] = []
     close: list[Change] = []
     take: list[Change] = []
@@ -81,7 +84,7 @@ def changes(topics: Mapping[str, Mapping[str, TopicConfig]], rows: Iterable[Queu
         elif row.write > row.wanted:
             close.append(Change(row.group, replace(config, write_queues=row.wanted, read_queues=row.read)))
         if row.read > row.wanted:
-            take.append(Change(row.group, replace(config, write_queues=row.wanted, read_queues=row.wanted), True))
+            take.append(Change(row.group, replace(config, write_queues=row.wanted, read_queues=row.wanted)))
     return [add, close, take]
 
 

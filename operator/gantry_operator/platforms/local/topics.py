@@ -129,7 +129,6 @@ class LocalTopicStore:
         self._event = event
         self._mark: object = None
         self._status = load_status(folder)
-        self._resources = LocalResources()
 
     def changed(self) -> bool:
         """Whether the file has changed since the last call."""
@@ -143,7 +142,7 @@ class LocalTopicStore:
 
     def observe(self) -> Resources | None:
         try:
-            self._resources = found = load_resources(self._folder)
+            found = load_resources(self._folder)
         except (OSError, ValidationError) as error:
             raise StoreUnavailable(f"{self._folder.resources} cannot be read: {error}") from error
         topics, groups = self._status[api_topic.KIND], self._status[api_group.KIND]

@@ -181,7 +181,7 @@ class KubernetesPlatform:
 
 
 async def _nothing(group: str) -> bool:
-    """The default of `relabel`: no cluster controller has set it."""
+    """Say that the labels are correct, until `RoleLabels` takes over."""
     return True
 
 

@@ -26,8 +26,6 @@ FAILOVER_S: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2, 3, 5, 10, 30)
 IN_SYNC_CHANGES: Final = {"InSyncSetExpanded": "expanded", "InSyncSetShrunk": "shrunk"}
 """The label `change` by the reason of the event."""
 
-Labels = dict[str, str]
-
 
 @dataclass(slots=True)
 class ClusterFigures:
