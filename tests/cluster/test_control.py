@@ -148,6 +148,20 @@ async def test_no_member_is_compared_under_a_refused_spec_and_the_failover_goes_
         await until(lambda: "compare a" in platform.steps)
 
 
+async def test_a_change_that_comes_during_a_round_is_not_called_done_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    platform = FakePlatform()
+    async with controlled(platform, spec("a")) as control:
+        rolling = control.rolling
+
+        async def finish_change() -> bool:
+            rolling.start("the spec was changed")
+            return False
+
+        monkeypatch.setattr(platform, "finish_change", finish_change)
+        await rolling.look_once()
+        assert rolling.reason == "the spec was changed"
+
+
 async def test_a_change_waits_for_its_window_and_then_for_the_platform() -> None:
     platform = FakePlatform()
     window = {"schedule": "0 2 29 2 *", "duration": "1h"}

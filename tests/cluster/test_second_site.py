@@ -311,11 +311,11 @@ async def test_an_accepted_loss_gives_up_only_an_archive_that_makes_no_progress(
     for archived in (4, 5):
         control.answer = control.answer.model_copy(update={"archived": archived})
         for _ in range(3):
-            await control._step()
+            await control.step()
             now[0] += GIVE_UP_S / 2 - 1
         assert control.state.role == "Demoting"
     now[0] += GIVE_UP_S
-    await control._step()
+    await control.step()
     assert (control.state.role, control.state.token) == ("Standby", "")
 
 
@@ -323,6 +323,6 @@ async def test_an_end_that_no_member_of_a_group_knows_is_read_from_the_archive()
     lagging = replace(STANDBY, name="x-b-0", group="b", generation=4)
     control = Control(SiteState(), [replace(ACTIVE, generation=5, origin="p", origin_end=30), lagging])
     control._controllers["b"].watches.popitem()  # type: ignore[attr-defined]
-    await control._step()
+    await control.step()
     assert control.state.ends == {"a": 30, "b": 70}
     assert control.store.state == control.state

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
 
 import pytest
-from gantry_broker.contracts.leadership import Assignment, LeadershipRecord, MemberId
+from gantry_broker.contracts.leadership import LeadershipRecord
 from gantry_operator.cluster import master_slave_controller as loop
 from gantry_operator.cluster.group_controller import SwitchoverFailed
 from gantry_operator.cluster.master_slave_controller import MasterSlaveController
-from gantry_operator.cluster.member_client import MemberClient
-from gantry_operator.cluster.member_http import httpx
-from gantry_operator.cluster.member_watch import MemberWatch
 from gantry_operator.cluster.platform import Change, Event, MemberEndpoint, ProcessState
 from gantry_operator.failover.decide import decide
 from gantry_operator.failover.model import FailoverSettings, Promote, Report
 from gantry_operator.registry import Entry, RegistryUnavailable
 
+from tests.support.led_group import IDS, NO_HTTP, Registry, ReportingMembers, led_by
 from tests.support.running import running
 
-HTTP = cast(httpx.AsyncClient, None)
-IDS = [MemberId(n, "x") for n in range(3)]
-LEADERSHIP = LeadershipRecord(1, 1, IDS[0], frozenset(IDS))
+LEADERSHIP = led_by(0)
 
 
 class Place:
@@ -51,84 +46,11 @@ class Place:
         self.changes.append(change)
 
 
-class Registry:
+class Group(ReportingMembers, MasterSlaveController):
     def __init__(self) -> None:
-        self.leadership = LEADERSHIP
-        self.away = False
-        self.swap_s = 0.0
-        self.unanswered = 0
-        """This many swaps succeed without an answer."""
-
-    async def read(self, group: str) -> Entry | None:
-        if self.away:
-            raise RegistryUnavailable("it is away")
-        return Entry(self.leadership)
-
-    async def swap(self, group: str, expected: Entry | None, new: LeadershipRecord) -> bool:
-        assert expected == Entry(self.leadership)
-        await asyncio.sleep(self.swap_s)
-        self.leadership = new
-        if self.unanswered:
-            self.unanswered -= 1
-            raise RegistryUnavailable("no answer")
-        return True
-
-
-class FakeMembers(MemberClient):
-    """All members accept assignments after `send_s`. Handovers take `handover_s` and end as the test sets."""
-
-    def __init__(self, wake: Callable[[], None], take: Callable[[int, Assignment], None]) -> None:
-        super().__init__(HTTP, wake, time.monotonic)
-        self.take = take
-        self.handovers: list[int] = []
-        self.handover_s = 0.0
-        self.send_s = 0.0
-        self.answer: tuple[bool, str] = (True, "")
-
-    def send_assignment(
-        self, member: int, url: str, assignment: Assignment, then: Callable[[], None] | None = None
-    ) -> None:
-        asyncio.get_running_loop().call_later(self.send_s, self._accept, member, assignment, then)
-
-    def _accept(self, member: int, assignment: Assignment, then: Callable[[], None] | None) -> None:
-        self._accepted[member] = assignment
-        self.take(member, assignment)
-        if then is not None:
-            then()
-
-    async def handover(
-        self, url: str, target: MemberId, leadership: LeadershipRecord, timeout_ms: int
-    ) -> tuple[bool, str]:
-        self.handovers.append(target.member)
-        await asyncio.sleep(self.handover_s)
-        return self.answer
-
-
-class Group(MasterSlaveController):
-    """A controller over members that accept every assignment and report it at once."""
-
-    def __init__(self) -> None:
-        self.place, self.registry = Place(), Registry()
-        super().__init__("a", self.registry, self.place, HTTP, FailoverSettings)
-        self.fake_members = FakeMembers(self.wake, self.take)
-        self._member_client = self.fake_members
-        for id in IDS:
-            watch = MemberWatch(f"m{id.member}", f"http://m{id.member}", HTTP, self.wake, self._clock.now)
-            watch.reach = "ok"
-            self.watches[id.member] = watch
-            self.take(id.member, Assignment(LEADERSHIP, None, False))
-
-    def _follow(self, endpoints: list[MemberEndpoint]) -> None:
-        """Their reports are known."""
-        for watch in self.watches.values():
-            watch.line_at = self._clock.now()
-
-    def take(self, member: int, assignment: Assignment) -> None:
-        leadership, id = assignment.leadership, IDS[member]
-        role: Any = "Master" if leadership.master == id else "Slave"
-        self.watches[member].report = Report(
-            id, role, leadership.epoch, leadership.version, leadership.epoch, in_sync=leadership.in_sync
-        )
+        self.place, self.registry = Place(), Registry(LEADERSHIP)
+        MasterSlaveController.__init__(self, "a", self.registry, self.place, NO_HTTP, FailoverSettings)
+        self.begin(LEADERSHIP)
 
 
 async def test_two_users_each_get_their_own_answer() -> None:
@@ -164,14 +86,14 @@ async def test_a_users_request_does_not_wait_for_one_without_progress() -> None:
 
 async def test_a_failover_in_between_does_not_answer_a_request_for_another_member() -> None:
     async with running(Group()) as group:
-        await group._next_look()
+        await group.next_look()
         group.fake_members.answer = (False, "not now")
         asked = asyncio.create_task(group.switchover(2, "asked for", timeout_s=10))
         await asyncio.sleep(0.05)
         group.watches[2].reach = "refused"
         group.place.gone = {"m0", "m2"}
         while group.registry.leadership.epoch == 1:
-            await group._next_look()
+            await group.next_look()
         assert group.registry.leadership.master == IDS[1]
         assert not asked.done()
         group.registry.leadership = group.registry.leadership.with_set(frozenset({IDS[1], IDS[2]}))
@@ -201,7 +123,7 @@ async def test_a_handover_with_a_lost_registry_answer_is_reported_as_one() -> No
     async with running(Group()) as group:
         group.registry.unanswered = 1
         assert await group.switchover(1, "asked for", timeout_s=5) == "m1 leads a in epoch 2"
-        await group._next_look()
+        await group.next_look()
         assert group.place.events == ["GroupControllerFailed", "SwitchoverStarted"]
         assert [(c.old, c.new, c.planned) for c in group.place.changes] == [("m0", "m1", True)]
         assert group.registry.leadership.version == LEADERSHIP.promoted(IDS[1], frozenset(IDS)).version, (
@@ -211,11 +133,11 @@ async def test_a_handover_with_a_lost_registry_answer_is_reported_as_one() -> No
 
 async def test_a_failover_with_a_lost_registry_answer_is_reported_as_one() -> None:
     async with running(Group()) as group:
-        await group._next_look()
+        await group.next_look()
         group.registry.unanswered = 1
         group.place.gone = {"m0"}
         while not group.place.changes:
-            await group._next_look()
+            await group.next_look()
         assert group.place.events[:2] == ["GroupControllerFailed", "FailoverStarted"]
         assert [(c.old, c.planned) for c in group.place.changes] == [("m0", False)]
 
@@ -224,7 +146,7 @@ async def test_how_long_a_failover_took_counts_the_time_in_which_it_could_not_be
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with running(Group()) as group:
-        await group._next_look()
+        await group.next_look()
         refused: list[float] = []
 
         async def refuse(*_: object) -> bool:
@@ -235,9 +157,9 @@ async def test_how_long_a_failover_took_counts_the_time_in_which_it_could_not_be
             away.setattr(group.registry, "swap", refuse)
             group.place.gone = {"m0"}
             while len(refused) < 3:
-                await group._next_look()
+                await group.next_look()
         while not group.place.changes:
-            await group._next_look()
+            await group.next_look()
         assert group.place.changes[0].duration_ms >= (refused[-1] - refused[0]) * 1000
 
 
@@ -256,7 +178,7 @@ async def test_a_handover_that_cannot_be_recorded_blocks_no_request_for_ever(mon
         group.fake_members.handover_s = 0.1
         asked = asyncio.create_task(group.switchover(1, "asked for", timeout_s=0.3))
         while not group.fake_members.handovers:
-            await group._next_look()
+            await group.next_look()
         group.registry.away = True
         with pytest.raises(SwitchoverFailed, match="the role registry does not answer: it is away"):
             await asyncio.wait_for(asked, 3)
@@ -266,10 +188,10 @@ async def test_a_request_is_not_answered_with_the_reason_of_another_handover(mon
     """m2 is not in sync, and the leader, which is about to be stopped, is asked to hand over to m1 meanwhile."""
     monkeypatch.setattr(loop, "HANDOVER_AGAIN_S", 0.1)
     async with running(Group()) as group:
-        await group._next_look()
+        await group.next_look()
         group.registry.leadership = group.registry.leadership.with_set(frozenset(IDS[:2]))
         for number in range(3):
-            group.take(number, Assignment(group.registry.leadership, None, False))
+            group.say(number, group.registry.leadership)
         monkeypatch.setattr(group.place, "process_state", lambda name: ProcessState(deleting=name == "m0"))
         group.fake_members.handover_s, group.fake_members.answer = 0.05, (False, "m1 has not caught up")
         with pytest.raises(SwitchoverFailed, match="m2 is not in sync with m0 yet"):
@@ -284,7 +206,7 @@ async def test_a_pods_last_report_outlives_its_address() -> None:
     """
     place = Place()
     alone = MasterSlaveController(
-        "a", Registry(), place, HTTP, lambda: FailoverSettings(unclean=True, unclean_after_ms=0)
+        "a", Registry(LEADERSHIP), place, NO_HTTP, lambda: FailoverSettings(unclean=True, unclean_after_ms=0)
     )
     alone.entry = Entry(LeadershipRecord(1, 1, IDS[0], frozenset(IDS[:1])))
     alone._follow(list(place.members("a")))

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from gantry_broker.contracts.leadership import Assignment, LeadershipRecord, MemberId
 from gantry_operator.cluster.master_slave_controller import MasterSlaveController
-from gantry_operator.cluster.member_client import MemberClient
-from gantry_operator.cluster.member_http import httpx
-from gantry_operator.cluster.member_watch import MemberWatch
 from gantry_operator.cluster.platform import MemberEndpoint
 from gantry_operator.cluster.rolling_change import RollingChange
-from gantry_operator.failover.model import FailoverSettings, Report
+from gantry_operator.failover.model import FailoverSettings
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.api import client
 from gantry_operator.platforms.kubernetes.api.client import POD, STATEFUL_SET, VOLUME_CLAIM, ApiError, KubeApi
@@ -25,62 +21,24 @@ from gantry_operator.platforms.kubernetes.api.pod_state import REVISION_LABEL
 from gantry_operator.platforms.kubernetes.members import platform
 from gantry_operator.platforms.kubernetes.members.platform import KubernetesPlatform
 from gantry_operator.platforms.kubernetes.members.pod_replacement import PodReplacement
-from gantry_operator.registry import Entry, RegistryUnavailable
+from gantry_operator.registry import Entry
 
 from tests.kubernetes.fake_api import FakeApi
+from tests.support.led_group import NO_HTTP, Registry, ReportingMembers, led_by
 from tests.support.running import running, until
 
-HTTP = cast(httpx.AsyncClient, None)
-IDS = [MemberId(n, "x") for n in range(2)]
 
-
-class Registry:
-    def __init__(self) -> None:
-        self.leadership = LeadershipRecord(1, 1, IDS[0], frozenset(IDS))
-        self.reads = 0
-        self.away = False
-
-    async def read(self, group: str) -> Entry | None:
-        self.reads += 1
-        if self.away:
-            raise RegistryUnavailable("it is away")
-        return Entry(self.leadership)
-
-    async def swap(self, group: str, expected: Entry | None, new: LeadershipRecord) -> bool:
-        return False
-
-
-class FakeMembers(MemberClient):
-    """All members have accepted their assignments."""
-
-    def send_assignment(
-        self, member: int, url: str, assignment: Assignment, then: Callable[[], None] | None = None
-    ) -> None:
-        self._accepted[member] = assignment
-
-
-class Group(MasterSlaveController):
+class Group(ReportingMembers, MasterSlaveController):
     """A controller over two pods whose brokers follow the record."""
 
     def __init__(self, pods: KubernetesPlatform) -> None:
-        self.registry = Registry()
-        super().__init__("a", self.registry, pods, HTTP, FailoverSettings)
-        self._member_client = FakeMembers(HTTP, self.wake, self._clock.now)
-        for id in IDS:
-            watch = MemberWatch(f"demo-a-{id.member}", "http://member", HTTP, self.wake, self._clock.now)
-            watch.reach = "ok"
-            self.watches[id.member] = watch
-        self.led_by(0, 1)
+        self.registry = Registry(led_by(0, count=2))
+        MasterSlaveController.__init__(self, "a", self.registry, pods, NO_HTTP, FailoverSettings)
+        self.begin(self.registry.leadership, "demo-a-", count=2)
 
     def led_by(self, member: int, epoch: int) -> None:
-        leadership = self.registry.leadership = LeadershipRecord(epoch, 1, IDS[member], frozenset(IDS))
-        for id in IDS:
-            role: Any = "Master" if id.member == member else "Slave"
-            self.watches[id.member].report = Report(id, role, epoch, 1, epoch, in_sync=leadership.in_sync)
-
-    def _follow(self, endpoints: list[MemberEndpoint]) -> None:
-        for watch in self.watches.values():
-            watch.line_at = self._clock.now()
+        self.registry.leadership = led_by(member, epoch, count=2)
+        self.all_say(self.registry.leadership)
 
 
 def pod(name: str, role: str, revision: str = "new") -> dict[str, Any]:
@@ -121,10 +79,10 @@ async def test_a_former_master_is_not_replaced_before_the_new_one_is_announced(f
         group.entry = Entry(group.registry.leadership)
         replacement = PodReplacement(api, sets, pods, ("mq", "demo"))
         change = RollingChange(replacement, {"a": group}, lambda event: None)
-        assert await change._round()
+        assert await change.look_once()
         assert fake.get("Pod", "demo-a-0") is not None
         group._announced = 2
-        assert await change._round()
+        assert await change.look_once()
         assert fake.get("Pod", "demo-a-0") is None
     following.cancel()
 

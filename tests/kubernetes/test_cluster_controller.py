@@ -28,7 +28,6 @@ from gantry_operator.platforms.kubernetes import names, switchover_requests
 from gantry_operator.platforms.kubernetes.analytics.reconciler import JOBS, PODS
 from gantry_operator.platforms.kubernetes.api.client import KINDS, ApiError, ApiUnavailable, KubeApi
 from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache
-from gantry_operator.platforms.kubernetes.api.lease_registry import LEADERSHIP
 from gantry_operator.platforms.kubernetes.cluster_controller import ClusterController
 from gantry_operator.platforms.kubernetes.cluster_platform import Shared
 from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings
@@ -151,20 +150,6 @@ async def test_under_a_refused_spec_the_failover_begins_as_soon_as_it_can(
         assert controller.control.refused
 
 
-async def test_under_a_refused_spec_configs_of_another_version_are_read_as_far_as_they_can_be(
-    fake: FakeApi, api: KubeApi
-) -> None:
-    async with kept(fake, api):
-        await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
-    configs = fake.get("ConfigMap", names.group_set("demo", "a"))
-    assert configs is not None
-    for name, text in configs["data"].items():
-        configs["data"][name] = json.dumps(json.loads(text) | {"mode": "Raft", "of_the_next_version": 1})
-    async with kept(fake, api, {"mode": 7}) as controller:
-        await until(lambda: controller.control.controllers)
-        assert isinstance(controller.control.controllers["a"], RaftController)
-
-
 def available(before: BrokerClusterStatus, seen: ObservedState) -> tuple[str, str]:
     conditions = status_of(None, before, seen, "now", 1).conditions
     return next((c.status, c.message) for c in conditions if c.type == "Available")
@@ -191,7 +176,7 @@ async def test_under_a_refused_spec_a_group_that_cannot_be_led_keeps_no_other_fr
         assert a == "group a has no failover: its StatefulSet has 0 replicas"
         assert b.startswith('group b has no failover: its configuration is not understood: spec.flush is "Sometimes"')
         monkeypatch.setattr(controller.control.availability, "answers", lambda: {"c": None})
-        looked = controller._look()
+        looked = controller.look()
         assert looked is not None
         status, why = available(BrokerClusterStatus(), looked[2])
         assert (status, why.split(";")[0]) == ("False", "group a: its StatefulSet has 0 replicas")
@@ -205,25 +190,6 @@ async def test_under_a_refused_spec_a_group_that_cannot_be_led_keeps_no_other_fr
     assert [e["count"] for e in events if e["reason"] == "InvalidSpec"] == [1], "not each time that it is looked at"
 
 
-async def test_under_a_refused_spec_damaged_configs_of_one_group_keep_no_other_from_failover(
-    fake: FakeApi, api: KubeApi, caplog: pytest.LogCaptureFixture
-) -> None:
-    """No component corrects them while the spec is refused."""
-    spec = {"brokerGroups": [{"name": g, "members": 3} for g in "abc"]}
-    async with kept(fake, api, spec):
-        await until(lambda: fake.get("StatefulSet", names.group_set("demo", "c")), 20)
-    configs = {g: fake.objects["ConfigMap", "mq", names.group_set("demo", g)]["data"] for g in "bc"}
-    for name in configs["b"]:
-        configs["b"][name] = '{"mode": '
-        configs["c"][name.replace("-b-", "-c-")] = '{"mode": "MasterSlave", "min_in_sync": "two"}'
-    async with kept(fake, api, {"mode": 7}) as controller:
-        await until(lambda: controller.control.controllers)
-        assert set(controller.control.controllers) == {"a", "b"}
-        [c] = controller.control.problems
-        assert "group c has no failover: its configuration is not understood: spec.minInSyncReplicas" in c
-    assert "reconcile of" not in caplog.text
-
-
 async def test_under_a_refused_spec_of_which_nothing_can_be_led_the_status_says_that_it_is_refused(
     fake: FakeApi, api: KubeApi
 ) -> None:
@@ -232,7 +198,7 @@ async def test_under_a_refused_spec_of_which_nothing_can_be_led_the_status_says_
     fake.objects["StatefulSet", "mq", names.group_set("demo", "a")]["spec"]["replicas"] = 0
     async with kept(fake, api, {"mode": 7}) as controller:
         await until(lambda: (fake.objects["BrokerCluster", "mq", "demo"].get("status") or {}).get("phase") == "Refused")
-        looked = controller._look()
+        looked = controller.look()
         assert looked is not None
         went = Condition(type="Available", status="True", reason="ProbeSucceeded", lastTransitionTime="before")
         assert available(BrokerClusterStatus(conditions=[went]), looked[2])[0] == "False"
@@ -259,14 +225,6 @@ async def test_a_request_under_a_refused_spec_is_answered_and_not_kept(fake: Fak
     async with kept(fake, api, {"mode": 7}, {SWITCHOVER: "a=demo-a-9 #1"}):
         await until(lambda: SWITCHOVER not in annotated(fake))
     assert annotated(fake)[SWITCHOVER_RESULT].startswith("a=demo-a-9 #1 failed: demo has no member 'demo-a-9'")
-
-
-async def test_a_request_under_a_refused_spec_without_controllers_is_answered(fake: FakeApi, api: KubeApi) -> None:
-    async with kept(fake, api, {"mode": 7}, {SWITCHOVER: "a #1"}):
-        await until(lambda: SWITCHOVER not in annotated(fake))
-    said = annotated(fake)[SWITCHOVER_RESULT]
-    assert said.startswith("a #1 failed: no group is led, since the spec is refused: ")
-    assert "spec.mode is 7" in said
 
 
 class Led(MasterSlaveController):
@@ -346,7 +304,7 @@ async def test_no_label_is_changed_before_the_new_master_is_announced(
         await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
         assert roles(fake) == ["master", "master"]
         controller.control.controllers["a"]._announced = 2
-        controller._dirty.set()
+        controller.look_again()
         await until(lambda: roles(fake) == ["slave", "master"])
 
 
@@ -383,36 +341,6 @@ async def test_under_a_refused_spec_a_group_of_which_no_config_can_be_read_is_no
         controller.update(changed | {"metadata": changed["metadata"] | {"generation": 2}})
         await until(lambda: controller.control.controllers)
         assert isinstance(controller.control.controllers["a"], RaftController)
-
-
-@pytest.mark.parametrize("has_leadership", [False, True])
-@pytest.mark.parametrize("text", [None, "{}", "[]", '{"x": 1}', '{"mode": 3}'])
-async def test_under_a_refused_spec_a_group_without_a_usable_config_is_known_by_its_leadership_record(
-    fake: FakeApi, api: KubeApi, text: str | None, has_leadership: bool
-) -> None:
-    """A group in mode Raft has none. It is left out, because a MasterSlave controller would stay."""
-    spec = {"mode": "MasterSlave" if has_leadership else "Raft", "brokerGroups": [{"name": "a", "members": 3}]}
-    async with kept(fake, api, spec):
-        await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
-    name = names.group_set("demo", "a")
-    if text is None:
-        fake.remove("ConfigMap", "mq", name)
-    else:
-        configs = fake.objects["ConfigMap", "mq", name]["data"]
-        configs |= dict.fromkeys(configs, text)
-    if has_leadership:
-        annotations = {
-            LEADERSHIP: json.dumps(LeadershipRecord().promoted(MemberId(0, "x"), [MemberId(0, "x")]).to_json())
-        }
-        meta = {"name": name, "namespace": "mq", "labels": names.labels("demo", names.BROKER, "a")}
-        fake.put({"kind": "Lease", "metadata": meta | {"annotations": annotations}, "spec": {}})
-    async with kept(fake, api, {"mode": 7}) as controller:
-        await until(lambda: controller.control.problems or controller.control.controllers)
-        problems = [] if has_leadership else ["group a has no failover: none of its configs can be read"]
-        assert controller.control.problems == problems
-        assert [type(loop) for loop in controller.control.controllers.values()] == [
-            MasterSlaveController
-        ] * has_leadership
 
 
 async def lose_the_secret(fake: FakeApi, controller: ClusterController, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -495,12 +423,12 @@ async def test_an_operator_that_takes_over_keeps_the_status_until_it_knows_bette
         await until(lambda: group.blocking_wait or group.problem)
         monkeypatch.setattr(type(group), "blocking_wait", property(lambda self: "no majority"))
         controller.control.availability.watch("a", 0, "no majority", 1, (), "", "r")
-        assert controller._look() is None
+        assert controller.look() is None
         controller.control.warm_up.begun -= observation.WARM_UP_S
         unlisted[:] = ["Deployment", "Service"]
         for watch in group.watches.values():
             watch.problem = ""
-        looked = controller._look()
+        looked = controller.look()
         assert looked is not None
         assert looked[2].blind == {"a"}
         assert available(BrokerClusterStatus.model_validate(former), looked[2]) == ("True", "well")
@@ -508,7 +436,7 @@ async def test_an_operator_that_takes_over_keeps_the_status_until_it_knows_bette
         assert (looked[2].proxy.address, looked[2].addresses.external) == ("p:8081", "x:9876")
         for watch in group.watches.values():
             watch.problem = "it refuses the connection"
-        looked = controller._look()
+        looked = controller.look()
         assert looked is not None
         assert looked[2].blind == set(), "now the wait is more than a guess"
         assert available(BrokerClusterStatus.model_validate(former), looked[2]) == ("False", "group a: no majority")
@@ -526,14 +454,14 @@ async def test_an_incomplete_list_does_not_delay_the_failover(
         assert fake.get("StatefulSet", names.group_set("demo", "a")) is None
         [problem] = controller.control.problems
         assert problem == "no object is created or deleted until the API server has listed: NetworkPolicy"
-        controller._resource.obj = controller._resource.obj | {
+        controller.resource.obj = controller.resource.obj | {
             "status": {}
         }  # A status with conditions is kept during the warm-up.
-        assert controller._look() is not None
+        assert controller.look() is not None
         unlisted[:] = ["Service"]
-        assert controller._look() is None, "its addresses are not known"
+        assert controller.look() is None, "its addresses are not known"
         controller.control.warm_up.begun -= observation.WARM_UP_S
-        looked = controller._look()
+        looked = controller.look()
         assert looked is not None, "it may never be listed, and users need the reason"
         assert "no object is created or deleted until the API server has listed: Service" in looked[2].problems
         unlisted.clear()
@@ -570,7 +498,7 @@ async def test_the_status_is_of_a_spec_once_a_pass_has_carried_it_out(
 ) -> None:
     """While a pass is under way the status is still about the spec before it, whose result it shows."""
     async with kept(fake, api) as controller:
-        await until(lambda: controller._generation == 1)
+        await until(lambda: controller.generation == 1)
         goes_on = asyncio.Event()
         keep = controller.platform.objects.keep
 
@@ -579,16 +507,16 @@ async def test_the_status_is_of_a_spec_once_a_pass_has_carried_it_out(
             return await keep(*args, **more)
 
         monkeypatch.setattr(controller.platform.objects, "keep", slow)
-        changed = copy.deepcopy(controller._resource.obj)
+        changed = copy.deepcopy(controller.resource.obj)
         changed["metadata"]["generation"] = 2
         controller.control.warm_up.begun = 0.0
         controller.update(changed)
-        await until(lambda: not controller._dirty.is_set())
-        seen = controller._look()
+        await until(lambda: not controller.pass_is_due)
+        seen = controller.look()
         assert seen is not None
         assert seen[1] == 1
         goes_on.set()
-        await until(lambda: controller._generation == 2)
+        await until(lambda: controller.generation == 2)
 
 
 async def test_a_value_that_the_chart_does_not_allow_is_reported_and_changes_nothing(
@@ -629,9 +557,9 @@ async def test_a_group_that_leaves_the_spec_stays_until_it_is_empty_and_then_goe
 
         platform = controller.control.changes._platform
         assert await platform.begin_removal("b", platform.mark("b"))
-        controller._dirty.set()
+        controller.look_again()
         await until(lambda: fake.get("StatefulSet", "demo-b") is None)
-        controller._dirty.set()
+        controller.look_again()
         await until(lambda: not [o for o in fake.objects.values() if _of_group(o, "b")])
         assert fake.get("Secret", "demo-b-tls") is None
         assert controller.control.plan is not None

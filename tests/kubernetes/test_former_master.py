@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from gantry_broker.contracts.leadership import Assignment, LeadershipRecord, MemberId
 from gantry_operator.cluster.master_slave_controller import MasterSlaveController
-from gantry_operator.cluster.member_client import MemberClient
-from gantry_operator.cluster.member_http import httpx
-from gantry_operator.cluster.member_watch import QUIET_MS, SILENCE_S, MemberWatch
-from gantry_operator.cluster.platform import MemberEndpoint
+from gantry_operator.cluster.member_watch import QUIET_MS, SILENCE_S
 from gantry_operator.cluster.raft_controller import RaftController
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
 from gantry_operator.failover.model import FailoverSettings, Report
@@ -26,85 +20,12 @@ from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCach
 from gantry_operator.platforms.kubernetes.members import platform
 from gantry_operator.platforms.kubernetes.members.platform import KubernetesPlatform
 from gantry_operator.platforms.kubernetes.members.role_labels import RoleLabels
-from gantry_operator.registry import Entry
 
 from tests.kubernetes.fake_api import FakeApi
+from tests.support.led_group import IDS, NO_HTTP, Registry, ReportingMembers, led_by
 from tests.support.running import running, until
 
-HTTP = cast(httpx.AsyncClient, None)
-IDS = [MemberId(n, "x") for n in range(3)]
-LEADERSHIP = LeadershipRecord(1, 1, IDS[0], frozenset(IDS))
-
-
-class Registry:
-    leadership = LEADERSHIP
-
-    async def read(self, group: str) -> Entry | None:
-        return Entry(self.leadership)
-
-    async def swap(self, group: str, expected: Entry | None, new: LeadershipRecord) -> bool:
-        self.leadership = new
-        return True
-
-
-class FakeMembers(MemberClient):
-    """All members accept their assignments at once."""
-
-    def __init__(self, take: Callable[[int, Assignment], None], wake: Callable[[], None]) -> None:
-        super().__init__(HTTP, wake, time.monotonic)
-        self._take = take
-        self.handed_over: Callable[[MemberId], None] = lambda target: None
-
-    def send_assignment(
-        self, member: int, url: str, assignment: Assignment, then: Callable[[], None] | None = None
-    ) -> None:
-        self._accepted[member] = assignment
-        self._take(member, assignment)
-        if then is not None:
-            then()
-
-    async def handover(
-        self, url: str, target: MemberId, leadership: LeadershipRecord, timeout_ms: int
-    ) -> tuple[bool, str]:
-        self.handed_over(target)
-        return True, ""
-
-
-class Members:
-    """Three members without connections. A frozen one reports nothing, and its connection stays."""
-
-    watches: dict[int, MemberWatch]
-    frozen: set[int]
-    wake: Callable[[], None]
-    _clock: StallCompensatedClock
-
-    def begin(self) -> FakeMembers:
-        self.frozen = set()
-        for id in IDS:
-            watch = MemberWatch(f"demo-a-{id.member}", "http://member", HTTP, self.wake, self._clock.now)
-            watch.reach = "ok"
-            self.watches[id.member] = watch
-        self.led_by(LEADERSHIP)
-        return FakeMembers(lambda member, assignment: self.say(member, assignment.leadership), self.wake)
-
-    def led_by(self, leadership: LeadershipRecord) -> None:
-        for id in IDS:
-            self.say(id.member, leadership)
-
-    def say(self, member: int, leadership: LeadershipRecord) -> None:
-        if member in self.frozen:
-            return
-        role: Any = "Master" if leadership.master == IDS[member] else "Slave"
-        current = Report(
-            IDS[member], role, leadership.epoch, leadership.version, leadership.epoch, end=1, in_sync=leadership.in_sync
-        )
-        self.watches[member].report = replace(current, last_epoch=leadership.epoch)
-        self.wake()
-
-    def _follow(self, endpoints: list[MemberEndpoint]) -> None:
-        for number, watch in self.watches.items():
-            if number not in self.frozen:
-                watch.line_at = self._clock.now()
+LEADERSHIP = led_by(0)
 
 
 class Masters:
@@ -116,27 +37,27 @@ class Masters:
         self.labels.controllers = self.controllers
 
 
-class Group(Members, MasterSlaveController):
+class Group(ReportingMembers, MasterSlaveController):
     def __init__(self, groups: Masters) -> None:
-        self.registry = Registry()
-        MasterSlaveController.__init__(self, "a", self.registry, groups.pods, HTTP, FailoverSettings, groups.clock)
-        self._member_client = self.begin()
+        self.registry = Registry(LEADERSHIP)
+        MasterSlaveController.__init__(self, "a", self.registry, groups.pods, NO_HTTP, FailoverSettings, groups.clock)
+        self.begin(LEADERSHIP, "demo-a-")
 
     async def fail_over(self) -> None:
         self.frozen.add(0)
 
 
-class Elected(Members, RaftController):
+class Elected(ReportingMembers, RaftController):
     def __init__(self, groups: Masters) -> None:
-        RaftController.__init__(self, "a", groups.pods, HTTP, FailoverSettings, groups.clock)
-        current = self._member_client = self.begin()
-        current.handed_over = lambda target: self.led_by(LeadershipRecord(2, 1, target, frozenset(IDS)))
+        RaftController.__init__(self, "a", groups.pods, NO_HTTP, FailoverSettings, groups.clock)
+        self.begin(LEADERSHIP, "demo-a-")
+        self.fake_members.handed_over = lambda target: self.all_say(led_by(target.member, 2))
 
     async def fail_over(self) -> None:
         """The others may have heard nothing from it for a second before it froze."""
         self.frozen.add(0)
         await asyncio.sleep(0.6)
-        self.led_by(LeadershipRecord(2, 1, IDS[1], frozenset(IDS)))
+        self.all_say(led_by(1, 2))
 
 
 def pod(name: str, group: str, role: str) -> dict[str, Any]:
@@ -233,7 +154,7 @@ async def test_one_that_was_silent_before_this_operator_began_loses_its_label_at
     async with masters(fake, api) as found:
         group = found.controllers["a"] = Group(found)
         group.registry.leadership = LEADERSHIP.promoted(IDS[1], IDS)
-        group.led_by(group.registry.leadership)
+        group.all_say(group.registry.leadership)
         group.frozen.add(0)
         group.watches[0].line_at -= QUIET_MS / 1000
         async with running(group):
@@ -246,7 +167,7 @@ async def test_a_label_of_one_group_that_is_refused_keeps_no_other_from_being_pu
     fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def led(master: int) -> Any:
-        leadership = LeadershipRecord(2, 1, IDS[master], frozenset(IDS))
+        leadership = led_by(master, 2)
         watch = SimpleNamespace(report=Report(IDS[master], "Master", 2))
         return SimpleNamespace(leadership=leadership, announced=True, watches={master: watch})
 

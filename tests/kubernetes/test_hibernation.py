@@ -5,7 +5,6 @@ write is followed by one that goes on.
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -117,26 +116,3 @@ async def test_an_operator_that_ends_on_the_way_is_followed_by_one_that_goes_on(
             await until(lambda: pods.replicas() == whole and len(pods.pods()) == 8)
             await until(lambda: (last.control.hibernation.running, last.control.hibernation.done) == (None, False))
             await until(lambda: set(last.control.controllers) == set(GROUPS))
-
-
-async def test_a_cluster_that_is_woken_on_the_way_starts_again(
-    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The spec changes back after the first group has stopped."""
-    monkeypatch.setattr(cluster_controller, "SETTLE_S", 0.0)
-    monkeypatch.setattr(hibernate, "STEP_S", 0.02)
-    async with kubelet(fake) as pods, kept(fake, api, spec("MasterSlave", False)) as controller:
-        await until(lambda: len(pods.pods()) == 8)
-        generation = itertools.count(2)
-
-        def write(asleep: bool) -> None:
-            obj = fake.put(fake.objects["BrokerCluster", "mq", "demo"] | {"spec": spec("MasterSlave", asleep)})
-            obj["metadata"]["generation"] = next(generation)
-            controller.update(obj)
-
-        write(True)
-        await until(lambda: pods.replicas()["demo-a"] == 0)
-        write(False)
-        await until(lambda: pods.replicas() == {"demo-a": 3, "demo-b": 3, "demo-namesrv": 2, "demo-proxy": 2})
-        await until(lambda: set(controller.control.controllers) == set(GROUPS))
-        assert controller.control.hibernation.progress == ""

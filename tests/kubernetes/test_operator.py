@@ -60,9 +60,9 @@ async def test_a_late_deletion_event_of_a_former_cluster_does_not_end_the_new_on
         return {"metadata": {"namespace": "mq", "name": "demo", "uid": uid, "generation": 1, "resourceVersion": "7"}}
 
     for event, uid in (("ADDED", "former"), ("ADDED", "new"), ("DELETED", "former")):
-        await found._on_cluster({"type": event}, cluster(uid))
+        await found.on_cluster({"type": event}, cluster(uid))
     assert [k.uid for k in found.clusters.values()] == ["new"]
-    await found._on_cluster({"type": "DELETED"}, cluster("new"))
+    await found.on_cluster({"type": "DELETED"}, cluster("new"))
     assert (found.clusters, stopped) == ({}, ["former", "new"])
 
 

@@ -284,7 +284,7 @@ def pod(name: str) -> dict[str, Any]:
 
 def change(controller: Any, fake: FakeApi, spec: dict[str, Any]) -> None:
     obj = json.loads(json.dumps(fake.objects["BrokerCluster", "mq", "demo"])) | {"spec": spec}
-    obj["metadata"]["generation"] = controller._resource.obj["metadata"]["generation"] + 1
+    obj["metadata"]["generation"] = controller.resource.obj["metadata"]["generation"] + 1
     controller.update(fake.put(obj))
 
 
@@ -310,7 +310,7 @@ async def test_proxies_get_a_user_and_the_table_and_go_with_the_field(fake: Fake
         fake.remove("Secret", "mq", "demo-proxy-table")
         await settle(lambda: table_in(fake) is not None)
         fake.remove("PodDisruptionBudget", "mq", "demo-proxy")
-        controller._dirty.set()
+        controller.look_again()
         await settle(lambda: fake.get("PodDisruptionBudget", "demo-proxy") is not None)
 
         change(controller, fake, WITH_PROXIES | {"security": {"authentication": "Permissive"}})

@@ -88,7 +88,7 @@ async def test_no_other_member_is_removed_in_place_of_the_planned_one(
     replacement = PodReplacement(api, sets, found, ("mq", "demo"))
     change = RollingChange(replacement, {"a": loop}, lambda event: None)
     monkeypatch.setattr(rolling, "next_step", lambda *_: Step("replace", "it leaves", named))
-    await change._round()
+    await change.look_once()
     live = fake.get("StatefulSet", "demo-a")
     assert live is not None
     assert (live["spec"]["replicas"], found.sizes["a"]) == (left, left)

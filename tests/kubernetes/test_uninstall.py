@@ -123,7 +123,7 @@ async def test_a_topic_that_is_being_deleted_goes_at_once_with_its_cluster(
     managed(fake, "BrokerTopic", "kept")
     found = Operator(api, OperatorSettings("broker", "", "ops"), "op-0")
     meta = {"namespace": "mq", "name": "demo", "uid": "u", "generation": 1, "resourceVersion": "7"}
-    await found._on_cluster({"type": "ADDED"}, {"metadata": meta})
+    await found.on_cluster({"type": "ADDED"}, {"metadata": meta})
     monkeypatch.setattr(operator, "STRAYS_EVERY_S", 0.01)
     async with running(found):
         looked_at: list[str] = []
@@ -138,7 +138,7 @@ async def test_a_topic_that_is_being_deleted_goes_at_once_with_its_cluster(
         monkeypatch.setattr(operator, "STRAYS_EVERY_S", 3600.0)
         assert FINALIZER in finalizers(fake, "BrokerTopic", "orders"), "its cluster is there"
         going = meta if event == "DELETED" else meta | {"deletionTimestamp": "2026-01-02T00:00:00Z"}
-        await found._on_cluster({"type": event}, {"metadata": going})
+        await found.on_cluster({"type": event}, {"metadata": going})
         await until(
             lambda: (
                 FINALIZER

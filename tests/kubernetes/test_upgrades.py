@@ -105,7 +105,7 @@ async def test_pods_of_another_version_are_replaced_if_it_works_beside_the_new_o
             replacement, {"a": group}, events.append, upgrade=lambda *_: Upgrade("0.1.0", "0.1.0")
         )  # fmt: skip
         for _ in range(3):
-            await change._round()
+            await change.look_once()
         assert (fake.get("Pod", "demo-a-1") is None) == replaced
         assert fake.get("Pod", "demo-a-0") is not None
         refused = [e.message for e in events if e.reason == "UpgradeRefused"]
@@ -118,7 +118,7 @@ async def test_pods_of_another_version_are_replaced_if_it_works_beside_the_new_o
             assert change.reason == ""
             for watch in group.watches.values():
                 watch.status = {"release": "0.2.7", "disk": ROOM}
-            await change._round()
+            await change.look_once()
             assert fake.get("Pod", "demo-a-1") is None
             assert change.refused == {}
     following.cancel()
@@ -176,7 +176,7 @@ async def test_the_status_says_what_is_refused_and_what_runs(fake: FakeApi, api:
             assert controller.platform.upgrade("a", [member]) == upgrade
         controller.control.rolling.refused["a"] = "the new version is 0.1.0, and demo-a-1 runs 0.3.0"
         controller.control.warm_up.begun = 0.0
-        found = controller._look()
+        found = controller.look()
         assert found is not None
         assert "group a keeps its version: the new version is 0.1.0, and demo-a-1 runs 0.3.0" in found[2].problems
         watch = next(iter(controller.control.controllers["a"].watches.values()), None)

@@ -82,7 +82,7 @@ async def test_a_leaving_master_is_named_and_shown(tmp_path: Path) -> None:
     loop = supervisor.watch_only("a")
     task = asyncio.create_task(loop.run())
     while loop.leadership is None:
-        await loop._next_look()
+        await loop.next_look()
     assert "master t-a-2, 1 of 3 in sync" in supervisor.describe_ready()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

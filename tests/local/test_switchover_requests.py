@@ -90,7 +90,7 @@ async def test_a_process_that_cannot_be_started_is_reported(
         raise OSError("no port is free")
 
     monkeypatch.setattr(Ports, "choose", no_port)
-    server = await control.serve(folder, supervisor._handle)
+    server = await control.serve(folder, supervisor.handle)
     manifest: dict[str, Any] = made("a", "b", "c").model_dump(mode="json", exclude={"status"}, exclude_none=True)
     with pytest.raises(ControlError, match="this one cannot be run: no port is free"):
         await control.ask(folder, "apply", 3, manifest=manifest)
@@ -126,7 +126,7 @@ async def test_the_failover_goes_on_while_another_program_chooses_its_ports(
         await asyncio.sleep(0.05)
         threading.Timer(1.0, lock.close).start()
         manifest = made("a", "b").model_dump(mode="json", exclude={"status"}, exclude_none=True)
-        assert await supervisor._handle("apply", {"manifest": manifest}) == {"applied": True}
+        assert await supervisor.handle("apply", {"manifest": manifest}) == {"applied": True}
         await asyncio.sleep(0.05)
     assert longest < 0.7
     looking.cancel()
@@ -143,25 +143,9 @@ async def test_after_a_changed_spec_it_is_ready_once_that_was_tried_again(
     monkeypatch.setattr(supervisor.platform.children, "plan", lambda plans: None)
     supervisor.ready = True
     manifest = made("a", "b").model_dump(mode="json", exclude={"status"}, exclude_none=True)
-    assert await supervisor._handle("apply", {"manifest": manifest}) == {"applied": True}
-    said = await supervisor._handle("info", {})
+    assert await supervisor.handle("apply", {"manifest": manifest}) == {"applied": True}
+    said = await supervisor.handle("info", {})
     assert (said["ready"], said["notReady"]) == (False, "the spec was changed")
-    await supervisor.close()
-
-
-async def test_a_change_that_comes_during_a_round_is_not_called_done_with_it(
-    folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    supervisor = Supervisor(folder, made("a", "b"), show=lambda line: None)
-    rolling = supervisor.control.rolling
-
-    async def finish_change() -> bool:
-        rolling.start("the spec was changed")
-        return False
-
-    monkeypatch.setattr(rolling._platform, "finish_change", finish_change)
-    await rolling._round()
-    assert rolling.reason == "the spec was changed"
     await supervisor.close()
 
 
@@ -172,7 +156,7 @@ async def test_the_status_shows_changes_in_progress_and_failures(folder: Cluster
     loop._report_problem("pass", "the role registry does not answer")
     loop._note_wait(Wait("waiting-for-members", "waiting for t-a-1: every disk must report first", available=False))
     supervisor.control.rolling.start("t-a-1 is a slave, and all members are in sync")
-    server = await control.serve(folder, supervisor._handle)
+    server = await control.serve(folder, supervisor.handle)
     conditions = {c.type: c for c in (await local_status(folder)).status.conditions}
     assert (conditions["Progressing"].status, conditions["Progressing"].reason) == ("False", "Blocked")
     assert "the role registry does not answer" in conditions["Progressing"].message

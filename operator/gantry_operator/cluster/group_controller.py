@@ -92,7 +92,7 @@ class GroupController(ABC):
         """Seconds since a member was last heard. Only time in which this program listened counts."""
         return self._clock.now() - self.watches[member].line_at
 
-    async def _next_look(self) -> None:
+    async def next_look(self) -> None:
         """Look again now. Returns after the pass.
 
         After a failed pass the next one comes by itself. The registry is not read without a pause while it does not
@@ -118,7 +118,7 @@ class GroupController(ABC):
             leadership = self.leadership
             if leadership is not None:
                 return leadership
-            await self._next_look()
+            await self.next_look()
         why = self.problem or (
             self.waits.reason if self.waits is not None else "the registry or the members have not answered yet"
         )

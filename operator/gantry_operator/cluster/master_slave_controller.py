@@ -107,13 +107,13 @@ class MasterSlaveController(GroupController):
 
     async def _perform_switchover(self, request: Switchover, deadline: float) -> str:
         while self.leadership is None and self._keep_waiting(request, deadline, under_way=False):
-            await self._next_look()  # The former leader is not known yet.
+            await self.next_look()  # The former leader is not known yet.
         before = self.leadership
         self._switchover = request
         self._handover_not_before, self._handover_problem = 0.0, ""
         try:
             while self._keep_waiting(request, deadline, self._under_way()):
-                await self._next_look()
+                await self.next_look()
                 leadership = self.leadership
                 if before is None or leadership is None or leadership.master is None or not self._leads(leadership):
                     continue

@@ -82,7 +82,7 @@ class RaftController(GroupController):
 
     async def _perform_switchover(self, request: Switchover, deadline: float) -> str:
         while self._leadership is None and self._keep_waiting(request, deadline, under_way=False):
-            await self._next_look()  # The leader is not known yet.
+            await self.next_look()  # The leader is not known yet.
         before = self._leadership
         if before is None or before.master is None:
             raise SwitchoverFailed(f"{self.group} has no leader that could hand over: it elects one by itself")
@@ -92,7 +92,7 @@ class RaftController(GroupController):
         self._requested_at = time.monotonic()
         try:
             while self._keep_waiting(request, deadline, self._asked or time.monotonic() <= self._handed_over_until):
-                await self._next_look()
+                await self.next_look()
                 now = self._leadership
                 if now is None or now.master is None or now.epoch <= before.epoch:
                     continue

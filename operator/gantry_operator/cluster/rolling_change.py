@@ -110,7 +110,7 @@ class RollingChange:
         """Never returns. An exception becomes an event, and the next round follows."""
         while True:
             try:
-                busy = await self._round()
+                busy = await self.look_once()
             except Exception as error:
                 log.exception("rolling change")
                 self._on_event(Event("Warning", "RollingChangeFailed", f"{type(error).__name__}: {error}", ""))
@@ -120,8 +120,8 @@ class RollingChange:
                     await self._wake.wait()
             self._wake.clear()
 
-    async def _round(self) -> bool:
-        """True: there is more to do."""
+    async def look_once(self) -> bool:
+        """Carry out one round over all groups. True: there is more to do."""
         if not self._may_change():
             return False
         busy, known = False, set[str]()

@@ -209,7 +209,7 @@ class SiteControl:
     async def run(self) -> None:
         while True:
             try:
-                busy = await self._step()
+                busy = await self.step()
             except Exception as error:  # It goes on: a half demoted cluster takes no writes.
                 log.exception("the part of this site")
                 self.waits, busy = f"{type(error).__name__}: {error}", False
@@ -220,7 +220,7 @@ class SiteControl:
             except TimeoutError:
                 continue
 
-    async def _step(self) -> bool:
+    async def step(self) -> bool:
         """Do what is due. True: look again soon."""
         if self._state is None:
             found = self._store.load()

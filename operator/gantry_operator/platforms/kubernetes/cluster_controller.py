@@ -87,26 +87,26 @@ class ClusterController:
 
     def __init__(self, shared: Shared, obj: Object) -> None:
         self._shared = shared
-        self._resource = resource = ClusterResource(shared.api, obj)
+        self.resource = resource = ClusterResource(shared.api, obj)
         self._dirty = asyncio.Event()
         former = obj.get("status") or {}
-        self._generation = int(former.get("observedGeneration") or 0)
+        self.generation = int(former.get("observedGeneration") or 0)
         """Of the spec that the last pass was about."""
         self._accepted: tuple[BrokerCluster, Plan] | None = None
         """The last spec with certificates, which are renewed under a refused spec, too."""
         self._reported: dict[str, str] = {}
         """By member: why it does not run, as the last event about it says."""
-        self.platform = platform = ClusterPlatform(shared, resource, self._dirty.set, self._wake_report)
+        self.platform = platform = ClusterPlatform(shared, resource, self.look_again, self._report_soon)
         self.namespace, self.name, self.uid = platform.namespace, platform.name, platform.uid
         inherited = bool(BrokerClusterStatus.model_validate(former).conditions)
         self.control = ClusterControl(platform, shared.clock, inherited=inherited)
         self._report = StatusWriter(
-            shared.api, self.namespace, self.name, former, platform.events, self._look, self._saw
+            shared.api, self.namespace, self.name, former, platform.events, self.look, self._saw
         )
-        self._requests = SwitchoverRequests(resource, self.control, platform.events, self._dirty.set)
-        self._site_requests = SiteRequests(resource, self.control.sites, self._dirty.set, self._why_no_groups)
+        self._requests = SwitchoverRequests(resource, self.control, platform.events, self.look_again)
+        self._site_requests = SiteRequests(resource, self.control.sites, self.look_again, self._why_no_groups)
         self._migration_requests = MigrationRequests(
-            resource, self._migration, platform.events.record, self._dirty.set, self._why_no_groups
+            resource, self._migration, platform.events.record, self.look_again, self._why_no_groups
         )
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -121,7 +121,7 @@ class ClusterController:
         }
         self._tasks = [asyncio.create_task(kept_alive(name, run, self.platform.event)) for name, run in work.items()]
         self.control.start()
-        self._dirty.set()
+        self.look_again()
         asyncio.get_running_loop().call_later(self.control.warm_up.left_s, self._report.wake)
 
     async def stop(self) -> None:
@@ -138,12 +138,21 @@ class ClusterController:
     @property
     def ending(self) -> bool:
         """The cluster is being deleted: what its topics hold goes with it, so nothing waits for their readers."""
-        return self._resource.ending
+        return self.resource.ending
 
     def update(self, obj: Object) -> None:
         """The resource changed. A change of the status alone is ignored."""
-        if self._resource.update(obj):
-            self._dirty.set()
+        if self.resource.update(obj):
+            self.look_again()
+
+    def look_again(self) -> None:
+        """Begin a pass soon."""
+        self._dirty.set()
+
+    @property
+    def pass_is_due(self) -> bool:
+        """A change came, and no pass has begun since."""
+        return self._dirty.is_set()
 
     def heard(self, event: str, kind: str, obj: Object) -> None:
         """A watch event about an object of this cluster."""
@@ -163,12 +172,12 @@ class ClusterController:
         elif kind == "Lease":
             self.platform.registry.heard(event, obj)
         else:
-            self._dirty.set()
+            self.look_again()
         if kind in ("Pod", "Lease"):
             self.control.groups.wake()
             self._report.wake()
 
-    def _wake_report(self) -> None:
+    def _report_soon(self) -> None:
         self._report.wake()
 
     # ---- passes
@@ -184,7 +193,7 @@ class ClusterController:
             if woken:
                 await asyncio.sleep(SETTLE_S)
             self._dirty.clear()
-            begun, obj = time.monotonic(), self._resource.obj
+            begun, obj = time.monotonic(), self.resource.obj
             try:
                 again = not await self._pass(obj)
                 metrics.RECONCILES.labels("waiting" if again else "done").inc()
@@ -195,7 +204,7 @@ class ClusterController:
                 if refusals.is_new(str(error)):
                     log.warning("%s", error, extra={"cluster": f"{self.namespace}/{self.name}"})
                 metrics.RECONCILES.labels("error").inc()
-            self._generation = int(obj["metadata"]["generation"])
+            self.generation = int(obj["metadata"]["generation"])
             metrics.RECONCILE_SECONDS.observe(time.monotonic() - begun)
             self._report.wake()
 
@@ -258,7 +267,7 @@ class ClusterController:
         """Start the failover by the live objects. False: some groups could not start yet."""
         objects = self.platform.objects
         sets, leases = objects.owned("StatefulSet"), objects.owned("Lease")
-        what = recovered(self._resource.obj, sets, objects.live, owned_leases=bool(leases))
+        what = recovered(self.resource.obj, sets, objects.live, owned_leases=bool(leases))
         self.control.left_out = dict(what.left_out)
         found.problems += [f"group {group} has no failover: {why}" for group, why in what.left_out.items()]
         if what.cluster is None:
@@ -343,7 +352,7 @@ class ClusterController:
         of_proxies = external.proxy_address(cluster, services)
         if of_proxies is not None:
             outside = outside | {external.proxy_endpoint(cluster).name: of_proxies}
-        complete = await certificates.keep(cluster, wanted, outside, self._resource.obj, found)
+        complete = await certificates.keep(cluster, wanted, outside, self.resource.obj, found)
         self.control.call_with(certificates.for_clients, self._tls_of_checks)
         return complete
 
@@ -379,8 +388,8 @@ class ClusterController:
         return hibernation.running | {NAME_SERVERS: int(hibernation.others)}
 
     async def _start_report(self, cluster: BrokerCluster) -> None:
-        obj = self._resource.obj
-        self._resource.note(await self.platform.reports.run_if_asked(cluster, obj) or self._resource.obj)
+        obj = self.resource.obj
+        self.resource.note(await self.platform.reports.run_if_asked(cluster, obj) or self.resource.obj)
 
     def _publish(self, found: ReconcileResult) -> None:
         """The result of the pass, for the status and for answers to requests."""
@@ -401,16 +410,17 @@ class ClusterController:
             if await platform.reasons.look(wanted):
                 self._report.wake()
                 if platform.reasons.missing_classes():
-                    self._dirty.set()
+                    self.look_again()
 
-    def _look(self) -> tuple[BrokerCluster | None, int, ObservedState] | None:
-        if self._resource.ending:
+    def look(self) -> tuple[BrokerCluster | None, int, ObservedState] | None:
+        """Return the spec, its generation and what is seen, for the status. None: nothing is to be said now."""
+        if self.resource.ending:
             return None
         self.control.check_availability()
         hidden = not set(SHOWN).isdisjoint(self._shared.unlisted()) and self.control.warm_up.just_begun
         if self.control.warms_up() or hidden:
             return None
-        return self.control.cluster, self._generation, self.control.observe()
+        return self.control.cluster, self.generation, self.control.observe()
 
     def _saw(self, status: BrokerClusterStatus, members: Sequence[ObservedMember]) -> None:
         platform = self.platform

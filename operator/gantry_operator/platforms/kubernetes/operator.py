@@ -139,12 +139,12 @@ class Operator:
             self._stray.clear()
             for kind in OF_USERS:
                 for obj in self.caches[kind].everywhere():
-                    await self._name_stray(kind, obj)
+                    await self.name_stray(kind, obj)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(STRAYS_EVERY_S):
                     await self._stray.wait()
 
-    async def _name_stray(self, kind: str, obj: Object) -> None:
+    async def name_stray(self, kind: str, obj: Object) -> None:
         meta = obj["metadata"]
         cluster = str((obj.get("spec") or {}).get("cluster", ""))
         controller = self.clusters.get((meta.get("namespace", ""), cluster))
@@ -187,7 +187,7 @@ class Operator:
 
     async def _kopf(self) -> None:
         registry = kopf.OperatorRegistry()
-        kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)(self._on_cluster)
+        kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)(self.on_cluster)
         kopf.on.startup(registry=registry)(_configure)
         kopf.on.login(registry=registry)(_login)
         namespaces = self._settings.watch_namespaces
@@ -199,7 +199,7 @@ class Operator:
             indexers=None,
         )
 
-    async def _on_cluster(self, event: Any, body: Any, **_: Any) -> None:
+    async def on_cluster(self, event: Any, body: Any, **_: Any) -> None:
         """Handle a call of kopf: a BrokerCluster changed (None: it existed at the start)."""
         obj = _plain(body)
         meta = obj["metadata"]

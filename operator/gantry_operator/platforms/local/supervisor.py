@@ -92,7 +92,7 @@ class Supervisor:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._stop.set)
         self.bring_up(await asyncio.to_thread(acquire_port_lock))
-        server = await control.serve(self.folder, self._handle)
+        server = await control.serve(self.folder, self.handle)
         self.control.start()
         self._spawn(self._report_ready())
         self._spawn(self._renew_certificates())
@@ -224,7 +224,7 @@ class Supervisor:
 
     # ---- requests of commands
 
-    async def _handle(self, op: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    async def handle(self, op: str, arguments: dict[str, Any]) -> dict[str, Any]:
         if op == "info":
             return self._info()
         if op == "stop":
