@@ -57,7 +57,7 @@ def find(path: str) -> LogFiles:
 
 
 def _find(root: Path) -> LogFiles:
-    """Raises SourceError as `find` does, and OSError if the directory cannot be read."""
+    """Find the files of a log. Raises SourceError as `find` does, and OSError if the directory cannot be read."""
     if not is_there(root):
         raise SourceError(f"{root} does not exist; give a store directory (with commitlog/ in it)")
     if not root.is_dir():

@@ -194,7 +194,7 @@ class HttpBytes:
         rate: int,
         trust: Trust = PLAINTEXT,
     ) -> None:
-        """`sources`: base URL and confirmed offset of the members, in the order of requests."""
+        """Set up for one log. `sources`: base URL and confirmed offset of the members, in the order of requests."""
         self._sources = list(sources)
         self._limit = limit
         self._client = httpx.Client(headers=headers(token_file), timeout=_TIMEOUT, verify=trust.context())

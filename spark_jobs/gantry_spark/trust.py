@@ -71,7 +71,7 @@ def _credentials(file: str) -> Credentials:
 
 @cache
 def _context(ca_file: str | None) -> ssl.SSLContext:
-    """Loading the trusted certificates takes longer than many responses."""
+    """Make a context once, and keep it: loading the trusted certificates takes longer than many responses."""
     from gantry_broker.remoting.tls import TlsError, TlsOptions, client_context
 
     try:

@@ -24,7 +24,7 @@ def merge(
     changes: Mapping[str, Sequence[Mapping[str, Any]]],
     managed: Collection[str],
 ) -> tuple[list[dict[str, Any]], dict[str, int], list[str]]:
-    """The users of mqadmin after the changes, the new numbers by member, and what was not merged, in words.
+    """Return the users of mqadmin after the changes, the new numbers by member, and what was not merged, in words.
 
     `managed`: AccessKeys of BrokerUsers and of the super user. mqadmin cannot change them for longer than a moment. The
     changes of several members are merged in the order of their times.

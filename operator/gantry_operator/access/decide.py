@@ -204,7 +204,7 @@ def _accepted(wanted: WantedUser, plan: KeyPlan, valid: int, end: float | None) 
 
 
 def _user(wanted: WantedUser, keys: Sequence[str]) -> dict[str, Any]:
-    """The user in the form of the table."""
+    """Return the user in the form of the table."""
     quotas = wanted.quotas
     return {
         "name": wanted.access_key,

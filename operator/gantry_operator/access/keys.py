@@ -48,7 +48,7 @@ def expires_at(keys: Keys, overlap_s: float) -> float | None:
 
 
 def valid_keys(keys: Keys, overlap_s: float, now: float) -> list[str]:
-    """The valid keys, the newest first."""
+    """Return the valid keys, the newest first."""
     end = expires_at(keys, overlap_s)
     return [keys.current] if end is None or now >= end else [keys.current, keys.former]
 

@@ -72,12 +72,12 @@ def wanted_user(user: BrokerUser) -> WantedUser:
 
 
 def wanted_admin(cluster: str, rotate: str = "") -> WantedUser:
-    """The cluster's super user. `rotate`: the request for a rotation at its Secret."""
+    """Return the cluster's super user. `rotate`: the request for a rotation at its Secret."""
     return WantedUser(ADMIN_NAME, ADMIN, secret_name(cluster, ""), overlap_s=OVERLAP_S, rotate=rotate, super_user=True)
 
 
 def wanted_proxy(cluster: str, rotate: str = "") -> WantedUser:
-    """The user of the cluster's proxies. `rotate`: the request for a rotation at its Secret."""
+    """Return the user of the cluster's proxies. `rotate`: the request for a rotation at its Secret."""
     return WantedUser(
         PROXY_NAME, PROXY, secret_name(cluster, PROXY_NAME), overlap_s=OVERLAP_S, rotate=rotate, super_user=True
     )

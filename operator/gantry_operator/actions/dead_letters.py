@@ -29,7 +29,7 @@ class Choice:
 
 
 async def groups_with_dead_letters(target: Target) -> list[DeadGroup]:
-    """Raises ActionError."""
+    """List the consumer groups that have dead letters. Raises ActionError."""
     async with dead_letters_of(target) as dead:
         return await dead.groups()
 
@@ -94,7 +94,7 @@ async def resend_letters(
 async def _send(
     dead: DeadLetters, group: str, letters: list[ReceivedMessage], to: str | None, way: str | None
 ) -> tuple[int, str]:
-    """The number of acknowledged letters (SEND_OK), and the error of the first other letter."""
+    """Return the number of acknowledged letters (SEND_OK), and the error of the first other letter."""
     answers = await asyncio.gather(
         *(dead.send_again(group, letter, to=to, way=way) for letter in letters), return_exceptions=True
     )
@@ -146,6 +146,6 @@ async def _chosen(dead: DeadLetters, choice: Choice) -> AsyncGenerator[Page, Non
 
 
 def letter_fields(group: str, letter: ReceivedMessage) -> dict[str, Any]:
-    """A letter for JSON."""
+    """Return a letter for JSON."""
     more = {"id": letter.id, "group": group, "originTopic": origin_topic(letter), "tries": letter.reconsume_times}
     return message_fields(letter, more)

@@ -23,7 +23,7 @@ NAME_FIELDS: Final = {"BrokerTopic": "topicName", "ConsumerGroup": "groupName"}
 
 
 def resource_name(name: str) -> str:
-    """A name for the resource about a topic or group with this name."""
+    """Return a name for the resource about a topic or group with this name."""
     found = re.sub(r"[^a-z0-9-]+", "-", name.lower()).strip("-")
     if not found:
         raise ActionError(

@@ -10,7 +10,7 @@ from gantry_broker.client import ReceivedMessage
 
 
 def message_fields(message: ReceivedMessage, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """A message for JSON. `more`: further fields."""
+    """Return a message for JSON. `more`: further fields."""
     out: dict[str, Any] = {
         "topic": message.topic,
         "broker": message.broker,

@@ -19,7 +19,7 @@ AT_ONCE: Final = 16
 
 
 async def preview_offsets(admin: Admin, group: str, topic: str, to_ms: int) -> ResetPreview:
-    """What a reset to this time (-1: the end) skips and repeats. Raises ActionError and client errors."""
+    """Return what a reset to this time (-1: the end) skips and repeats. Raises ActionError and client errors."""
     queues = readable_queues(topic, await admin.topic_route(topic))
     if len(queues) > QUEUES:
         raise ActionError(f"{topic} has {len(queues)} queues; {QUEUES} is the most for a reset")

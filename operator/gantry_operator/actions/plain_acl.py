@@ -30,7 +30,7 @@ class Account:
 
 
 def read_accounts(path: Path) -> tuple[list[Account], list[str]]:
-    """The accounts, and remarks about what is not imported. Raises PlainAclError."""
+    """Return the accounts, and remarks about what is not imported. Raises PlainAclError."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise PlainAclError(f"{path} has more than {MAX_BYTES} bytes: that is no plain_acl.yml")

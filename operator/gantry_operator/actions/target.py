@@ -69,11 +69,11 @@ class Target(Protocol):
         ...
 
     async def resource(self) -> dict[str, Any]:
-        """The BrokerCluster with its status; `status.events` has recent events."""
+        """Return the BrokerCluster with its status; `status.events` has recent events."""
         ...
 
     async def preview(self, wanted: BrokerCluster | None, image: str) -> dict[str, Any]:
-        """What a spec (None: the present one) would change. Raises ActionError if it is refused."""
+        """Return what a spec (None: the present one) would change. Raises ActionError if it is refused."""
         ...
 
     async def switchover(self, group: str, to: str | None) -> str:
@@ -96,7 +96,7 @@ class Target(Protocol):
         ...
 
     def clients(self) -> AbstractAsyncContextManager[Clients]:
-        """What clients of this process need, while the context is open."""
+        """Return what clients of this process need, while the context is open."""
         ...
 
     def live(self) -> AbstractAsyncContextManager[Source]:
@@ -129,7 +129,7 @@ async def admin_of(target: Target, *, whole: bool = False) -> AsyncIterator[Admi
 
 @asynccontextmanager
 async def dead_letters_of(target: Target, timeout: float = 10.0) -> AsyncIterator[DeadLetters]:
-    """The same for dead letters. `timeout`: see `DeadLetters`."""
+    """Yield the same for dead letters. `timeout`: see `DeadLetters`."""
     from gantry_broker.client import DeadLetters
 
     async with (

@@ -22,7 +22,9 @@ AT_ONCE: Final = 16
 
 
 async def create_topic(target: Target, topic: str, queues: int, managed: bool = False) -> list[str]:
-    """`managed`: by a resource, which is made. Raises ActionError."""
+    """Create or change a topic. Returns the broker groups that have it. `managed`: by a resource, which is made. Raises
+    ActionError.
+    """
     async with target.resources() as found:
         owner = names_of(await found.list("BrokerTopic"), NAME_FIELDS["BrokerTopic"]).get(topic)
         if owner is not None:
@@ -154,7 +156,7 @@ async def delete_topic(target: Target, topic: str, force: bool) -> str:
 
 
 async def _refuse_unread(admin: Admin, topic: str) -> None:
-    """Raises ActionError."""
+    """Check that nothing in a topic is unread. Raises ActionError."""
     try:
         stats = await admin.topic_stats(topic)
         messages = sum(o.max_offset - o.min_offset for o in stats.values())

@@ -37,7 +37,7 @@ class NewUser:
 
 
 def rule_of(text: str, decision: str) -> dict[str, Any]:
-    """A rule from `TYPE:NAME:ACTIONS`: Topic:orders-*:Pub,Sub. A `*` at the end is a prefix, alone every name.
+    """Return a rule from `TYPE:NAME:ACTIONS`: Topic:orders-*:Pub,Sub. A `*` at the end is a prefix, alone every name.
 
     Raises ActionError.
     """
@@ -58,7 +58,7 @@ def rule_of(text: str, decision: str) -> dict[str, Any]:
 
 
 def user_of(wanted: NewUser, cluster: str, namespace: str) -> BrokerUser:
-    """Raises ActionError."""
+    """Build the BrokerUser. Raises ActionError."""
     spec: dict[str, Any] = {
         "superUser": wanted.super_user,
         "rules": [rule_of(t, "Allow") for t in wanted.allow] + [rule_of(t, "Deny") for t in wanted.deny],
@@ -86,13 +86,13 @@ async def create_user(target: Target, wanted: NewUser) -> str:
 
 
 async def list_users(target: Target) -> list[dict[str, Any]]:
-    """The BrokerUsers by name, without their keys. Raises ActionError."""
+    """Return the BrokerUsers by name, without their keys. Raises ActionError."""
     async with target.users() as found:
         return sorted(await found.list(), key=lambda u: str(u["metadata"]["name"]))
 
 
 async def delete_user(target: Target, name: str) -> None:
-    """Raises ActionError."""
+    """Delete a user. Raises ActionError."""
     if name == ADMIN:
         raise ActionError(f"{ADMIN} is the super user that every cluster has: it cannot be deleted", Cause.BAD_INPUT)
     async with target.users() as found:

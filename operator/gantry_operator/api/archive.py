@@ -224,7 +224,7 @@ def _stays(kind: str) -> str:
 
 
 def fixed_bootstrap() -> dict[str, str]:
-    """The transition rule of the spec: `bootstrap` may go, but not come or change once the cluster exists."""
+    """Return the transition rule of the spec: `bootstrap` may go, but not come or change once the cluster exists."""
     return {
         "rule": f"!has(self.bootstrap) || ({' && '.join(map(_stays, _FIXED))})",
         "message": f"bootstrap cannot be added or changed on a cluster that exists: {BOOTSTRAP_IS_FIXED}",
@@ -233,7 +233,9 @@ def fixed_bootstrap() -> dict[str, str]:
 
 
 def changed_bootstrap(old: Bootstrap | None, new: Bootstrap | None) -> str:
-    """The rule of `fixed_bootstrap` in words: what is refused, such as "bootstrap.follow was added"; empty: nothing."""
+    """Return the rule of `fixed_bootstrap` in words: what is refused, such as "bootstrap.follow was added"; empty:
+    nothing.
+    """
     for kind, fields in _FIXED.items():
         before, after = (None if b is None else getattr(b, kind) for b in (old, new))
         if after is None:

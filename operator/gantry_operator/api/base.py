@@ -134,7 +134,7 @@ class Model(Strict):
 
     @classmethod
     def schema_rules(cls) -> list[dict[str, str]]:
-        """The `x-kubernetes-validations` of this model."""
+        """Return the `x-kubernetes-validations` of this model."""
         return [r.schema() for r in cls.rules] + list(cls.transitions)
 
 
@@ -153,7 +153,7 @@ def either(path: str, default: str | int | bool) -> str:
 
 
 def fixed(path: str, default: str | int | bool, message: str) -> dict[str, str]:
-    """A transition rule of the spec: the value at a path (as self.mode) cannot change once the cluster exists."""
+    """Return a transition rule of the spec: the value at a path (as self.mode) is fixed once the cluster exists."""
     return {
         "rule": f"{either(path, default)} == {either(f'oldSelf{path[4:]}', default)}",
         "message": message,
@@ -171,8 +171,8 @@ def between(field: str, low: str, high: str) -> str:
 
 
 def form_rule(pattern: str, value: str = "self") -> dict[str, str] | None:
-    """The rule in place of a pattern, whose refusal the API server words as the bare regular expression. None: the
-    pattern has no words, or the rule costs the API server too much.
+    """Return the rule in place of a pattern, whose refusal the API server words as the bare regular expression. None:
+    the pattern has no words, or the rule costs the API server too much.
     """
     if pattern not in FORMS or pattern == SOURCE:
         return None
@@ -184,7 +184,7 @@ def _raw(pattern: str) -> str:
 
 
 def parse_quantity(text: str) -> float:
-    """A Kubernetes quantity as a number: "512Mi" is 536870912.0, "250m" is 0.25. Raises ValueError."""
+    """Return a Kubernetes quantity as a number: "512Mi" is 536870912.0, "250m" is 0.25. Raises ValueError."""
     match = re.fullmatch(r"([0-9]+|[0-9]+\.[0-9]+|\.[0-9]+)([a-zA-Z]{0,2})", text)
     if match is None or match[2] not in _UNIT_BYTES:
         raise ValueError(f"{text!r} is no quantity; write for example 512Mi, 10Gi or 250m")
@@ -208,7 +208,7 @@ def _number_to_text(value: Any) -> Any:
 
 
 def _ascii(text: str) -> str:
-    """The API server's patterns mean ASCII digits by `\\d`, pydantic's mean those of all scripts. Raises ValueError."""
+    """Refuse others: patterns of the API server mean ASCII digits by `\\d`, pydantic's those of all scripts."""
     if not text.isascii():
         raise ValueError(f"{text[:40]!r} has characters outside ASCII: write the digits 0 to 9")
     return text
@@ -244,7 +244,7 @@ VolumeSize = Annotated[str, Field(pattern=_VOLUME, max_length=24), AfterValidato
 
 
 def more_than_nothing(field: str) -> Rule:
-    """The rule for a field of type VolumeSize."""
+    """Return the rule for a field of type VolumeSize."""
     return Rule(
         f"!has(self.{field}) || !isQuantity(self.{field}) || quantity(self.{field}).isGreaterThan(quantity('0'))",
         f"{field} is 0: write a size above 0, for example 10Gi",

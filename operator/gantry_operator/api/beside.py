@@ -16,7 +16,7 @@ CONDITIONS: dict[str, Any] = {"x-kubernetes-list-type": "map", "x-kubernetes-lis
 
 
 def cluster_field(kind: str) -> Any:
-    """The field `cluster` of the spec."""
+    """Return the field `cluster` of the spec."""
     message = f"cluster cannot be changed: write the former cluster, or create another {kind}"
     return Field(
         description="Name of the BrokerCluster in the same namespace.", min_length=1, max_length=MAX_NAME,
@@ -25,7 +25,7 @@ def cluster_field(kind: str) -> Any:
 
 
 def drift_field() -> Any:
-    """The field `driftPolicy` of the spec."""
+    """Return the field `driftPolicy` of the spec."""
     return Field(
         None, description="What happens to changes of others, by mqadmin for example. Enforce (if absent): they are "
         "put back. Report: the condition Synced names them.",
@@ -45,7 +45,7 @@ class BesideCluster(Model):
 
     @classmethod
     def make(cls, name: str, cluster: str, namespace: str = "default", **spec: Any) -> Self:
-        """A resource from keyword arguments. Raises pydantic.ValidationError."""
+        """Return a resource from keyword arguments. Raises pydantic.ValidationError."""
         (kind,) = get_args(cls.model_fields["kind"].annotation)
         return cls.model_validate(
             {

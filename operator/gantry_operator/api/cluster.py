@@ -51,7 +51,7 @@ class Metadata(BaseModel):
 
 
 def name_rule(most: int, pattern: str, allowed: str) -> Rule:
-    """The rule for a resource's name. `allowed`: what may stand in it beside lower-case letters."""
+    """Return the rule for a resource's name. `allowed`: what may stand in it beside lower-case letters."""
     return Rule(
         f"self.metadata.name.size() <= {most} && self.metadata.name.matches('^{pattern}$')",
         f"metadata.name is not usable: write at most {most} lower-case letters, {allowed}",
@@ -128,7 +128,7 @@ class BrokerCluster(Model):
 
     @classmethod
     def make(cls, name: str, namespace: str = "default", **spec: Any) -> BrokerCluster:
-        """A cluster from keyword arguments. Raises pydantic.ValidationError."""
+        """Return a cluster from keyword arguments. Raises pydantic.ValidationError."""
         return cls.model_validate(
             {
                 "apiVersion": API_VERSION,

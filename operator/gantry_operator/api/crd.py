@@ -151,7 +151,7 @@ FILES = tuple(folder / r.file_name for folder in (CRDS, CHART) for r in RESOURCE
 
 
 def crd(resource: Resource = CLUSTER) -> dict[str, Any]:
-    """The CustomResourceDefinition object."""
+    """Return the CustomResourceDefinition object."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -184,7 +184,7 @@ def crd(resource: Resource = CLUSTER) -> dict[str, Any]:
 
 
 def schema(resource: Resource = CLUSTER) -> dict[str, Any]:
-    """The structural schema of a resource."""
+    """Return the structural schema of a resource."""
     found: dict[str, Any] = _without_defaults(schema_with_defaults(resource))
     return found
 
@@ -203,7 +203,7 @@ def _without_defaults(node: Any) -> Any:
 
 
 def schema_with_defaults(resource: Resource = CLUSTER) -> dict[str, Any]:
-    """The schema with the default of each field, for documents."""
+    """Return the schema with the default of each field, for documents."""
     raw = resource.model.model_json_schema(by_alias=True, mode="validation")
     out = _structural(raw, raw.get("$defs", {}), resource.model)
     out["properties"]["apiVersion"] = {"type": "string"}
@@ -315,7 +315,9 @@ class _Plain(yaml.SafeDumper):
 
 
 def render(file: Path = FILES[0]) -> str:
-    """The YAML of one of the files. The chart's copy stays when the chart is uninstalled, so the clusters stay, too."""
+    """Return the YAML of one of the files. The chart's copy stays when the chart is uninstalled, so the clusters stay,
+    too.
+    """
     found = crd(next(r for r in RESOURCES if r.file_name == file.name))
     if file.parent == CHART:
         found["metadata"]["annotations"] = {"helm.sh/resource-policy": "keep"}
@@ -323,7 +325,7 @@ def render(file: Path = FILES[0]) -> str:
 
 
 def stale(root: Path) -> list[Path]:
-    """The files under `root` that differ from the models."""
+    """Return the files under `root` that differ from the models."""
     return [f for f in FILES if not (root / f).is_file() or (root / f).read_text(encoding="utf-8") != render(f)]
 
 

@@ -64,7 +64,7 @@ def _simulation(fields: Sequence[str], after: datetime) -> CronSim | None:
 
 
 def zone(name: str | None) -> ZoneInfo:
-    """The time zone of a schedule; UTC without a name. Raises ScheduleError."""
+    """Return the time zone of a schedule; UTC without a name. Raises ScheduleError."""
     try:
         return ZoneInfo(name or "UTC")
     except (ZoneInfoNotFoundError, ValueError, OSError):
@@ -72,7 +72,7 @@ def zone(name: str | None) -> ZoneInfo:
 
 
 def next_run(text: str, time_zone: str | None, after: datetime) -> datetime | None:
-    """The first time after `after` (with a time zone) at which a schedule is due, in UTC; None: never.
+    """Return the first time after `after` (with a time zone) at which a schedule is due, in UTC; None: never.
 
     Raises ScheduleError.
     """
@@ -82,7 +82,9 @@ def next_run(text: str, time_zone: str | None, after: datetime) -> datetime | No
 
 
 def refuse_never(text: str) -> None:
-    """Raises ScheduleError for a schedule that cannot be read, or that has no day, such as February 30."""
+    """Check that a schedule comes at some time. Raises ScheduleError for a schedule that cannot be read, or that has no
+    day, such as February 30.
+    """
     if next_run(text, None, _ANY_TIME) is None:
         raise ScheduleError("there is no such day: write a day that the month has, for example 0 3 28 2 *")
 

@@ -139,22 +139,22 @@ def _of_kind(documents: Sequence[Any], kind: str, parse: Callable[[Any, str], R]
 
 
 def parse_manifest(document: Any, source: str = "") -> BrokerCluster:
-    """A BrokerCluster from parsed YAML or JSON. Raises ManifestError with every problem found."""
+    """Return a BrokerCluster from parsed YAML or JSON. Raises ManifestError with every problem found."""
     return _parse(BrokerCluster, KIND, document, source)
 
 
 def parse_user(document: Any, source: str = "") -> BrokerUser:
-    """A BrokerUser from parsed YAML or JSON. Raises ManifestError with every problem found."""
+    """Return a BrokerUser from parsed YAML or JSON. Raises ManifestError with every problem found."""
     return _parse(BrokerUser, user.KIND, document, source)
 
 
 def parse_topic(document: Any, source: str = "") -> BrokerTopic:
-    """A BrokerTopic from parsed YAML or JSON. Raises ManifestError with every problem found."""
+    """Return a BrokerTopic from parsed YAML or JSON. Raises ManifestError with every problem found."""
     return _parse(BrokerTopic, topic.KIND, document, source)
 
 
 def parse_group(document: Any, source: str = "") -> ConsumerGroup:
-    """A ConsumerGroup from parsed YAML or JSON. Raises ManifestError with every problem found."""
+    """Return a ConsumerGroup from parsed YAML or JSON. Raises ManifestError with every problem found."""
     return _parse(ConsumerGroup, consumer_group.KIND, document, source)
 
 
@@ -245,7 +245,7 @@ def _wanted(root: type[BaseModel], loc: tuple[int | str, ...], text: str) -> str
 
 
 def _values(root: type[BaseModel], loc: tuple[int | str, ...]) -> str:
-    """The values of a field that has but a few; empty: it may have others."""
+    """Return the values of a field that has but a few; empty: it may have others."""
     parent = _model_at(root, loc[:-1])
     field = None if parent is None else parent.model_fields.get(str(loc[-1]))
     found = get_args(field.annotation) if field is not None and get_origin(field.annotation) is Literal else ()
@@ -253,7 +253,7 @@ def _values(root: type[BaseModel], loc: tuple[int | str, ...]) -> str:
 
 
 def _model_at(root: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseModel] | None:
-    """The model class at a location, found through the annotations."""
+    """Return the model class at a location, found through the annotations."""
     model: type[BaseModel] | None = root
     for part in loc:
         if isinstance(part, int):
@@ -275,7 +275,7 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 
 
 def _at(value: Any, field: str) -> Any:
-    """A field of a rejected input: a model, or the mapping it was made from."""
+    """Return a field of a rejected input: a model, or the mapping it was made from."""
     if not field:
         return None
     value = getattr(value, field, None) if not isinstance(value, dict) else value.get(field)

@@ -57,5 +57,5 @@ class FromRocketMQ(Model):
     tls: SourceTls | None = Field(None, description="TLS of the source's remoting ports. Default: none.")
 
     def broker_of(self, group: str, default: str) -> str:
-        """The source's brokerName for a group."""
+        """Return the source's brokerName for a group."""
         return next((b.broker for b in self.brokers if b.group == group), default)

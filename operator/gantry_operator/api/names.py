@@ -65,7 +65,9 @@ def resource_name_rule() -> Rule:
 
 
 def fixed(field: str, kind: str) -> dict[str, str]:
-    """A rule of the spec: the field keeps its value, and stays absent if it was absent. For the API server alone."""
+    """Return a rule of the spec: the field keeps its value, and stays absent if it was absent. For the API server
+    alone.
+    """
     return {
         "rule": f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})",
         "message": f"{field} cannot be changed: write the former value, or create another {kind}",

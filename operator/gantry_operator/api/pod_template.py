@@ -161,7 +161,7 @@ def problems(spec: Mapping[str, Any]) -> Iterator[str]:
 
 
 def proxy_problems(spec: Mapping[str, Any]) -> Iterator[str]:
-    """The same of what proxies alone have, in a spec without other problems."""
+    """Return the same of what proxies alone have, in a spec without other problems."""
     for volume in spec.get("volumes") or []:
         if volume["name"] in PROXY_VOLUMES:
             yield f"volumes: {volume['name']!r} is the operator's: write another name"

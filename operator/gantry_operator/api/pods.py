@@ -36,8 +36,8 @@ def _known(field: Literal["requests", "limits"]) -> Rule:
 
 
 def _amounts(field: Literal["requests", "limits"]) -> Rule:
-    """The API server checks amounts by this rule, whose words are better than those about a pattern. The pattern
-    excludes what Kubernetes' quantities allow beyond it, such as -1 and 1e3.
+    """Return the rule by which the API server checks amounts: its words are better than those about a pattern. The
+    pattern excludes what Kubernetes' quantities allow beyond it, such as -1 and 1e3.
     """
     value = f"string(self.{field}[k])"
     return Rule(

@@ -132,7 +132,7 @@ class Proxy(Model):
         return self
 
     def tls_mode(self, of_brokers: TlsMode) -> TlsMode:
-        """The mode that holds. `of_brokers`: `security.tls.mode`."""
+        """Return the mode that holds. `of_brokers`: `security.tls.mode`."""
         if self.tls is not None and self.tls.mode is not None:
             return self.tls.mode
         return "Required" if of_brokers == "Required" else "Permissive"

@@ -163,7 +163,7 @@ def _rules(node: dict[str, Any], path: str) -> Iterator[str]:
 
 
 def render() -> str:
-    """The text of the page."""
+    """Return the text of the page."""
     pages = [_page(schema_with_defaults(r)) for r in (CLUSTER, USER, TOPIC, CONSUMER_GROUP)]
     intros = (INTRO, USER_INTRO, TOPIC_INTRO, GROUP_INTRO)
     lines = [line for intro, page in zip(intros, pages, strict=True) for line in (intro, *page)]

@@ -60,7 +60,7 @@ class Security(Model):
     @field_validator("topicQuotas")
     @classmethod
     def _one_for_each_topic(cls, quotas: list[TopicQuota]) -> list[TopicQuota]:
-        """The API server checks the same by the list's key."""
+        """Refuse two quotas for one topic, as the API server does by the list's key."""
         topics = [q.topic for q in quotas]
         twice = next((t for t in topics if topics.count(t) > 1), None)
         if twice is not None:
@@ -69,5 +69,5 @@ class Security(Model):
         return quotas
 
     def mode(self, *, loopback: bool = False) -> Authentication:
-        """The authentication that holds. `loopback`: every address of the cluster is one of this machine alone."""
+        """Return the authentication that holds. `loopback`: all addresses of the cluster are of this machine alone."""
         return self.authentication or ("Disabled" if loopback else "Enabled")

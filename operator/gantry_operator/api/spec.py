@@ -532,7 +532,7 @@ class BrokerClusterSpec(Model):
         return next((g for g in self.brokerGroups if g.name == name), None)
 
     def storage_of(self, group: str) -> Storage:
-        """The volumes of a group: its own settings, or those of the cluster."""
+        """Return the volumes of a group: its own settings, or those of the cluster."""
         found = self._group(group)
         return self.storage if found is None or found.storage is None else found.storage
 

@@ -52,7 +52,7 @@ MessageType = Literal["Normal", "FIFO", "Delay", "Transaction", "Mixed"]
 
 
 def permission_name(perm: int) -> str:
-    """The permission in words; another combination of bits as RocketMQ's tools print it."""
+    """Return the permission in words; another combination of bits as RocketMQ's tools print it."""
     known = perm & (Perm.READ | Perm.WRITE)
     return next((name for name, bits in PERMISSIONS.items() if bits == known), "None")
 

@@ -17,7 +17,7 @@ VERSION: Final = "0.1.0"
 
 @cache
 def package_version() -> str:
-    """The version of this installation."""
+    """Return the version of this installation."""
     try:
         return metadata.version(PACKAGE)
     except metadata.PackageNotFoundError:

@@ -59,7 +59,8 @@ class Certificates:
 def renew(
     held: Certificates, holders: Mapping[str, Names], owner: tuple[str, str], asked: Asked, now: datetime
 ) -> tuple[Certificates, list[Note]]:
-    """The certificates that should exist now, and what changed. `owner`: namespace (or "") and name of the cluster.
+    """Return the certificates that should exist now, and what changed. `owner`: namespace (or "") and name of the
+    cluster.
 
     A second call with the result changes nothing. Leaves of unknown holders are dropped.
     """
@@ -92,7 +93,7 @@ def renew(
 def _after(
     step: Step, authority: Authority | None, asked: str, owner: tuple[str, str], now: datetime, notes: list[Note]
 ) -> Authority:
-    """The authority after a step."""
+    """Return the authority after a step."""
     if step is Step.FIRST or authority is None:
         notes.append(
             Note("AuthorityChanged", "the cluster's certificate authority was made: there was none that is valid")
@@ -137,7 +138,7 @@ def _make(owner: tuple[str, str], now: datetime) -> KeyPair:
 
 
 def trusted(authority: Authority) -> bytes:
-    """The authorities that every member and client should trust, as PEM. The present one comes first."""
+    """Return the authorities that every member and client should trust, as PEM. The present one comes first."""
     parts = [authority.current.certificate]
     if authority.following is not None:
         parts.append(authority.following.certificate)
@@ -147,7 +148,7 @@ def trusted(authority: Authority) -> bytes:
 
 
 def next_look(held: Certificates) -> datetime | None:
-    """The earliest time at which anything is due; None: there is nothing yet."""
+    """Return the earliest time at which anything is due; None: there is nothing yet."""
     leaves = [facts for facts in map(_facts, held.leaves.values()) if facts is not None]
     return schedule.next_look(_state(held.authority), leaves)
 
@@ -165,17 +166,17 @@ def is_due(held: Certificates, now: datetime) -> bool:
 
 
 def expiry_of(pem: bytes) -> datetime:
-    """The end of a certificate's validity. Raises UnusableCertificate."""
+    """Return the end of a certificate's validity. Raises UnusableCertificate."""
     return x509.read_certificate(pem).not_after
 
 
 def renewal_of(pair: KeyPair) -> datetime:
-    """The time at which it is made again. Raises UnusableCertificate."""
+    """Return the time at which it is made again. Raises UnusableCertificate."""
     return schedule.renewal_time(x509.read(pair))
 
 
 def _usable(authority: Authority | None) -> Authority | None:
-    """The authority without parts that cannot be read."""
+    """Return the authority without parts that cannot be read."""
     if authority is None or _facts(authority.current) is None:
         return None
     if authority.following is not None and _facts(authority.following) is None:

@@ -65,7 +65,7 @@ def renewal_time(facts: CertificateInfo) -> datetime:
 
 
 def authority_step(state: AuthorityState, asked: str, now: datetime) -> Step:
-    """The next step. Call it again after each step."""
+    """Return the next step. Call it again after each step."""
     current = state.current
     if current is None:
         return Step.FIRST
@@ -108,7 +108,7 @@ def leaf_reason(
 
 
 def next_look(state: AuthorityState, leaves: Sequence[CertificateInfo]) -> datetime | None:
-    """The earliest time at which anything is due; None: there is nothing yet."""
+    """Return the earliest time at which anything is due; None: there is nothing yet."""
     times = [renewal_time(leaf) for leaf in leaves]
     if state.following is not None:
         times += [t for t in (state.switch_at,) if t is not None]

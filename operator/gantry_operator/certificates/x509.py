@@ -53,7 +53,7 @@ class CertificateInfo:
 
 
 def names_of(names: Names) -> frozenset[str]:
-    """The names in the form of `CertificateInfo.names`."""
+    """Return the names in the form of `CertificateInfo.names`."""
     return frozenset(_canonical(h) for h in names.hosts) | frozenset(names.uris)
 
 
@@ -65,7 +65,7 @@ def _canonical(host: str) -> str:
 
 
 def make_authority(cluster: str, namespace: str, now: datetime, lifetime: timedelta) -> KeyPair:
-    """A new authority. Each has its own subject, so that verifiers can distinguish a former one."""
+    """Return a new authority. Each has its own subject, so that verifiers can distinguish a former one."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -88,7 +88,7 @@ def make_authority(cluster: str, namespace: str, now: datetime, lifetime: timede
 
 
 def sign(authority: KeyPair, names: Names, namespace: str, now: datetime, lifetime: timedelta) -> KeyPair:
-    """A new key with a certificate for both ends of a connection. It never outlives its authority."""
+    """Return a new key with a certificate for both ends of a connection. It never outlives its authority."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -173,7 +173,7 @@ def _certificate(pem: bytes) -> x509.Certificate:
 
 
 def read(pair: KeyPair) -> CertificateInfo:
-    """The facts of a certificate with its key. Raises UnusableCertificate."""
+    """Return the facts of a certificate with its key. Raises UnusableCertificate."""
     facts = read_certificate(pair.certificate)
     _check_key(pair)
     return facts
@@ -181,7 +181,7 @@ def read(pair: KeyPair) -> CertificateInfo:
 
 @lru_cache(maxsize=256)
 def _check_key(pair: KeyPair) -> None:
-    """Raises UnusableCertificate unless the key belongs to the certificate."""
+    """Compare a certificate with its key. Raises UnusableCertificate unless the key belongs to the certificate."""
     from cryptography.hazmat.primitives import serialization
 
     try:
@@ -195,7 +195,7 @@ def _check_key(pair: KeyPair) -> None:
 
 
 def read_certificate(pem: bytes) -> CertificateInfo:
-    """The facts of the first certificate. Raises UnusableCertificate."""
+    """Return the facts of the first certificate. Raises UnusableCertificate."""
     from cryptography import x509
 
     certificate = _certificate(pem)

@@ -8,7 +8,7 @@ from gantry_broker.starting import importing
 
 
 def main() -> None:
-    """Runs the command line and exits with its code (see `gantry --help`)."""
+    """Run the command line and exit with its code (see `gantry --help`)."""
     try:
         with importing():
             from gantry_operator.cli.app import run

@@ -56,7 +56,7 @@ class Source:
     folder: Path | None = None
 
     def token_file(self, given: Path | None) -> str | None:
-        """The file with the brokers' admin token: the given one, or that of a local cluster."""
+        """Return the file with the brokers' admin token: the given one, or that of a local cluster."""
         from gantry_operator.platforms.local.folder import ClusterFolder
 
         if given is not None:
@@ -109,7 +109,7 @@ def resolve(text: str | None, directory: Path | None = None) -> Source:
 
 
 def _spark(memory: str, log_bytes: int) -> Any:
-    """A local session for a log of this size. Raises CliError with the packages to install."""
+    """Return a local session for a log of this size. Raises CliError with the packages to install."""
     try:
         from gantry_spark.session import NoJava, session
     except ModuleNotFoundError as error:
@@ -271,14 +271,14 @@ def analyze(
 
 
 def opens(source: str | None, out: str | None, directory: Path | None) -> str:
-    """The command that opens the report of an `analyze` with these arguments."""
+    """Return the command that opens the report of an `analyze` with these arguments."""
     options = {"--out": out} if out else {"--dir": directory and str(directory)}
     given = [word for name, value in options.items() if value for word in (name, value)]
     return shlex.join(["gantry", "report", *given, *([source] if source and not out else [])])
 
 
 def _ondemand() -> Any:
-    """The module for Kubernetes. Raises CliError with the packages to install."""
+    """Return the module for Kubernetes. Raises CliError with the packages to install."""
     try:
         return importlib.import_module("gantry_operator.cli.analytics_on_demand")
     except ModuleNotFoundError as error:

@@ -60,7 +60,7 @@ def _status(resource: dict[str, Any]) -> dict[str, Any]:
 
 
 def _refusal(resource: dict[str, Any]) -> str:
-    """The reason why no run starts under a refused spec; empty: the operator has reported no refusal."""
+    """Return the reason why no run starts under a refused spec; empty: the operator has reported no refusal."""
     status = resource.get("status") or {}
     if status.get("phase") != "Refused" or status.get("observedGeneration") != resource["metadata"].get("generation"):
         return ""

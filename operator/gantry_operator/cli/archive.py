@@ -87,7 +87,7 @@ def place_of(spec: ArchivePlace, credentials: Path | None, key_file: Path | None
 def open_place(
     url: str, endpoint: str | None, region: str | None, credentials: Path | None, key_file: Path | None
 ) -> Archive:
-    """Raises CliError for a place that cannot be."""
+    """Open an archive. Raises CliError for a place that cannot be."""
     from gantry_broker.archive.opening import open_archive
     from gantry_broker.config import ArchivePlace as Place
 
@@ -364,7 +364,7 @@ def _verified(result: Verified) -> dict[str, Any]:
 
 
 def _text(ms: int) -> str:
-    """A time for people, or a dash for 0."""
+    """Return a time for people, or a dash for 0."""
     if not ms:
         return "-"
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -36,7 +36,7 @@ class Look:
 def look_of(
     topic: str, tags: str, key: str, prop: str, text: str, message_id: str, at: str, before: str, after: str, count: int
 ) -> Look:
-    """Raises CliError for options that do not fit each other."""
+    """Read the options of a look at messages. Raises CliError for options that do not fit each other."""
     if sum(map(bool, (at, before, after))) > 1:
         raise CliError("--from, --before and --after exclude each other", Exit.USAGE)
     if key and (at or after):
@@ -66,7 +66,7 @@ def show(target: Target, look: Look, as_json: bool) -> None:
 
 
 def fields(message: ReceivedMessage) -> dict[str, object]:
-    """A message for JSON; a body that cannot be read says why."""
+    """Return a message for JSON; a body that cannot be read says why."""
     _, problem = body_of(message)
     if problem:
         return {"topic": message.topic, "broker": message.broker, "queue": message.queue_id,

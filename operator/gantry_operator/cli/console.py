@@ -48,7 +48,7 @@ def console(
 
 
 def _present():  # type: ignore[no-untyped-def]
-    """What makes the source of each cluster that runs, by its key."""
+    """Return what makes the source of each cluster that runs, by its key."""
     from functools import partial
 
     from gantry_operator.console.snapshot import ClusterKey
@@ -62,7 +62,7 @@ def _present():  # type: ignore[no-untyped-def]
 
 
 def _sources(directory: Path | None, name: str | None):  # type: ignore[no-untyped-def]
-    """The chosen cluster, else all that were started. Raises CliError."""
+    """Return the chosen cluster, else all that were started. Raises CliError."""
     from gantry_operator.cli.target import find_local
     from gantry_operator.console.sources import LocalSource
     from gantry_operator.platforms.local.folder import known_clusters, read_json
@@ -79,7 +79,7 @@ def _sources(directory: Path | None, name: str | None):  # type: ignore[no-untyp
 
 
 def _bind(port: int | None) -> socket.socket:
-    """Raises CliError when the port is taken."""
+    """Bind the port of the console. Raises CliError when the port is taken."""
     from gantry_operator.console.serve import HOST
 
     wanted = [PORT, 0] if port is None else [port]

@@ -43,7 +43,7 @@ class StoreLocation:
 
 
 def find_place(what: str, directory: Path | None, name: str | None) -> StoreLocation:
-    """A path when it has a slash or is a folder here, else a member of a local cluster. Raises CliError."""
+    """Return a path when it has a slash or is a folder here, else a member of a local cluster. Raises CliError."""
     from gantry_operator.cli.target import find_local
 
     path = Path(what).expanduser()
@@ -63,7 +63,7 @@ def find_place(what: str, directory: Path | None, name: str | None) -> StoreLoca
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """A store that cannot be read is one line. Raises CliError."""
+    """Show one line about a store that cannot be read. Raises CliError."""
     from gantry_broker.replication.identity import StateError
     from gantry_broker.store.errors import StoreError
 
@@ -167,7 +167,7 @@ def _entry_json(entry: Any) -> dict[str, Any]:
 
 
 def _load_store(what: str, directory: Path | None, name: str | None) -> tuple[StoreFiles, Start]:
-    """The files of a store, and the plan of a start from them. Raises CliError."""
+    """Return the files of a store, and the plan of a start from them. Raises CliError."""
     from gantry_broker.store.describe import StoreFiles, plan_start
 
     place = find_place(what, directory, name)
@@ -251,7 +251,7 @@ def _text(value: Any) -> str:
 
 
 def _status(place: StoreLocation) -> tuple[dict[str, Any] | None, str]:
-    """The status of a member that runs, or why there is none. Raises OSError, CliError."""
+    """Return the status of a member that runs, or why there is none. Raises OSError, CliError."""
     if place.config is None or place.token is None:
         return None, ""
     from gantry_broker.config import BrokerConfig

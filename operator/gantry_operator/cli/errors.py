@@ -35,5 +35,5 @@ _CODES: Final = {
 
 
 def presented(error: ActionError) -> CliError:
-    """The error of an action as that of a command."""
+    """Return the error of an action as that of a command."""
     return CliError(str(error), _CODES[error.cause])

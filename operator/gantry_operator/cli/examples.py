@@ -14,14 +14,14 @@ QUICKSTART = "quickstart"
 
 
 def examples() -> dict[str, Traversable]:
-    """The manifests by name."""
+    """Return the manifests by name."""
     folder = resources.files("gantry_operator") / "examples"
     found = {file.name.removesuffix(".yaml"): file for file in folder.iterdir() if file.name.endswith(".yaml")}
     return dict(sorted(found.items()))
 
 
 def summary(text: str) -> str:
-    """The comment above a manifest, on one line."""
+    """Return the comment above a manifest, on one line."""
     lines = []
     for line in text.splitlines():
         if not line.startswith("#"):

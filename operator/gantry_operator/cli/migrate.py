@@ -90,7 +90,7 @@ def _place(source: FromRocketMQ) -> SourcePlace:
 
 
 def _keys(secret: str | None) -> Credentials | None:
-    """The keys in a Secret, which is a folder on this machine. Raises CliError."""
+    """Return the keys in a Secret, which is a folder on this machine. Raises CliError."""
     from gantry_broker.client import Credentials
 
     from gantry_operator.platforms.local.folder import secret_folder
@@ -135,7 +135,7 @@ async def _edge(folder: ClusterFolder) -> AsyncIterator[Edge]:
 
 
 def _read_record(folder: ClusterFolder) -> Record:
-    """Raises CliError for an invalid file."""
+    """Read the record of a migration. Raises CliError for an invalid file."""
     from gantry_operator.migration.steps import Record
 
     path = folder.root / RECORD

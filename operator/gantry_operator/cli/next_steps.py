@@ -212,7 +212,7 @@ def _wanted(resource: Mapping[str, Any], local: bool) -> Iterator[tuple[str, str
 
 
 def _first(status: Mapping[str, Any], kind: str) -> str:
-    """The name of the first thing that a condition complains of."""
+    """Return the name of the first thing that a condition complains of."""
     if kind == "CertificatesValid":
         rows = status.get("certificates") or []
         return str(min(rows, key=lambda r: str(r.get("notAfter") or ""), default={"name": ""})["name"])

@@ -20,9 +20,7 @@ _CHOICE: dict[str, tuple[Any, Any]] = {
 
 
 def on_cluster(command: Callable[..., None]) -> Callable[..., None]:
-    """A command about one cluster: adds the options that choose it, and `--output`. The command gets the cluster as
-    `target`, and `as_json`.
-    """
+    """Add the options that choose a cluster, and `--output`. The command gets `target` and `as_json`."""
     given = ("target", "as_json")
     written = {name: text for name, text in command.__annotations__.items() if name not in given}
     hints = get_type_hints(SimpleNamespace(__annotations__=written), command.__globals__, include_extras=True)

@@ -27,7 +27,9 @@ def give_up_stdout() -> None:
 
 
 def console() -> Console:
-    """The console for tables. It prints plain text without colour, and cuts no lines, when stdout is no terminal."""
+    """Return the console for tables. It prints plain text without colour, and cuts no lines, when stdout is no
+    terminal.
+    """
     if sys.stdout.isatty():
         return Console()
     return Console(width=200, color_system=None, force_terminal=False)

@@ -45,7 +45,8 @@ class Progress:
         wanted: bool = True,
         poll: Callable[[], Count | None] | None = None,
     ) -> None:
-        """`unit`: what is counted, in the plural. `wanted`: False shows nothing.
+        """Set up; nothing is shown before it is entered. `unit`: what is counted, in the plural. `wanted`: False shows
+        nothing.
 
         `poll`: asked for the count before each line, by a thread; None: no change.
         """

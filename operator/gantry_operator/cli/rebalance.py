@@ -116,7 +116,7 @@ async def _run(
 
 
 async def _taking(admin: Admin) -> dict[str, str]:
-    """The masters of the broker groups that take messages. A group that leaves the cluster takes none."""
+    """Return the masters of the broker groups that take messages. A group that leaves the cluster takes none."""
     found = {}
     for group, address in sorted((await admin.masters()).items()):
         info = await admin.runtime_info(address)
@@ -128,7 +128,7 @@ async def _taking(admin: Admin) -> dict[str, str]:
 
 
 async def _read(admin: Admin, masters: dict[str, str], names: list[str], managed: frozenset[str]) -> Topics:
-    """The chosen topics by group, or all topics of users that no resource manages. One call for each group."""
+    """Return the chosen topics by group, or all topics of users that no resource manages. One call for each group."""
     found: Topics = {}
     for group, address in masters.items():
         for name, config in (await admin.topic_config(address)).topics.items():

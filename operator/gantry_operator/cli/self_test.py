@@ -57,7 +57,7 @@ class Finding:
 
 
 def judge(m: Measured) -> list[Finding]:
-    """The verdict of each subject."""
+    """Return the verdict of each subject."""
     return [_fsync(m), _stream(m), _room(m), _clock(m), _ports(m), _files(m), _memory(m)]
 
 

@@ -48,7 +48,7 @@ def restart_members(target: Target, names: Sequence[str], as_json: bool) -> None
 
 
 def _promise(spec: dict[str, Any]) -> str:
-    """The condition of an acknowledgement: the settings that apply in this mode."""
+    """Return the condition of an acknowledgement: the settings that apply in this mode."""
     if spec.get("mode") == "Raft":
         return "a majority of the members has it on disk, mode Raft"
     return (
@@ -58,7 +58,7 @@ def _promise(spec: dict[str, Any]) -> str:
 
 
 def _effective(resource: dict[str, Any]) -> dict[str, Any]:
-    """The spec with the defaults of this version. A refused spec as it is written."""
+    """Return the spec with the defaults of this version. A refused spec as it is written."""
     try:
         return parse_manifest(resource).spec.model_dump(mode="json")
     except ManifestError:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def demote(target: Target, accept_loss: bool, timeout_s: float, as_json: bool) -> None:
-    """Raises CliError."""
+    """End writes at this site. Raises CliError."""
     with Progress("ending writes, archiving the last byte"):
         token = run_async(target.demote(accept_loss, timeout_s))
     if as_json:
@@ -26,7 +26,7 @@ def demote(target: Target, accept_loss: bool, timeout_s: float, as_json: bool) -
 
 
 def promote(target: Target, token: str, accept_loss: bool, timeout_s: float, as_json: bool) -> None:
-    """Raises CliError."""
+    """Make this site the cluster. Raises CliError."""
     if token and accept_loss:
         raise CliError("--token and --accept-loss are both there: write one of them", Exit.USAGE)
     with Progress("taking the archive over"):

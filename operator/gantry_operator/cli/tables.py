@@ -61,7 +61,7 @@ def _one_line_errors() -> Iterator[None]:
 
 
 def _catalog(given: Path | None, directory: Path | None, name: str | None) -> dict[str, str]:
-    """The properties of the catalog. Raises CliError."""
+    """Return the properties of the catalog. Raises CliError."""
     from gantry_operator.platforms.local.folder import ClusterNotFound, find_folder, make_private
 
     if given is not None:
@@ -83,7 +83,7 @@ def _catalog(given: Path | None, directory: Path | None, name: str | None) -> di
 
 
 def _spec(catalog: dict[str, str], directory: Path | None, name: str | None, **more: Any) -> TableSpec:
-    """A specification with the addresses of the cluster. Raises CliError."""
+    """Return a specification with the addresses of the cluster. Raises CliError."""
     import asyncio
 
     from gantry_broker.remoting.tls import TlsOptions
@@ -116,7 +116,7 @@ def _seconds(text: str) -> float:
 
 
 def _schema(text: str) -> dict[str, Any]:
-    """The kind of a schema, and the JSON Schema itself. Raises CliError."""
+    """Return the kind of a schema, and the JSON Schema itself. Raises CliError."""
     if text.lower() in ("raw", "inferred"):
         return {"kind": text.capitalize()}
     try:
@@ -288,7 +288,7 @@ def query_table(
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON and a terminal have it."""
+    """Return a value as JSON and a terminal have it."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "backslashreplace")
     if isinstance(value, dict):

@@ -118,7 +118,7 @@ def screen(
 
 
 def _said(label: str, said: str, width: int, style: str = "") -> list[Text]:
-    """A sentence with a label, in at most `WRAPPED` lines."""
+    """Return a sentence with a label, in at most `WRAPPED` lines."""
     indent = len(label) + 2
     parts = wrap(said, max(width - indent, 20), max_lines=WRAPPED, placeholder=" …", break_on_hyphens=False)
     return [
@@ -234,7 +234,7 @@ def _rate(value: float) -> str:
 
 
 def _time(rfc3339: str) -> str:
-    """The time of day of a date and time in UTC."""
+    """Return the time of day of a date and time in UTC."""
     return rfc3339[11:19] or "-"
 
 

@@ -97,7 +97,9 @@ def _choose_proxies(cluster: BrokerCluster, wanted: int | None) -> None:
 
 
 def default_manifest(directory: Path | None) -> Path:
-    """The manifest for `gantry up` without a file: the one that the folder was started with, else the quickstart."""
+    """Return the manifest for `gantry up` without a file: the one that the folder was started with, else the
+    quickstart.
+    """
     quickstart = Path(str(examples()[QUICKSTART]))
     if directory is None:
         saved = default_folder(_load(quickstart).cluster.name).manifest

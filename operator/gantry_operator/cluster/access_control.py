@@ -214,7 +214,7 @@ class AccessControl:
         self._body = orjson.dumps(decision.table)
 
     def _known_version(self, watch: MemberWatch, access: MemberAccess) -> int:
-        """The version of a member's table, by its status and by its answers."""
+        """Return the version of a member's table, by its status and by its answers."""
         sent = self._sent.get(watch.name)
         fresh = sent is not None and sent.started_ms == access.started_ms
         return max(access.version, sent.version) if sent is not None and fresh else access.version
@@ -255,7 +255,7 @@ class AccessControl:
             self._wake.set()
 
     async def _changes(self, watch: MemberWatch) -> tuple[str, list[dict[str, Any]]]:
-        """What mqadmin changed at a member; nothing if it does not answer now."""
+        """Return what mqadmin changed at a member; nothing if it does not answer now."""
         try:
             answer = await self._client.get(f"{watch.url}/v1/access/changes", timeout=SEND_TIMEOUT_S)
             if answer.status_code != 200 or len(answer.content) > CHANGES_LIMIT:

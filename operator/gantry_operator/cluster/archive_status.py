@@ -15,7 +15,7 @@ LATE = 10
 
 
 def archive_row(said: Sequence[Mapping[str, Any]]) -> ArchiveRow | None:
-    """The archive of a group; None: no member has one. `said`: the part `archive` of each member's status.
+    """Return the archive of a group; None: no member has one. `said`: the part `archive` of each member's status.
 
     The member that uploads knows most. The others read the manifest now and then, so the largest end is the newest.
     """

@@ -84,7 +84,7 @@ class Availability:
         return {name: g.said for name, g in self._groups.items() if g.known}
 
     def checked(self) -> set[str]:
-        """The groups of which a check has ended."""
+        """Return the groups of which a check has ended."""
         return {name for name, g in self._groups.items() if g.checked}
 
     async def close(self) -> None:

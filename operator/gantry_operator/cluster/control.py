@@ -165,7 +165,7 @@ class ClusterControl:
     # ---- what may change
 
     def may_change(self) -> bool:
-        """False: nothing but leaders may change now."""
+        """Return False if nothing but leaders may change now."""
         if self.cluster is None or self.cluster.spec.hibernate:
             return False
         return not (self.platform.can_pause and self.cluster.paused) and not self.refused
@@ -263,7 +263,7 @@ class ClusterControl:
         return await controller.switchover(number, reason)
 
     def controller_of(self, group: str) -> GroupController:
-        """Raises SwitchoverFailed with the reason why the group has none."""
+        """Find the controller of a group. Raises SwitchoverFailed with the reason why the group has none."""
         controller = self.controllers.get(group)
         if controller is None:
             why = self.why_not_led() or "try again"
@@ -300,7 +300,7 @@ class ClusterControl:
             )  # fmt: skip
 
     def observe(self) -> ObservedState:
-        """What is seen now, the input of the status."""
+        """Return what is seen now, the input of the status."""
         seen = self.platform.observe([*self.rolling.progress, *self.rolling.refused], self.releases())
         return replace(
             seen,
@@ -324,13 +324,13 @@ class ClusterControl:
         return self.warm_up.is_silent(members, self._blind())
 
     def drains(self) -> dict[str, DrainRow]:
-        """The groups that leave, for the status."""
+        """Return the groups that leave, for the status."""
         running = [] if self.cluster is None else [g.name for g in self.cluster.spec.brokerGroups]
         leaving = {g: DrainRow(phase="Waiting") for g in running if g not in self.staying}
         return leaving | self.changes.drains
 
     def releases(self) -> list[str]:
-        """The versions of the members that answer."""
+        """Return the versions of the members that answer."""
         watches = (w for c in self.controllers.values() for w in c.watches.values())
         found = {str(w.status.get("release", "")) for w in watches if w.reach == "ok" and w.status is not None}
         return sorted(found - {""})

@@ -11,7 +11,7 @@ _UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
 
 
 def in_words(error: BaseException) -> str:
-    """What happened, without the names of Python's classes. Never empty."""
+    """Return what happened, without the names of Python's classes. Never empty."""
     causes = list(_causes(error))
     for cause in causes:
         if isinstance(cause, ssl.SSLCertVerificationError):
@@ -40,7 +40,7 @@ def in_words(error: BaseException) -> str:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and what led to it, the parts of a group included."""
+    """Return the error and what led to it, the parts of a group included."""
     seen: BaseException | None = error
     while seen is not None:
         yield seen

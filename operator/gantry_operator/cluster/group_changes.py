@@ -106,7 +106,7 @@ class GroupChanges:
         self._wake = asyncio.Event()
 
     def wake(self) -> None:
-        """The groups of the spec may have changed."""
+        """Note that the groups of the spec may have changed."""
         self._wake.set()
 
     async def run(self) -> None:
@@ -132,7 +132,7 @@ class GroupChanges:
             self._wake.clear()
 
     async def _pass(self) -> bool:
-        """True: there is more to do."""
+        """Look and act once. True: there is more to do."""
         wanted = self._wanted()
         if wanted is None:
             return False
@@ -199,7 +199,7 @@ class GroupChanges:
             self.progress.pop(group, None)
 
     async def _stay(self, group: str) -> bool:
-        """A group that was written back takes messages again. True: it does not yet."""
+        """Let a group that was written back take messages again. True: it does not yet."""
         self._memory.pop(group, None)
         self._next_look.pop(group, None)
         self.drains.pop(group, None)
@@ -261,7 +261,7 @@ class GroupChanges:
             self._memory.pop(group, None)
 
     async def _read_by_all(self, group: str, wanted: WantedGroups, step: DrainStep) -> DrainStep:
-        """The step, if no consumer group of the other broker groups has messages here that it never saw."""
+        """Return the step, if no consumer group of the other broker groups has messages here that it never saw."""
         try:
             tables, others = await self._tables(group), [await self._tables(g) for g in wanted.staying]
             unread = list(tables.never_read(others))
@@ -322,7 +322,7 @@ class GroupChanges:
         return "" if wanted.staying else "no other group is there"
 
     async def _homeless(self, group: str, wanted: WantedGroups) -> dict[str, Missing]:
-        """What each staying group must get before this one takes no messages. Raises MemberRefused."""
+        """Return what each staying group must get before this one takes no messages. Raises MemberRefused."""
         staying = {g: await self._configs(g) for g in wanted.staying}
         lacks = homeless(await self._configs(group), list(staying.values()))
         if not lacks:
@@ -345,13 +345,13 @@ class GroupChanges:
     # ---- members
 
     def _leader(self, group: str) -> MemberWatch | None:
-        """The master, if it answers."""
+        """Return the master, if it answers."""
         controller = self._controllers.get(group)
         watch = None if controller is None else controller.leader_watch
         return watch if watch is not None and watch.reach == "ok" else None
 
     def _marks(self, group: str) -> Mapping[str, Any] | None:
-        """What the master says of its group; None: it does not answer, or does not lead yet."""
+        """Return what the master says of its group; None: it does not answer, or does not lead yet."""
         watch = self._leader(group)
         status = None if watch is None else watch.status
         if status is None or status.get("role") != "Master":
@@ -404,7 +404,7 @@ class GroupChanges:
             raise MemberRefused(f"{watch.name}: {error or repr(error)}") from None
 
     async def _guarded(self, group: str, work: Any) -> None:
-        """A step that a member refuses is repeated in the next pass."""
+        """Carry out a step. A step that a member refuses is repeated in the next pass."""
         about = f"step {group}"
         try:
             await work

@@ -53,7 +53,9 @@ class GroupController(ABC):
         settings: Callable[[], FailoverSettings],
         clock: StallCompensatedClock | None = None,
     ) -> None:
-        """`settings` is called in each pass. Controllers in one event loop should share one `clock`."""
+        """Set up for one group. `settings` is called in each pass. Controllers in one event loop should share one
+        `clock`.
+        """
         self.group = group
         self.watches: dict[int, MemberWatch] = {}
         self.waits: Wait | None = None
@@ -108,7 +110,7 @@ class GroupController(ABC):
         """The present epoch, leader and in-sync set; None: not known yet."""
 
     def in_sync(self, report: Report) -> bool:
-        """The group cannot spare this member if another one is away."""
+        """Return whether the group cannot spare this member if another one is away."""
         return self.leadership is not None and report.id in self.leadership.in_sync
 
     async def known_leadership(self, timeout_s: float = 15.0) -> LeadershipRecord:
@@ -218,7 +220,9 @@ class GroupController(ABC):
             await self._member_client.close()
 
     async def _guarded_pass(self) -> bool:
-        """A pass that raises must not be the last one: report it, and start the next one after a pause."""
+        """Look and act once. A pass that raises must not be the last one: report it, and start the next one after a
+        pause.
+        """
         try:
             again = await self._pass()
         except RegistryUnavailable as error:
@@ -241,7 +245,8 @@ class GroupController(ABC):
         self._problems.pop(about, None)
 
     def _may_announce(self, epoch: int) -> bool:
-        """The epoch is not announced yet, is not being announced now, and is not in the pause after a failure.
+        """Return whether the epoch is not announced yet, is not being announced now, and is not in the pause after a
+        failure.
 
         An announcement under way may hang. Neither it nor a pause delays another epoch.
         """
@@ -338,11 +343,11 @@ class GroupController(ABC):
         self.waits = wait
 
     def _patience_s(self) -> float:
-        """A wait becomes an event after this many seconds."""
+        """Return after how many seconds a wait becomes an event."""
         return EVENT_AFTER_S
 
     def _changing(self) -> bool:
-        """A change of the leader is in progress, and its start is not reported yet."""
+        """Return whether a change of the leader is in progress, and its start is not reported yet."""
         return False
 
     def _pause(self) -> float:

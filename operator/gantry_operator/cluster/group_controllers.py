@@ -25,7 +25,7 @@ from gantry_operator.registry import RoleRegistry
 
 
 def failover_settings(spec: BrokerClusterSpec) -> FailoverSettings:
-    """The fields of the spec that failover decisions depend on."""
+    """Return the fields of the spec that failover decisions depend on."""
     source = spec.bootstrap
     fills = source is not None and (source.fromArchive is not None or source.fromRocketMQ is not None)
     return FailoverSettings(
@@ -107,7 +107,7 @@ class GroupControllers:
             controller.wake()
 
     def leader(self, group: str) -> int | None:
-        """The member that the leadership record names; None: there is none, or the group has no controller."""
+        """Return the member that the leadership record names; None: there is none, or the group has no controller."""
         controller = self.controllers.get(group)
         leadership = None if controller is None else controller.leadership
         return None if leadership is None or leadership.master is None else leadership.master.member

@@ -53,8 +53,8 @@ class Step:
 
 
 def next_step(groups: Sequence[GroupState], name_servers: int, *, patient: bool = True) -> Step:
-    """The next step. `name_servers`: processes that run and are no brokers. Without `patient` a handover that fails is
-    left out: the leader that stops together with its followers has acknowledged nothing that they lack.
+    """Return the next step. `name_servers`: processes that run and are no brokers. Without `patient` a handover that
+    fails is left out: the leader that stops together with its followers has acknowledged nothing that they lack.
     """
     for g in groups:
         if g.wanted <= 1:
@@ -117,7 +117,7 @@ class Hibernation:
         self._wanted.set()
 
     def sleeps(self, group: str) -> bool:
-        """The group must not be led: all its processes are to stop."""
+        """Return whether the group must not be led: all its processes are to stop."""
         return self.running is not None and self.running.get(group, 0) == 0
 
     async def run(self) -> None:

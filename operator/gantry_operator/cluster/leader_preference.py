@@ -75,7 +75,7 @@ class LeaderPreference:
 
     @classmethod
     def of(cls, spec: BrokerClusterSpec) -> LeaderPreference | None:
-        """The preferences of this spec; None: no leader moves without a request."""
+        """Return the preferences of this spec; None: no leader moves without a request."""
         if not spec.failover.automatic:
             return None
         preferred = {g.name: g.preferredMaster for g in spec.brokerGroups if g.preferredMaster is not None}
@@ -134,7 +134,7 @@ class LeaderBalancer:
         return found
 
     def _standing(self, group: str, controller: GroupController, preference: LeaderPreference) -> Standing | None:
-        """The group's state for balancing; None: it is not calm, or a member is away."""
+        """Return the group's state for balancing; None: it is not calm, or a member is away."""
         leadership = controller.leadership
         if (
             leadership is None

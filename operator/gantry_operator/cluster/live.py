@@ -232,7 +232,7 @@ class View:
         return sum(m.in_sync for m in self.members)
 
     def as_resource(self) -> dict[str, Any]:
-        """The part of a `BrokerCluster` that this view knows."""
+        """Return the part of a `BrokerCluster` that this view knows."""
         rows = [
             {"name": m.name, "group": m.group, "role": m.role, "inSync": m.in_sync, "lag": m.lag or 0,
              "ready": not m.reason, "reason": m.reason}
@@ -311,7 +311,9 @@ def _read(seen: LiveMember) -> _Line:
 
 
 def _leader(lines: Sequence[_Line]) -> _Line | None:
-    """The member that leads, among those that answer: of the highest epoch, if an older one does not know it yet."""
+    """Return the member that leads, among those that answer: of the highest epoch, if an older one does not know it
+    yet.
+    """
     found = [r for r in lines if r.report is not None and r.report.role == "Master" and not r.problem]
     return max(found, key=_order, default=None)
 
@@ -321,7 +323,7 @@ def _order(line: _Line) -> tuple[int, int]:
 
 
 def _in_sync(lines: Sequence[_Line], mode: str, leader: _Line | None) -> frozenset[MemberId]:
-    """The in-sync set as the leader knows it; without one, as the newest report has it."""
+    """Return the in-sync set as the leader knows it; without one, as the newest report has it."""
     newest = leader or max(lines, key=_order, default=None)
     if newest is None or newest.report is None:
         return frozenset()

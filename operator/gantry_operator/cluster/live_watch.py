@@ -46,7 +46,7 @@ class LiveWatch:
         self._main: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> LiveWatch:
-        """Raises what the first call of `facts` raises."""
+        """Begin. Raises what the first call of `facts` raises."""
         self._take(await self._source.facts())
         self._main = asyncio.create_task(self._follow())
         return self
@@ -106,7 +106,7 @@ def _problem(watch: MemberWatch) -> str:
 
 
 async def _page(client: httpx.AsyncClient, url: str) -> Page | None:
-    """The page of a member; None: it returns none now."""
+    """Return the page of a member; None: it returns none now."""
     try:
         async with asyncio.timeout(PAGE_S), client.stream("GET", f"{url}/metrics") as answer:
             if answer.status_code != 200:

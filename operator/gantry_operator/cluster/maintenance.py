@@ -50,6 +50,6 @@ class UpgradeQueue:
         return f"waits until {self._turn if same else 'a cluster of another namespace'} is upgraded"
 
     def done(self, cluster: str) -> None:
-        """The cluster has nothing to upgrade, or is gone."""
+        """Note that the cluster has nothing to upgrade, or is gone."""
         if self._turn == cluster:
             self._turn = None

@@ -130,12 +130,12 @@ class MasterSlaveController(GroupController):
         raise SwitchoverFailed(said or "no new master took over in time")
 
     def _under_way(self) -> bool:
-        """A handover was requested, is ready, is being recorded, or was recorded just now."""
+        """Return whether a handover was requested, is ready, is being recorded, or was recorded just now."""
         now, ready = time.monotonic(), self._handover_ready
         return self._handover_requested or now <= self._recorded_until or (ready is not None and now <= ready[1])
 
     def _leads(self, leadership: LeadershipRecord) -> bool:
-        """The recorded leader reports that it leads."""
+        """Return whether the recorded leader reports that it leads."""
         watch = None if leadership.master is None else self.watches.get(leadership.master.member)
         if watch is None or watch.report is None or watch.reach != "ok":
             return False
@@ -148,7 +148,7 @@ class MasterSlaveController(GroupController):
         return self._promoting or self._pending_change is not None
 
     async def _pass(self) -> bool:
-        """True: the leadership record changed, so look again at once."""
+        """Look and act once. True: the leadership record changed, so look again at once."""
         endpoints = list(self._platform.members(self.group))
         self._follow(endpoints)
         self.entry = await self._registry.read(self.group)
@@ -176,7 +176,7 @@ class MasterSlaveController(GroupController):
         return False
 
     def observe(self, endpoints: list[MemberEndpoint]) -> Observation:
-        """The present observation of the group."""
+        """Return the present observation of the group."""
         now = self._clock.now()
         settings = self._settings()
         leadership = self.leadership
@@ -279,8 +279,8 @@ class MasterSlaveController(GroupController):
         return True
 
     def _look_for_write(self) -> None:
-        """The answer to a write may be lost. If the registry holds the new record, the write succeeded. An older
-        record proves nothing yet.
+        """Look for a write whose answer was lost: it succeeded if the registry holds the new record. An older record
+        proves nothing yet.
         """
         if self._unsure is None or self.leadership is None:
             return
@@ -317,7 +317,7 @@ class MasterSlaveController(GroupController):
         self._member_client.send_assignment(member, watch.url, assignment, then)
 
     def _look_for_role(self, obs: Observation) -> None:
-        """The answer to an assignment may be lost. The new leader's own status line then confirms that it leads."""
+        """Look for an assignment whose answer was lost: the new leader's own status line confirms that it leads."""
         if self._pending_change is not None:
             promoted = self._pending_change[0]
             said = (m.report for m in obs.members if m.report is not None and m.report.id == promoted.new)

@@ -79,7 +79,8 @@ class MemberClient:
         self._underway[member] = (assignment.leadership, task, self._now())
 
     def pending(self, member: int, line_at: float, order: tuple[int, int]) -> bool:
-        """The last report of the member is older than its last assignment. `order`: (epoch, version) in its last line.
+        """Return whether the last report of the member is older than its last assignment. `order`: (epoch, version) in
+        its last line.
 
         The line often arrives before the HTTP answer. A line with the new assignment is current at any time.
         """

@@ -41,7 +41,7 @@ class TrustedAuthorities:
         self._context: ssl.SSLContext | None = None
 
     def context(self) -> ssl.SSLContext | None:
-        """A new one after each change; None: no authority is known, or it cannot be read.
+        """Return the TLS context, a new one after each change; None: no authority is known, or it cannot be read.
 
         It checks no host name: members are reached by addresses that change, and the authority signs certificates of
         this cluster's members only.
@@ -53,7 +53,7 @@ class TrustedAuthorities:
 
 
 def tls_context(pem: bytes, own: tuple[bytes, bytes] | None = None) -> ssl.SSLContext | None:
-    """A context that trusts these authorities and checks no host name; None: they cannot be read.
+    """Return a context that trusts these authorities and checks no host name; None: they cannot be read.
 
     `own`: a certificate and its key to show, as PEM.
     """
@@ -102,7 +102,8 @@ def _transport(context: ssl.SSLContext | None) -> httpx.AsyncHTTPTransport:
 
 
 def make_client(token: Callable[[], str | None], trusted: Callable[[], bytes] = bytes) -> httpx.AsyncClient:
-    """A client for any number of members. Each member holds one connection for its stream, and requests use others.
+    """Return a client for any number of members. Each member holds one connection for its stream, and requests use
+    others.
 
     `trusted`: the authorities of members with HTTPS, as PEM. No proxy is used.
     """

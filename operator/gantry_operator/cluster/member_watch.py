@@ -123,7 +123,7 @@ class MemberWatch:
 
 
 async def _refusal(answer: httpx.Response) -> str:
-    """What a member says that is not ready for its role yet, such as the progress of its restore."""
+    """Return what a member says that is not ready for its role yet, such as the progress of its restore."""
     said = ""
     with contextlib.suppress(orjson.JSONDecodeError, AttributeError):
         said = str(orjson.loads((await answer.aread())[:MAX_DETAIL]).get("detail", ""))
@@ -131,8 +131,8 @@ async def _refusal(answer: httpx.Response) -> str:
 
 
 def says_nothing_new(before: Report, now: Report) -> bool:
-    """The line needs no decision: only offsets have moved, and all members hear each other. The next pass, within a
-    second, reads it.
+    """Return whether the line needs no decision: only offsets have moved, and all members hear each other. The next
+    pass, within a second, reads it.
     """
     heard = (now.link_answer_ms, *(f.last_fetch_ms for f in now.followers))
     if any(ms >= QUIET_MS for ms in heard):

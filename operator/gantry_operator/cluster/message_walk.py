@@ -58,7 +58,7 @@ class Place(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Place:
-        """The place that `str` wrote. Raises ValueError."""
+        """Return the place that `str` wrote. Raises ValueError."""
         ms, queue, offset, broker = (*text.split(",", 3), "", "", "", "")[:4]
         at, in_queue, in_group = whole_number(ms, 0, _FAR_MS), whole_number(offset, -1), whole_number(queue, -1)
         if at is None or in_queue is None or in_group is None:
@@ -107,7 +107,7 @@ class Wanted:
 
 
 def body_of(message: ReceivedMessage) -> tuple[bytes, str]:
-    """The body, decompressed, and why it cannot be read: empty if it can."""
+    """Return the body, decompressed, and why it cannot be read: empty if it can."""
     try:
         return message.record.payload(MAX_PLAIN), ""
     except RecordError as error:
@@ -132,7 +132,7 @@ class TopicReader(Protocol):
     async def ranges(self) -> Mapping[MessageQueue, QueueRange]: ...
 
     async def offset_at(self, queue: MessageQueue, ms: int) -> int:
-        """The first offset with a store time at or after `ms`, or the one after the last message."""
+        """Return the first offset with a store time at or after `ms`, or the one after the last message."""
         ...
 
     async def pull(
@@ -197,7 +197,7 @@ class Walk:
         self._turn = asyncio.Semaphore(AT_ONCE)
 
     async def page(self) -> Page:
-        """Raises what the reader raises."""
+        """Read the page. Raises what the reader raises."""
         ends_at = self._clock() + SEARCH_S
         parts = [part for part in await self._parts() if part.more]
         reads = max(READS, 4 * len(parts))
@@ -242,7 +242,7 @@ class Walk:
             page.messages.reverse()
 
     def _ahead(self, parts: Sequence[_Part]) -> _Part | None:
-        """The queue whose next message comes first."""
+        """Return the queue whose next message comes first."""
         ready = [part for part in parts if part.read]
         if not ready:
             return None
@@ -272,8 +272,8 @@ class Walk:
         return parts
 
     async def _offset(self, queue: MessageQueue, begin: Place) -> int:
-        """The first offset of the queue that is behind the place, in order of time; at the place itself only when the
-        walk goes towards older messages.
+        """Return the first offset of the queue that is behind the place, in order of time; at the place itself only
+        when the walk goes towards older messages.
         """
         mine, place = (queue.broker, queue.queue_id), (begin.broker, begin.queue)
         if mine == place:
@@ -367,7 +367,7 @@ class AdminReader:
 
 
 async def by_key(admin: Admin, topic: str, key: str, wanted: Wanted, before: Place | None) -> Page:
-    """A page of the messages with a key, from the index of the brokers: newest first, older than `before`."""
+    """Return a page of the messages with a key, from the index of the brokers: newest first, older than `before`."""
     limit = 64  # as RocketMQ's tools ask
     end_ms = MAX_LONG if before is None else before.store_ms
     found = await admin.query(topic, key, count=limit, end_ms=end_ms)
@@ -383,7 +383,7 @@ async def by_key(admin: Admin, topic: str, key: str, wanted: Wanted, before: Pla
 
 
 async def by_id(admin: Admin, topic: str, message_id: str) -> list[ReceivedMessage]:
-    """The messages with the id of a producer within the topic, or the one with an offset id. Raises ValueError."""
+    """Return the messages with a producer's id within the topic, or the one with an offset id. Raises ValueError."""
     found = await admin.query(topic, message_id, count=64, unique=True) if topic else []
     if found:
         return found

@@ -68,8 +68,8 @@ class WarmUp:
     def blind(
         self, groups: Collection[str], known: Collection[str], controllers: Mapping[str, GroupController]
     ) -> frozenset[str]:
-        """The groups of which nothing is known yet: no check has ended, and what its controller waits for may only be
-        the first reports of the members. `known`: groups with a result.
+        """Return the groups of which nothing is known yet: no check has ended, and what its controller waits for may
+        only be the first reports of the members. `known`: groups with a result.
         """
         if not self._inherited:
             return frozenset()

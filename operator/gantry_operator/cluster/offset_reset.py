@@ -64,7 +64,7 @@ class Resets:
         self._now_ms = now_ms
 
     async def next(self, group: str, text: str, before: Mapping[str, Any] | None) -> Following | None:
-        """The next step; None: there is none. Raises ResetFailed, TryLater, RemotingError."""
+        """Return the next step; None: there is none. Raises ResetFailed, TryLater, RemotingError."""
         state = None if before is None else before.get("state")
         request = "" if before is None else str(before.get("request", ""))
         if not text:
@@ -158,7 +158,7 @@ class Resets:
         return preview_of(rows)
 
     async def _moves(self, group: str, asked: ResetRequest, timestamp: int) -> list[_Move]:
-        """Raises Refused, ResetFailed, TryLater, RemotingError."""
+        """Ask the brokers where a reset moves each queue. Raises Refused, ResetFailed, TryLater, RemotingError."""
         everything = [self._tables(g) for g in self._seen.groups if g not in self._seen.draining]
         topics = {asked.topic} if asked.topic else self._topics_of(group, everything)
         if not topics or not any(t.topic(name) for t in everything for name in topics):

@@ -126,7 +126,7 @@ class FailoverPlatform(Protocol):
     """What a group controller needs. No method may block the event loop."""
 
     def members(self, group: str) -> Sequence[MemberEndpoint]:
-        """The members of the plan, by number. Called before each decision."""
+        """Return the members of the plan, by number. Called before each decision."""
         ...
 
     def process_state(self, name: str) -> ProcessState: ...
@@ -142,7 +142,7 @@ class FailoverPlatform(Protocol):
     def event(self, event: Event) -> None: ...
 
     def changed(self, change: Change) -> None:
-        """A new leader has taken its role."""
+        """Note that a new leader has taken its role."""
         ...
 
 
@@ -150,7 +150,7 @@ class ReplacementPlatform(Protocol):
     """What a rolling change needs. No method may block the event loop."""
 
     def deployments(self, group: str) -> Sequence[Deployment] | None:
-        """The members that run or should run, by number. None: not known at this moment."""
+        """Return the members that run or should run, by number. None: not known at this moment."""
         ...
 
     def may_stop(self, deployment: Deployment, group: str, *, address_moved: bool) -> bool:
@@ -169,7 +169,7 @@ class ReplacementPlatform(Protocol):
         ...
 
     async def finish_change(self) -> bool:
-        """Called while all groups are as planned, to change the remaining processes. True: it is not finished yet."""
+        """Change the remaining processes, while all groups are as planned. True: it is not finished yet."""
         ...
 
 
@@ -177,7 +177,7 @@ class RemovalPlatform(Protocol):
     """What the removal of an empty group needs of the platform."""
 
     def mark(self, group: str) -> str:
-        """A text that `stay` changes: read before the proof that the group is empty."""
+        """Return a text that `stay` changes: read before the proof that the group is empty."""
         ...
 
     async def begin_removal(self, group: str, mark: str) -> bool:
@@ -188,15 +188,15 @@ class RemovalPlatform(Protocol):
         ...
 
     async def stay(self, group: str) -> bool:
-        """A group that was written back is about to take messages: no removal may begin by an earlier proof.
+        """Note that a group that was written back is about to take messages: no removal may begin by an earlier proof.
 
         False: its removal has begun already. May raise.
         """
         ...
 
     async def continue_removal(self, group: str) -> bool:
-        """The next step: stop its members, then its volumes, addresses and leadership record. True: nothing of it is
-        left. Called again until then, once nothing leads the group any more. May raise.
+        """Take the next step: stop its members, then its volumes, addresses and leadership record. True: nothing of it
+        is left. Called again until then, once nothing leads the group any more. May raise.
         """
         ...
 
@@ -218,7 +218,7 @@ class SiteStore(Protocol):
         ...
 
     async def save(self, state: SiteState) -> None:
-        """It is durable on return. Raises OSError or what the platform raises: it is tried again."""
+        """Keep the state. It is durable on return. Raises OSError or what the platform raises: it is tried again."""
         ...
 
 
@@ -236,11 +236,11 @@ class HibernationPlatform(Protocol):
         ...
 
     def processes(self) -> Processes:
-        """The processes at the begin of a hibernation, or of this program on its way."""
+        """Return the processes at the begin of a hibernation, or of this program on its way."""
         ...
 
     def running(self, group: str) -> frozenset[int]:
-        """The members of the group whose processes have not ended."""
+        """Return the members of the group whose processes have not ended."""
         ...
 
     async def stop_group(self, group: str, last: int | None) -> None:
@@ -252,7 +252,7 @@ class HibernationPlatform(Protocol):
         ...
 
     async def resume(self) -> None:
-        """The spec was changed while a step was under way: start what it says."""
+        """Start what the spec says: it was changed while a step was under way."""
         ...
 
     def stopped(self) -> None:
@@ -317,26 +317,26 @@ class Platform(Protocol):
         ...
 
     def use(self, controllers: Mapping[str, LedGroup]) -> None:
-        """The controllers of the groups, as they come and go. Called once, before anything else."""
+        """Keep the controllers of the groups, as they come and go. Called once, before anything else."""
         ...
 
     def with_leaving(self, spec: BrokerCluster, *, whole: bool) -> tuple[BrokerCluster, list[str]]:
-        """The cluster with the groups that leave, and without those that cannot start yet. Also why they cannot.
+        """Return the cluster with the groups that leave, and without those that cannot start yet. Also why they cannot.
 
         `whole`: the spec names all groups that stay. Otherwise no group leaves.
         """
         ...
 
     def take(self, spec: BrokerCluster, cluster: BrokerCluster, plan: Plan) -> None:
-        """This spec is carried out from now on. Starts nothing. `cluster`: the spec with the groups that leave."""
+        """Carry out this spec from now on. Starts nothing. `cluster`: the spec with the groups that leave."""
         ...
 
     def removing(self) -> tuple[str, ...]:
-        """The groups whose removal has begun."""
+        """Return the groups whose removal has begun."""
         ...
 
     def is_known(self) -> bool:
-        """False: groups must not change now, since not all objects of the cluster are known yet."""
+        """Return False if groups must not change now, since not all objects of the cluster are known yet."""
         ...
 
     def hold(self, *, idle: bool) -> str:
@@ -355,11 +355,11 @@ class Platform(Protocol):
         ...
 
     def registered(self, group: str) -> str:
-        """The address of a group's master as NameServers know it."""
+        """Return the address of a group's master as NameServers know it."""
         ...
 
     def name_servers(self) -> Sequence[str]:
-        """The running NameServers, as this process reaches them."""
+        """Return the running NameServers, as this process reaches them."""
         ...
 
     def all_members(self) -> Sequence[tuple[str, int, str]]:
@@ -371,7 +371,7 @@ class Platform(Protocol):
         ...
 
     def observe(self, changing: Sequence[str], releases: Sequence[str]) -> ObservedState:
-        """What only the platform knows, for the status. The control adds the rest. `hibernated`: nothing runs.
+        """Return what only the platform knows, for the status. The control adds the rest. `hibernated`: nothing runs.
 
         `changing`: groups whose rolling change the control shows. `releases`: the versions of the members that answer.
         """
@@ -380,15 +380,15 @@ class Platform(Protocol):
     def event(self, event: Event) -> None: ...
 
     def news(self) -> None:
-        """The status may have changed."""
+        """Note that the status may have changed."""
         ...
 
     def part_changed(self) -> None:
-        """The part of the cluster in a pair of sites is another one."""
+        """Note that the part of the cluster in a pair of sites is another one."""
         ...
 
     def groups_changed(self) -> None:
-        """A group comes or goes, or the number of its processes has changed: compare the spec again."""
+        """Note that a group comes or goes, or that the number of its processes has changed: compare the spec again."""
         ...
 
 
@@ -435,7 +435,7 @@ class AccessStore(Protocol):
         ...
 
     async def load(self) -> AccessState:
-        """The state as it was kept last. Raises StoreUnavailable."""
+        """Return the state as it was kept last. Raises StoreUnavailable."""
         ...
 
     async def save(self, state: AccessState) -> None:
@@ -476,7 +476,7 @@ class TopicStore(Protocol):
     """The platform's side: the resources and their status."""
 
     def observe(self) -> Resources | None:
-        """The resources as they are now; None: they are not known yet."""
+        """Return the resources as they are now; None: they are not known yet."""
         ...
 
     async def report(

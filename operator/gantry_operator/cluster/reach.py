@@ -22,7 +22,7 @@ class CannotTell(Exception):
 
 
 def no_master(group: str, why: str = "") -> str:
-    """The sentence about a broker group whose part of an answer is missing. `why`: what its last master does."""
+    """Return the sentence about a broker group whose part of an answer is missing. `why`: what its last master does."""
     said = CANNOT_TELL.format(group)
     return f"{said} ({why})" if why else said
 

@@ -21,7 +21,7 @@ IDLE_S = 1.0
 
 
 def member_states(deployments: Sequence[Deployment], controller: GroupController) -> list[MemberState]:
-    """The members of a group for `plan.order`. A member that is being stopped counts as not in sync.
+    """Return the members of a group for `plan.order`. A member that is being stopped counts as not in sync.
 
     The broker's own report counts more than the platform's view. A broker that serves is not broken, even if its
     kubelet has stopped or another container of its pod fails.
@@ -52,7 +52,7 @@ def member_states(deployments: Sequence[Deployment], controller: GroupController
 
 
 def running_members(states: Sequence[MemberState], controller: GroupController) -> list[Running]:
-    """The members of a group that answer, for `upgrade_check`."""
+    """Return the members of a group that answer, for `upgrade_check`."""
     out = []
     for state in states:
         watch = controller.watches.get(state.number)
@@ -102,7 +102,7 @@ class RollingChange:
         return self._requested or "; ".join([*self.progress.values(), *joining])
 
     def start(self, reason: str) -> None:
-        """The plan changed: begin the next round now. `reason` is reported until that round is done."""
+        """Begin the next round now. `reason` is reported until that round is done."""
         self._requested = reason
         self._wake.set()
 
@@ -141,7 +141,7 @@ class RollingChange:
         return busy or bool(self.joining)
 
     async def _step(self, group: str, deployments: Sequence[Deployment]) -> bool:
-        """The next step of a group's change. False: there is none."""
+        """Take the next step of a group's change. False: there is none."""
         controller = self._controllers[group]
         states = member_states(deployments, controller)
         self.joining -= {m.name for m in states if m.in_sync or m.leaving}

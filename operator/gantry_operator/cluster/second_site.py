@@ -63,7 +63,7 @@ class SiteState:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> SiteState:
-        """Raises ValueError, KeyError, TypeError for what is no state."""
+        """Read what `to_json` wrote. Raises ValueError, KeyError, TypeError for what is no state."""
         if value["role"] not in _OF_MEMBERS:
             raise ValueError(f"role {value['role']!r}")
         return cls(
@@ -200,7 +200,9 @@ def demoted(state: SiteState, now_ms: int) -> SiteState:
 
 
 def given_up(state: SiteState, now_ms: int) -> SiteState:
-    """The archive cannot be closed, for example since it is another cluster's, and a person has accepted the loss."""
+    """Return the state after an archive that cannot be closed, for example since it is another cluster's, and a person
+    has accepted the loss.
+    """
     assert state.accept_loss
     return replace(demoted(state, now_ms), token="")
 
@@ -250,7 +252,8 @@ def taken(
     state: SiteState, ends: Mapping[str, int], members: Sequence[MemberSite], now_ms: int,
     needed: Mapping[str, int] | None = None,
 ) -> SiteState | str:  # fmt: skip
-    """The archive of each group is this cluster's, and ends there. Return the active state, or what it waits for.
+    """Check that the archive of each group is this cluster's, and ends there. Return the active state, or what it waits
+    for.
 
     `needed`: by group, how many members must have all of it; one of a group that is missing.
     """
@@ -272,7 +275,7 @@ def taken(
 def site_condition(
     state: SiteState, members: Sequence[MemberSite], waits: str
 ) -> tuple[Literal["True", "False"], str, str] | None:
-    """The condition `Standby`; None: the cluster is an ordinary one."""
+    """Return the condition `Standby`; None: the cluster is an ordinary one."""
     superseded = next((m.superseded for m in members if m.superseded), "")
     if state.role == "Active" and superseded:
         text = f"{superseded}; this one takes no writes. `gantry demote --accept-loss` makes it the standby"

@@ -88,8 +88,9 @@ class SiteControl:
         on_event: Callable[[Event], None],
         changed: Callable[[], None] = lambda: None,
     ) -> None:
-        """`groups`: those of the spec. `follows`: the spec has bootstrap.follow. `archives`: the spec has an archive.
-        `elects`: the members elect their leader (mode Raft). `changed`: the state is another one.
+        """Set up for one cluster. `groups`: those of the spec. `follows`: the spec has bootstrap.follow. `archives`:
+        the spec has an archive. `elects`: the members elect their leader (mode Raft). `changed`: the state is another
+        one.
         """
         self.waits = ""
         """What a change waits for."""
@@ -192,7 +193,7 @@ class SiteControl:
             await asyncio.sleep(LOOK_S / 2)
 
     async def _look(self, group: str) -> Looked:
-        """Raises Refused."""
+        """Ask the members. Raises Refused."""
         watches = [w for w, m in self._seen() if m.group == group and m.role == "Standby"]
         why = "no member answers"
         for watch in watches:
@@ -361,7 +362,7 @@ class SiteControl:
     async def _call(
         self, method: str, url: str, model: type[_M], body: dict[str, Any] | None = None, timeout_s: float = CALL_S
     ) -> _M:
-        """Raises _Failed with what the member says."""
+        """Send one request. Raises _Failed with what the member says."""
         try:
             answer = await self._client.request(
                 method, url, json=body, headers=JSON, timeout=httpx.Timeout(CALL_S, read=timeout_s)

@@ -26,7 +26,7 @@ class StallCompensatedClock:
         self._users = 0
 
     def now(self) -> float:
-        """The time in seconds. Never goes back. Before `start` it is the monotonic clock."""
+        """Return the time in seconds. Never goes back. Before `start` it is the monotonic clock."""
         return time.monotonic() - self._lost - self._late()
 
     def _late(self) -> float:

@@ -49,7 +49,7 @@ def status_of(
     generation: int,
     paused: bool = False,
 ) -> BrokerClusterStatus:
-    """The new status. `now` is an RFC 3339 time. A condition keeps its time unless it changes."""
+    """Return the new status. `now` is an RFC 3339 time. A condition keeps its time unless it changes."""
     rows = [_kept_row(m, old) or _row(m) if m.group in observed.blind else _row(m) for m in observed.members]
     if observed.refused:
         return _refused(old, observed, rows, now, generation)
@@ -121,7 +121,9 @@ def status_of(
 def _refused(
     old: BrokerClusterStatus, observed: ObservedState, rows: list[MemberRow], now: str, generation: int
 ) -> BrokerClusterStatus:
-    """The status under a refused spec: the last valid spec still applies. It shows leaders, members and the refusal."""
+    """Return the status under a refused spec: the last valid spec still applies. It shows leaders, members and the
+    refusal.
+    """
     message = f"the spec is refused and the running cluster is unchanged: {observed.refused}"
     changed = {
         "Ready": _condition(old, "Ready", "False", "InvalidSpec", message, now, generation),
@@ -145,13 +147,13 @@ def _refused(
 
 
 def _former(old: BrokerClusterStatus, kind: Aspect) -> tuple[Answer, str, str] | None:
-    """What a condition said; None: there was none."""
+    """Return what a condition said; None: there was none."""
     before = next((c for c in old.conditions if c.type == kind), None)
     return None if before is None else (before.status, before.reason, before.message)
 
 
 def _kept_row(m: ObservedMember, old: BrokerClusterStatus) -> MemberRow | None:
-    """The former row of a member of which nothing is known yet; None: something is, or there is no row."""
+    """Return the former row of a member of which nothing is known yet; None: something is, or there is no row."""
     if m.status is not None or m.problem:
         return None
     return next((r for r in old.members if r.name == m.name), None)
@@ -197,7 +199,7 @@ def _serves_reads(observed: ObservedState, sites: Sequence[MemberSite]) -> tuple
 
 
 def site_row(state: SiteState) -> SiteRow:
-    """The state as the status has it, from which a control plane goes on (`site_of`)."""
+    """Return the state as the status has it, from which a control plane goes on (`site_of`)."""
     since = utc(state.at_ms) if state.at_ms else None
     return SiteRow(
         role=state.role, generation=state.generation, token=state.token, origin=state.origin, ends=dict(state.ends),
@@ -206,13 +208,13 @@ def site_row(state: SiteState) -> SiteRow:
 
 
 def site_of(row: Mapping[str, Any]) -> SiteState:
-    """Raises ValueError, KeyError, TypeError for what is no row."""
+    """Read the state from the row of the status. Raises ValueError, KeyError, TypeError for what is no row."""
     state = SiteState.from_json(row)
     return replace(state, at_ms=int((unix_s(row.get("since")) or 0) * 1000))
 
 
 def _asleep(row: MemberRow, old: BrokerClusterStatus) -> MemberRow:
-    """A member of a cluster that hibernates, with its last epoch and end."""
+    """Return a member of a cluster that hibernates, with its last epoch and end."""
     last = next((r for r in old.members if r.name == row.name), row)
     return row.model_copy(
         update={"epoch": last.epoch, "maxOffset": last.maxOffset, "reason": "hibernated", "node": None, "ready": False}
@@ -247,7 +249,9 @@ NO_POD = "there is no pod"
 
 
 def _with_cause(said: str, observed: ObservedState, group: str) -> str:
-    """What is said of a group, behind the reason why its members or all NameServers do not run: that is the cause."""
+    """Return what is said of a group, behind the reason why its members or all NameServers do not run: that is the
+    cause.
+    """
     mine = (m for m in observed.members if m.group == group)
     silent = [(m.name, m.problem) for m in mine if m.status is None and not m.pod_ready and m.problem]
     servers = [(s.name, s.reason) for s in observed.name_servers if s.reason]
@@ -309,7 +313,9 @@ def _progressing(
 
 
 def _ready(*parts: tuple[Answer, str, str]) -> tuple[Answer, str, str]:
-    """The one condition for programs. `parts`: Available, Progressing, Degraded; the first bad one is the reason."""
+    """Return the one condition for programs. `parts`: Available, Progressing, Degraded; the first bad one is the
+    reason.
+    """
     for (status, reason, message), good in zip(parts, ("True", "False", "False"), strict=True):
         if status != good:
             return "False", reason, message
@@ -360,7 +366,7 @@ def _draining(drains: Mapping[str, DrainRow]) -> tuple[Answer, str, str]:
 
 
 def group_rows(observed: ObservedState, old: BrokerClusterStatus, now: str) -> list[GroupRow]:
-    """A row for each broker group, by what its members say."""
+    """Return a row for each broker group, by what its members say."""
     members: dict[str, list[ObservedMember]] = {group: [] for group in observed.drains}
     for m in observed.members:
         members.setdefault(m.group, []).append(m)
@@ -422,7 +428,7 @@ LEAST_MESSAGES = 100.0
 
 
 def unbalanced(rows: Sequence[GroupRow], old: BrokerClusterStatus) -> tuple[Answer, str, str] | None:
-    """The condition over the groups that stay and have all topics; None: there is only one."""
+    """Return the condition over the groups that stay and have all topics; None: there is only one."""
     if len(rows) < 2:
         return None
     was = any(c.type == "Unbalanced" and c.status == "True" for c in old.conditions)
@@ -449,8 +455,8 @@ SOON_S = 86_400
 
 
 def disk_pressure(observed: ObservedState, old: BrokerClusterStatus) -> tuple[Answer, str, str] | None:
-    """The condition over the disks of all members that answer; None: no disk is known. What is free counts, not only
-    refused sends: the log's present segment may have room while nothing else has.
+    """Return the condition over the disks of all members that answer; None: no disk is known. What is free counts, not
+    only refused sends: the log's present segment may have room while nothing else has.
     """
     former = _former(old, "DiskPressure")
     disks = [(m.name, _part(m.status, "disk")) for m in observed.members if m.status is not None]
@@ -546,7 +552,7 @@ def last_failover(change: Change) -> LastFailover:
 
 
 def significant(status: BrokerClusterStatus) -> dict[str, Any]:
-    """The status without the values that always change under load: offsets and lags."""
+    """Return the status without the values that always change under load: offsets and lags."""
     out = status.to_object()
     for row in out.get("members", []):
         row.pop("maxOffset", None)

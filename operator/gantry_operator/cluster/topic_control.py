@@ -216,7 +216,7 @@ class TopicControl:
                 results[one.resource] = replace(results[one.resource], table=status, table_current=current)
 
     def _still_wanted(self, steps: list[Step], resources: Resources) -> list[Step]:
-        """The steps without deletions for resources that were written again since they were read."""
+        """Return the steps without deletions for resources that were written again since they were read."""
         dropping = {s.resource for s in steps if isinstance(s, DropTopic | DropGroup)}
         newer = self._store.observe() if dropping else None
         if newer is None:
@@ -286,7 +286,7 @@ class TopicControl:
         return tables
 
     async def _carry_out(self, steps: Sequence[Step]) -> tuple[dict[str, str], bool]:
-        """Returns refusals by resource, and whether a step must be tried later."""
+        """Return refusals by resource, and whether a step must be tried later."""
         refused: dict[str, str] = {}
         gates: dict[str, asyncio.Semaphore] = {}
         late = False

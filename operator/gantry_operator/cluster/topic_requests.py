@@ -46,7 +46,7 @@ class TryLater(Exception):
 
 
 async def _call(client: RemotingClient, address: str, frame: Frame) -> Frame:
-    """Raises Refused, TryLater, RemotingError."""
+    """Send one request. Raises Refused, TryLater, RemotingError."""
     answer = await client.request(address, frame, CALL_S)
     if answer.code == ResponseCode.SUCCESS:
         return answer
@@ -80,7 +80,7 @@ def _put_topic(config: TopicConfig, attributes: Iterable[str]) -> Frame:
 
 
 async def offset_at(client: RemotingClient, address: str, topic: str, queue: int, timestamp: int) -> int:
-    """The first offset of a queue stored at this time or later. Raises Refused, TryLater, RemotingError."""
+    """Return the first offset of a queue stored at this time or later. Raises Refused, TryLater, RemotingError."""
     header = SearchOffsetHeader(topic, queue, Long(timestamp))
     answer = await _call(client, address, Frame(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, ext=header.ext()))
     offset = whole_number(answer.ext.get("offset", ""))

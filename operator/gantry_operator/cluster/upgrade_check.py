@@ -35,7 +35,7 @@ class Upgrade:
 
 
 def release_of(image: str) -> str:
-    """The version in an image's tag; empty: it has none."""
+    """Return the version in an image's tag; empty: it has none."""
     tag = image.partition("@")[0].rpartition("/")[2].partition(":")[2]
     return tag.removeprefix("v") if _RELEASE.fullmatch(tag) else ""
 

@@ -60,7 +60,7 @@ class Sessions:
         self._known: dict[str, Session] = {}
 
     def open(self, user: str, now: float, token: str = "") -> Session:
-        """A new session. The one that was not used for the longest time makes room."""
+        """Return a new session. The one that was not used for the longest time makes room."""
         self._known = {k: s for k, s in self._known.items() if now - s.used < SESSION_S}
         while len(self._known) >= MAX_SESSIONS:
             del self._known[min(self._known, key=lambda k: self._known[k].used)]

@@ -128,7 +128,7 @@ def _view(body: bytes, kind: Kind | None, limit: int, charset: str) -> BodyView:
 
 
 def _inflated(body: bytes, limit: int) -> bytes | None:
-    """A gzip or zlib body, at most `limit` bytes of it; None: it is neither."""
+    """Return a gzip or zlib body, at most `limit` bytes of it; None: it is neither."""
     try:
         return zlib.decompressobj(47).decompress(body, limit)
     except zlib.error:
@@ -136,7 +136,7 @@ def _inflated(body: bytes, limit: int) -> bytes | None:
 
 
 def _protobuf(data: bytes, depth: int = 0) -> list[str] | None:
-    """The fields of a message in protobuf's wire format, as `protoc --decode_raw` shows them; None: it is none."""
+    """Return the fields of a message in protobuf's wire format, as `protoc --decode_raw` does; None: it is none."""
     lines: list[str] = []
     at = 0
     while at < len(data):
@@ -208,7 +208,7 @@ def hex_dump(data: bytes) -> str:
 
 
 def preview(body: bytes, limit: int = 120) -> str:
-    """The beginning of a body in one line."""
+    """Return the beginning of a body in one line."""
     text = body[:limit].decode("utf-8", "replace")
     shown = "".join(c if c.isprintable() else "\N{MIDDLE DOT}" for c in text)
     return f"{shown}…" if len(body) > limit else shown

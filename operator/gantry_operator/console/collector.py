@@ -62,7 +62,7 @@ class Collector:
         self._points: tuple[Point, ...] = ()
 
     def reader(self) -> Snapshot:
-        """The snapshot for a page. Also says that somebody reads."""
+        """Return the snapshot for a page, and note that somebody reads."""
         self._last_reader = self._clock()
         self._read.set()
         return self.snapshot
@@ -221,7 +221,7 @@ def _roles(members: Any) -> dict[str, tuple[str, int]]:
 
 
 def _masters(members: dict[str, MemberSeen], urls: list[MemberUrl]) -> dict[str, str]:
-    """The HTTP address of each group's master with the highest epoch."""
+    """Return the HTTP address of each group's master with the highest epoch."""
     address = {url.name: url.url for url in urls}
     best: dict[str, tuple[int, str]] = {}
     for seen in members.values():

@@ -123,7 +123,7 @@ class MemberView:
 
 
 def disk_of(status: Mapping[str, Any], growth: tuple[float, float] | None) -> DiskView | None:
-    """The disk of a member, with the time until it is full. `growth`: bytes a second, and over how many seconds."""
+    """Return the disk of a member, with the time until it is full. `growth`: bytes a second, over how many seconds."""
     disk = status.get("disk")
     if not disk or not disk["total_bytes"]:
         return None
@@ -196,7 +196,7 @@ def _in_sync(snapshot: Snapshot, group: str, status: Mapping[str, Any], before: 
 
 
 def health_of(snapshot: Snapshot, now: float) -> Health:
-    """The line of a cluster."""
+    """Return the line of a cluster."""
     status = snapshot.status
     phase = str(status.get("phase") or "Unknown")
     conditions = [_condition(c, phase) for c in status.get("conditions") or []]

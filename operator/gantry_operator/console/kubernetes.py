@@ -87,7 +87,7 @@ def token_review(token: str) -> Object:
 
 
 def person_of(review: Mapping[str, Any]) -> Person | None:
-    """The person of an answered TokenReview; None: the token is not valid."""
+    """Return the person of an answered TokenReview; None: the token is not valid."""
     status = review.get("status") or {}
     user = status.get("user") or {}
     if status.get("authenticated") is not True or not user.get("username"):
@@ -119,7 +119,7 @@ def access_review(person: Person, verb: str, key: ClusterKey) -> Object:
 
 
 def allowed_by(review: Mapping[str, Any]) -> bool:
-    """The answer of a SubjectAccessReview."""
+    """Return the answer of a SubjectAccessReview."""
     status = review.get("status") or {}
     return status.get("allowed") is True and status.get("denied") is not True
 
@@ -172,7 +172,7 @@ class KubernetesAccess:
         return session
 
     def _proxied(self, request: Request) -> Session | None:
-        """The session of the person that the proxy names."""
+        """Return the session of the person that the proxy names."""
         user = request.headers.get(self._user_header, "").strip()
         if not user:
             return None
@@ -206,7 +206,7 @@ class KubernetesAccess:
         return await self._may(session, "update", key)
 
     def _known(self, mark: str) -> tuple[float, Person | None] | None:
-        """What an answer that still counts says of a token."""
+        """Return what an answer that still counts says of a token."""
         known = self._people.get(mark)
         return known if known is not None and known[0] > self._now() else None
 
@@ -339,7 +339,7 @@ class KubernetesSource:
         return None if packed is None else await asyncio.to_thread(report_page.unpack, packed)
 
     async def _packed_report(self) -> bytes | None:
-        """The page as the driver of the last good run wrote it, at most LIST_EVERY_S old."""
+        """Return the page as the driver of the last good run wrote it, at most LIST_EVERY_S old."""
         if time.monotonic() > self._packed_until:
             try:
                 secret = await self._api.get(SECRET, self.key.space, name_of(self.key.name))

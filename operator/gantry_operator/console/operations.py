@@ -76,7 +76,7 @@ async def _admin(source: Source) -> AsyncIterator[Admin]:
 
 
 def gantry(source: Source, *words: str) -> str:
-    """The command that does the same, for this cluster."""
+    """Return the command that does the same, for this cluster."""
     return shlex.join(["gantry", *words, *source.command])
 
 
@@ -84,13 +84,13 @@ def gantry(source: Source, *words: str) -> str:
 
 
 async def find_by_key(source: Source, topic: str, key: str, wanted: Wanted, before: Place | None) -> Page:
-    """Raises OperationError."""
+    """Find messages by a key. Raises OperationError."""
     async with one_line_errors(), _admin(source) as admin:
         return await by_key(admin, topic, key, wanted, before)
 
 
 async def walk(source: Source, topic: str, wanted: Wanted, begin: Place | None, *, older: bool) -> Page:
-    """A page of a topic, from `begin` on; None: from the newest message on. Raises OperationError."""
+    """Return a page of a topic, from `begin` on; None: from the newest message on. Raises OperationError."""
     async with one_line_errors(), _admin(source) as admin:
         return await Walk(AdminReader(admin, topic), wanted, begin, older=older).page()
 
@@ -115,7 +115,7 @@ async def find_by_id(source: Source, topic: str, message_id: str) -> list[Receiv
 
 
 async def message_at(source: Source, topic: str, broker: str, queue: int, offset: int) -> ReceivedMessage | None:
-    """Raises OperationError."""
+    """Read one message by its place. Raises OperationError."""
     async with one_line_errors(), _admin(source) as admin:
         wanted = [q for q in await admin.readable_queues(topic) if (q.broker, q.queue_id) == (broker, queue)]
         if not wanted:
@@ -128,7 +128,7 @@ async def message_at(source: Source, topic: str, broker: str, queue: int, offset
 
 
 async def letters_of(source: Source, group: str, count: int = LETTERS) -> list[ReceivedMessage]:
-    """Raises OperationError."""
+    """Read dead letters of a group. Raises OperationError."""
     found: list[ReceivedMessage] = []
     async with one_line_errors():
         await read_letters(source.target, Choice(group, (), None, count, False), found.append)
@@ -136,7 +136,7 @@ async def letters_of(source: Source, group: str, count: int = LETTERS) -> list[R
 
 
 async def letter(source: Source, group: str, message_id: str) -> ReceivedMessage | None:
-    """Raises OperationError."""
+    """Read one dead letter. Raises OperationError."""
     async with (
         one_line_errors(),
         source.target.clients() as c,
@@ -157,7 +157,7 @@ async def resend(source: Source, group: str, ids: Sequence[str]) -> str:
 
 
 async def export(source: Source, group: str) -> bytes:
-    """A line of JSON for each letter. Raises OperationError."""
+    """Return a line of JSON for each letter. Raises OperationError."""
     letters = await letters_of(source, group, EXPORTED)
     return "".join(exported(group, found) for found in letters).encode()
 
@@ -171,20 +171,20 @@ def exported(group: str, found: ReceivedMessage) -> str:
 
 
 async def preview_reset(source: Source, group: str, topic: str, to_ms: int) -> ResetPreview:
-    """What a reset to this time (-1: the end) skips and repeats. Changes nothing. Raises OperationError."""
+    """Return what a reset to this time (-1: the end) skips and repeats. Changes nothing. Raises OperationError."""
     async with one_line_errors(), _admin(source) as admin:
         return await preview_offsets(admin, group, topic, to_ms)
 
 
 async def reset(source: Source, group: str, topic: str, to_ms: int) -> str:
-    """Raises OperationError."""
+    """Move the offsets of a group. Raises OperationError."""
     async with one_line_errors(), _admin(source) as admin:
         moved = await reset_offsets(admin, group, topic, to_ms)
     return f"{group} continues at the chosen place in {moved} queues of {topic}"
 
 
 def reset_command(source: Source, group: str, topic: str, to_ms: int) -> str:
-    """The command that does the same."""
+    """Return the command that does the same."""
     to = "latest" if to_ms < 0 else utc(to_ms)
     return gantry(source, "group", "reset", group, "--topic", topic, "--to", to, "--confirm")
 
@@ -222,45 +222,45 @@ async def subscriptions_of(source: Source, group: str, clients: Sequence[str]) -
 
 
 async def switchover(source: Source, group: str, to: str | None) -> str:
-    """Raises OperationError."""
+    """Hand over a group. Raises OperationError."""
     async with one_line_errors():
         return await source.target.switchover(group, to)
 
 
 async def make_topic(source: Source, topic: str, queues: int, managed: bool) -> str:
-    """`managed`: by a BrokerTopic, which is made. Raises OperationError."""
+    """Create a topic. `managed`: by a BrokerTopic, which is made. Raises OperationError."""
     async with one_line_errors():
         groups = await create_topic(source.target, topic, queues, managed)
     return f"{topic}: {queues} queues in {', '.join(groups)}"
 
 
 async def make_user(source: Source, wanted: NewUser) -> str:
-    """Raises OperationError."""
+    """Create a user. Raises OperationError."""
     async with one_line_errors():
         place = await create_user(source.target, wanted)
     return f"{wanted.name}: its keys are in {place}"
 
 
 async def remove_topic(source: Source, topic: str, force: bool) -> str:
-    """Raises OperationError; without `force` also for unread messages."""
+    """Delete a topic. Raises OperationError; without `force` also for unread messages."""
     async with one_line_errors():
         return await delete_topic(source.target, topic, force)
 
 
 async def remove_group(source: Source, group: str, force: bool) -> str:
-    """Raises OperationError; without `force` also for members and unread messages."""
+    """Delete a consumer group. Raises OperationError; without `force` also for members and unread messages."""
     async with one_line_errors():
         return await delete_group(source.target, group, force)
 
 
 async def users_of(source: Source) -> list[dict[str, Any]]:
-    """The BrokerUsers. Raises OperationError."""
+    """Return the BrokerUsers. Raises OperationError."""
     async with one_line_errors():
         return await list_users(source.target)
 
 
 async def remove_user(source: Source, name: str) -> str:
-    """Raises OperationError."""
+    """Delete a user. Raises OperationError."""
     async with one_line_errors():
         await delete_user(source.target, name)
     return f"{name} is deleted"

@@ -25,7 +25,7 @@ def count(value: float | None) -> str:
 
 
 def rate(value: float | None) -> str:
-    """A number a second with at most three digits: 0, 0.4, 12, 1.2k."""
+    """Return a number a second with at most three digits: 0, 0.4, 12, 1.2k."""
     if value is None:
         return NONE
     if value == 0:
@@ -73,8 +73,8 @@ def clock(text: str) -> str:
 
 
 def line(values: Sequence[tuple[float, float]], top: float, width: float, height: float) -> str:
-    """The points of an SVG polyline from (share of the width, value); `top` is the value at the upper edge. A single
-    point is a short line.
+    """Return the points of an SVG polyline from (share of the width, value); `top` is the value at the upper edge. A
+    single point is a short line.
     """
     found = [(width * x, height - 1 - (height - 2) * (v / top if top else 0)) for x, v in values]
     if len(found) == 1:
@@ -109,7 +109,7 @@ def environment() -> Environment:
 
 
 def static_version() -> str:
-    """A digest of the static files, so that browsers load changed ones again."""
+    """Return a digest of the static files, so that browsers load changed ones again."""
     found = hashlib.sha256(THEME.encode())
     for path in sorted(STATIC.rglob("*")):
         if path.is_file():

@@ -36,7 +36,7 @@ class Access(Protocol):
     async def session(self, request: Request) -> Session | None: ...
 
     async def login(self, request: Request, form: Mapping[str, str]) -> Session | None:
-        """A session for what a person gave: a link, or the form of the login page."""
+        """Return a session for what a person gave: a link, or the form of the login page."""
         ...
 
     async def may_read(self, session: Session, key: ClusterKey) -> bool: ...
@@ -109,7 +109,7 @@ def page(request: Request, place: ClusterRequest, template: str, section: str, *
 
 
 async def person(request: Request) -> Session:
-    """Raises HTTPException for a request without a session."""
+    """Find the session of a request. Raises HTTPException for a request without a session."""
     session = await console_of(request).access.session(request)
     if session is None:
         raise HTTPException(401, "a session is needed")
@@ -147,7 +147,7 @@ Change = Annotated[tuple[ClusterRequest, dict[str, list[str]]], Depends(writing)
 
 
 async def read_form(request: Request) -> dict[str, list[str]]:
-    """The fields of a form. Raises HTTPException for a large one."""
+    """Return the fields of a form. Raises HTTPException for a large one."""
     body = b""
     async for part in request.stream():
         body += part
@@ -160,12 +160,12 @@ async def read_form(request: Request) -> dict[str, list[str]]:
 
 
 def one(form: Form, name: str) -> str:
-    """The first value of a field, without the spaces around it."""
+    """Return the first value of a field, without the spaces around it."""
     return (form.get(name) or [""])[0].strip()
 
 
 def number(form: Form, name: str, least: int, most: int) -> int:
-    """Raises ValueError that names the field and its range."""
+    """Read a number of a form. Raises ValueError that names the field and its range."""
     text = one(form, name)
     value = whole_number(text, least, most)
     if value is None:

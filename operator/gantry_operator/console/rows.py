@@ -260,7 +260,7 @@ def _groups(parts: Mapping[str, GroupTables]) -> tuple[dict[str, ConsumerGroupRo
 
 
 def queues_of(tables: Tables, topic: str) -> list[QueueRow]:
-    """The queues of a topic in all broker groups."""
+    """Return the queues of a topic in all broker groups."""
     found = []
     for broker, part in sorted(tables.parts.items()):
         known = part.data["topics"].get(topic)
@@ -288,7 +288,7 @@ class PageOf(Generic[T]):
 
 
 def page_of(rows: Sequence[T], number: int) -> PageOf[T]:
-    """The page with this number, or the nearest one."""
+    """Return the page with this number, or the nearest one."""
     pages = max(-(-len(rows) // PAGE), 1)
     number = min(max(number, 1), pages)
     return PageOf(rows[(number - 1) * PAGE : number * PAGE], number, pages, len(rows))

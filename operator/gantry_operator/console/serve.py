@@ -56,7 +56,7 @@ class LocalAccess:
 
 
 def _no_end_of_request(record: logging.LogRecord) -> bool:
-    """False for the end of a request that runs while the server ends: it is no error."""
+    """Return False for the end of a request that runs while the server ends: it is no error."""
     return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 

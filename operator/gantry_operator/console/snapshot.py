@@ -61,7 +61,7 @@ def with_point(points: Sequence[Point], new: Point) -> tuple[Point, ...]:
 
 
 def runs_of(points: Sequence[Point], now: float) -> list[list[Point]]:
-    """The points of the window before `now`, divided where nothing was measured."""
+    """Return the points of the window before `now`, divided where nothing was measured."""
     seen = [p for p in points if now - WINDOW_S <= p.at <= now]
     steps = sorted(b.at - a.at for a, b in pairwise(seen))
     widest = max(GAP_S, 3 * steps[len(steps) // 2]) if steps else GAP_S

@@ -64,11 +64,11 @@ class Pausing(Protocol):
     """Pauses and resumes the changes of one cluster."""
 
     def command(self, wanted: bool) -> str:
-        """The equivalent command; `wanted`: True pauses."""
+        """Return the equivalent command; `wanted`: True pauses."""
         ...
 
     async def pause(self, wanted: bool) -> None:
-        """Raises ActionError."""
+        """Pause changes, or let them go on. Raises ActionError."""
         ...
 
 
@@ -87,11 +87,11 @@ class Source(Protocol):
         ...
 
     async def resource(self) -> dict[str, Any]:
-        """The BrokerCluster, its events in `status.events`. Raises SourceError."""
+        """Return the BrokerCluster, its events in `status.events`. Raises SourceError."""
         ...
 
     async def members(self) -> list[MemberUrl]:
-        """Raises SourceError."""
+        """List the members. Raises SourceError."""
         ...
 
     async def audit(self) -> AuditView: ...
@@ -101,7 +101,7 @@ class Source(Protocol):
         ...
 
     async def report(self) -> bytes | None:
-        """The page of the last compaction report; None: there is none here."""
+        """Return the page of the last compaction report; None: there is none here."""
         ...
 
     @property
@@ -223,7 +223,7 @@ class MemberAudit:
 
 
 def lines_of(answer: object) -> list[dict[str, Any]]:
-    """The lines in a member's answer; what is not one is ignored."""
+    """Return the lines in a member's answer; what is not one is ignored."""
     lines = answer.get("lines") if isinstance(answer, dict) else None
     return [line for line in lines if _is_line(line)] if isinstance(lines, list) else []
 
@@ -242,7 +242,7 @@ def _end_of(path: Path) -> str:
 
 
 def audit_lines(text: str) -> list[dict[str, Any]]:
-    """The lines of the audit in a log. Other lines are ignored, and damaged ones."""
+    """Return the lines of the audit in a log. Other lines are ignored, and damaged ones."""
     found = []
     for line in text.splitlines():
         at = line.find('{"time_ms":')

@@ -42,13 +42,13 @@ class Missing:
 
 
 def _like(found: Sequence[TopicConfig]) -> TopicConfig:
-    """A topic for another group: as on the group with the most queues."""
+    """Return a topic for another group: as on the group with the most queues."""
     largest = max(found, key=lambda t: (t.write_queues, t.read_queues))
     return replace(largest, read_queues=largest.write_queues)
 
 
 def missing_on(new: GroupConfigs, others: Sequence[GroupConfigs], managed: Collection[str] = ()) -> Missing:
-    """What `new` lacks of `others`. `managed`: topics that something else spreads over the groups."""
+    """Return what `new` lacks of `others`. `managed`: topics that something else spreads over the groups."""
     topics: dict[str, list[TopicConfig]] = {}
     groups: dict[str, SubscriptionGroup] = {}
     for other in others:

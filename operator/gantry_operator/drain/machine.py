@@ -85,7 +85,7 @@ class DrainStep:
 
 
 def decide(progress: Progress, seen: LeavingGroup) -> tuple[Progress, DrainStep]:
-    """The next step of a drain, and what to remember."""
+    """Return the next step of a drain, and what to remember."""
     report = seen.report
     if report is None:
         return replace(progress, proof=None), _wait("Waiting", "NoMaster", "its master does not answer")
@@ -146,7 +146,7 @@ def expired(report: DrainReport) -> bool:
 
 
 def obstacles(report: DrainReport, policy: Policy) -> list[Obstacle]:
-    """What keeps the group from being empty; none: it is empty, if the report is settled.
+    """Return what keeps the group from being empty; none: it is empty, if the report is settled.
 
     Retention concerns messages that consumers could have read. It never removes one that was not delivered yet.
     """
@@ -199,12 +199,12 @@ def unread_obstacle(row: Unread) -> Obstacle:
 
 
 def at(unix_ms: int) -> str:
-    """A time for people."""
+    """Return a time for people."""
     return datetime.fromtimestamp(unix_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def ways_on(report: DrainReport | None, group: str) -> str:
-    """The three ways on when a drain cannot end."""
+    """Return the three ways on when a drain cannot end."""
     until = ends_at_ms(report) if report is not None else 0
     when = f", which ends at {at(until)}" if until and report is not None and until > report.now_ms else ""
     return (

@@ -47,7 +47,8 @@ def spread(total: int, groups: Iterable[str], present: Mapping[str, int]) -> dic
 def proposal(
     topics: Mapping[str, Mapping[str, TopicConfig]], groups: Iterable[str], per_group: int | None = None
 ) -> list[Queues]:
-    """What each topic has and should have, by group. `topics`: by topic and group; `groups`: those that take messages.
+    """Return what each topic has and should have, by group. `topics`: by topic and group; `groups`: those that take
+    messages.
 
     Without `per_group` the number of queues of a topic stays, if it is not below the number of groups.
     """

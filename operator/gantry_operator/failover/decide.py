@@ -87,7 +87,9 @@ def _with_leader(obs: Observation, leadership: LeadershipRecord, state: LeaderSt
 
 
 def _refused_by_follower(obs: Observation, decision: Decision, leader: MemberView) -> bool:
-    """A follower that refuses its assignment, for example with a full disk, gets it again and delays no handover."""
+    """Return whether a follower refused this assignment. One that does, for example with a full disk, gets it again and
+    delays no handover.
+    """
     if not isinstance(decision, SendAssignment) or decision.member == leader.number:
         return False
     view = obs.view(decision.member)
@@ -159,7 +161,7 @@ def _isolated(obs: Observation, leadership: LeadershipRecord) -> Promote | None:
 
 
 def _wanted(obs: Observation, leadership: LeadershipRecord, view: MemberView, leader: Report) -> list[Switchover]:
-    """The reasons for a handover, most urgent first. A request that cannot be fulfilled blocks no other reason."""
+    """Return the reasons for a handover, most urgent first. A request that cannot be fulfilled blocks no other one."""
     found = [] if obs.switchover is None else [obs.switchover]
     if view.deleting and _candidate_stays(obs, leadership):
         found.append(Switchover(reason=f"{view.name} is about to be stopped"))
@@ -217,10 +219,10 @@ def _finish_handover(obs: Observation, leadership: LeadershipRecord) -> Promote 
 
 
 def _assignments(obs: Observation, leadership: LeadershipRecord, leader: MemberView) -> list[Decision]:
-    """The leader first, because it would refuse a follower that comes earlier. An old leader is fenced at once.
+    """Return the leader's assignment first: it would refuse a follower that comes earlier.
 
-    An old leader that has paused writes is fenced later: it forwards these writes to the new leader, which must lead
-    first.
+    An old leader is fenced at once, but one that has paused writes later: it forwards them to the new leader, which
+    must lead first.
     """
     assert leader.report is not None
     assigned = leader.accepted_order == leadership.order or (

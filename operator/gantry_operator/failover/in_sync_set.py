@@ -107,7 +107,7 @@ def shrink(
 
 
 def _another_stays(obs: Observation, leadership: LeadershipRecord, leaving: MemberId) -> bool:
-    """The leader keeps at least one other in-sync member without it."""
+    """Return whether the leader keeps at least one other in-sync member without it."""
     others = leadership.in_sync - {leaving} - ({leadership.master} if leadership.master is not None else set())
     views = [obs.view(id.member) for id in others if obs.heard_as(id) is not None]
     return any(v is not None and not v.deleting for v in views)

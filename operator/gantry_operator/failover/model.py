@@ -152,7 +152,9 @@ class Switchover:
     """Also when the leader does not answer. A user has asked, so `automatic: false` does not block it."""
 
     def fulfilled(self, old: MemberId | None, new: MemberId) -> bool:
-        """A request for this change exists. Otherwise the new leader would get a handover request in turn."""
+        """Return whether a request for this change exists. Otherwise the new leader would get a handover request in
+        turn.
+        """
         return new.member == self.to if self.to is not None else old is None or new.member != old.member
 
 
@@ -187,7 +189,7 @@ class Observation:
         return None
 
     def heard_as(self, id: MemberId) -> Report | None:
-        """The report of exactly this incarnation, if it answers now."""
+        """Return the report of exactly this incarnation, if it answers now."""
         m = self.view(id.member)
         if m is None or not m.heard or m.report is None or m.report.id != id:
             return None

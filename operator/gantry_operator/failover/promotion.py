@@ -30,7 +30,9 @@ def candidates(obs: Observation, leadership: LeadershipRecord, without: MemberId
 
 
 def has_healthy_candidate(obs: Observation, leadership: LeadershipRecord) -> bool:
-    """A candidate without the leader's problem exists. A problem that all members share is no reason to move."""
+    """Return whether a candidate without the leader's problem exists. A problem that all members share is no reason to
+    move.
+    """
     leaving = {m.number for m in obs.members if m.deleting}
     return any(
         not r.not_promotable and r.id.member not in leaving
@@ -41,7 +43,7 @@ def has_healthy_candidate(obs: Observation, leadership: LeadershipRecord) -> boo
 def next_leadership(
     obs: Observation, leadership: LeadershipRecord, leader: MemberId, in_sync: Iterable[MemberId]
 ) -> LeadershipRecord:
-    """A new epoch above the recorded one and above every epoch that a member has seen.
+    """Return a new epoch above the recorded one and above every epoch that a member has seen.
 
     The registry alone issues epochs, so the two are normally equal. They differ when a NameServer remembers a former
     group of this name, which would fence a leader with a lower epoch for ever.
@@ -54,7 +56,9 @@ def next_leadership(
 def promote(
     obs: Observation, leadership: LeadershipRecord, new: Report, without: MemberId | None, reason: str
 ) -> Promote:
-    """The new set holds the members of the old set that answer, so the new leader waits for no absent member."""
+    """Return the decision for a new leader. The new set holds the members of the old set that answer, so the new leader
+    waits for no absent member.
+    """
     in_sync = {id for id in leadership.in_sync if id != without and obs.heard_as(id) is not None} | {new.id}
     kind = "restart" if new.id == leadership.master else "failover"
     return Promote(
@@ -67,7 +71,7 @@ def promote(
 
 
 def untrusted(obs: Observation, leadership: LeadershipRecord) -> Report | None:
-    """The best member of a set that as a whole cannot prove its log (rule 16); None: this does not apply.
+    """Return the best member of a set that as a whole cannot prove its log (rule 16); None: this does not apply.
 
     With ASYNC_FLUSH every member of the recorded set must answer as another incarnation, so that no recorded disk can
     come back. An empty disk has lost its records, so it is no candidate.
@@ -85,7 +89,7 @@ def untrusted(obs: Observation, leadership: LeadershipRecord) -> Report | None:
 
 
 def unclean(obs: Observation, leadership: LeadershipRecord) -> tuple[Report, int] | None:
-    """The best member that answers, and the minimum of bytes given up; None: a member of the set may come back.
+    """Return the best member that answers, and the minimum of bytes given up; None: a member of the set may come back.
 
     A member that answers and refuses its assignments delays this for as long as a member that does not answer.
     """

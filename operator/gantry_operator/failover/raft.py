@@ -13,13 +13,13 @@ IN_SYNC_BYTES = 16 << 20
 
 
 def leader_of(reports: Sequence[Report]) -> Report | None:
-    """The leader of the highest epoch. A leader of an older epoch does not know yet that it was replaced."""
+    """Return the leader of the highest epoch. A leader of an older epoch does not know yet that it was replaced."""
     epoch = max((r.epoch for r in reports), default=0)
     return next((r for r in reports if r.role == "Master" and r.epoch == epoch), None)
 
 
 def keeping_up(leader: Report) -> frozenset[MemberId]:
-    """The voters that are in sync, the leader included.
+    """Return the voters that are in sync, the leader included.
 
     A voter stays one at any distance, but a majority that needs a distant voter confirms nothing until it has caught
     up.

@@ -161,7 +161,7 @@ async def ask(place: SourcePlace, broker: str, cluster: str | None) -> Facts:
 
 
 async def brokers_of(place: SourcePlace) -> Sequence[str]:
-    """The names of the source's brokers. Raises MigrationError."""
+    """Return the names of the source's brokers. Raises MigrationError."""
     source = Source(list(place.name_servers), "", credentials=place.credentials, tls=place.tls)
     async with source:
         try:

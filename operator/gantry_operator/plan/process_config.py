@@ -132,7 +132,7 @@ class ArchiveFiles:
         return None if source is None else Place(**self._place("follow", source))
 
     def source_authorities(self, bootstrap: Bootstrap | None) -> Path | None:
-        """The authorities of RocketMQ's NameServers."""
+        """Return the authorities of RocketMQ's NameServers."""
         source = None if bootstrap is None else bootstrap.fromRocketMQ
         if source is None or source.tls is None:
             return None
@@ -183,7 +183,7 @@ def name_server_config(
     tls: TlsFolders = NO_TLS,
     loopback: bool = False,
 ) -> NameServerConfig:
-    """The config of one NameServer. `listeners`: port by name of each further listener.
+    """Return the config of one NameServer. `listeners`: port by name of each further listener.
 
     `http_hosts`: host names under which others call its HTTP interface. `loopback`: see `Security.mode`.
     """
@@ -221,7 +221,8 @@ def broker_config(
     tls: TlsFolders = NO_TLS,
     loopback: bool = False,
 ) -> BrokerConfig:
-    """The config of one broker. `name_servers`: addresses for clients, `registration_addresses`: addresses for brokers.
+    """Return the config of one broker. `name_servers`: addresses for clients, `registration_addresses`: addresses for
+    brokers.
 
     `raft_members`: in mode Raft the replication address of every member of the group, by number. `loopback`: see
     `Security.mode`.
@@ -278,7 +279,7 @@ def broker_config(
 
 
 def text_of(config: BrokerConfig | NameServerConfig) -> str:
-    """The config as its process reads it."""
+    """Return the config as its process reads it."""
     return config.model_dump_json(indent=1, exclude=_unneeded(config))
 
 
@@ -315,7 +316,7 @@ def proxy_config(
     http_hosts: Sequence[str] = (),
     loopback: bool = False,
 ) -> ProxyConfig:
-    """The config of one proxy. `name_servers`: addresses for clients. `access_key`: of the proxies' own user.
+    """Return the config of one proxy. `name_servers`: addresses for clients. `access_key`: of the proxies' own user.
     `loopback`: see `Security.mode`.
     """
     security = cluster.spec.security
@@ -360,12 +361,12 @@ def proxy_config(
 
 
 def proxy_text(config: ProxyConfig) -> str:
-    """The config as its process reads it. `internal_tls` is left out as the `ADDED_FIELDS` are."""
+    """Return the config as its process reads it. `internal_tls` is left out as the `ADDED_FIELDS` are."""
     return config.model_dump_json(indent=1, exclude={"internal_tls"} if config.internal_tls is None else None)
 
 
 def proxy_restarts(config: ProxyConfig) -> str:
-    """The part of a config that takes effect at a start only: the access table has each change of the mode."""
+    """Return the part of a config that takes effect at a start only: the access table has each change of the mode."""
     without = set() if config.internal_tls else {"internal_tls"}
     return config.model_dump_json(
         indent=1,
@@ -374,7 +375,7 @@ def proxy_restarts(config: ProxyConfig) -> str:
 
 
 def restarts(config: BrokerConfig | NameServerConfig) -> str:
-    """The part of a config that takes effect at a start only."""
+    """Return the part of a config that takes effect at a start only."""
     return config.model_dump_json(indent=1, exclude=set(LIVE_FIELDS) | _unneeded(config))
 
 

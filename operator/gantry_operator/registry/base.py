@@ -24,7 +24,7 @@ class RoleRegistry(Protocol):
     """Compare-and-swap of whole leadership records (rule 13)."""
 
     async def read(self, group: str) -> Entry | None:
-        """The group's leadership record; None: the registry is sure that there is none.
+        """Return the group's leadership record; None: the registry is sure that there is none.
 
         Called several times a second, so a slow registry answers from a watch. A stale answer costs a failed swap.
         Raises RegistryUnavailable.
@@ -32,7 +32,7 @@ class RoleRegistry(Protocol):
         ...
 
     async def swap(self, group: str, expected: Entry | None, new: LeadershipRecord) -> bool:
-        """Writes `new` if the registry holds `expected` (None: nothing). False: it holds another record.
+        """Write `new` if the registry holds `expected` (None: nothing). False: it holds another record.
 
         Returns True only after the write is durable. Raises RegistryUnavailable if the outcome is unknown.
         """

@@ -15,7 +15,7 @@ SHOWN: Final = 6
 
 
 def first_of_each(wanted: Sequence[W], name: Callable[[W], str]) -> dict[str, W]:
-    """The owner of each name: the resource that had it, the older one, the first in the alphabet."""
+    """Return the owner of each name: the resource that had it, the older one, the first in the alphabet."""
     out: dict[str, W] = {}
     for w in sorted(wanted, key=lambda w: (not w.known.origin, w.created, w.resource)):
         out.setdefault(name(w), w)

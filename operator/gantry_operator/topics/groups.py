@@ -45,7 +45,7 @@ TOPICS_SHOWN = 50
 
 
 def decide_groups(wanted: Sequence[WantedGroup], seen: Observed) -> Decision:
-    """The steps for all groups. Raises BadTables."""
+    """Return the steps for all groups. Raises BadTables."""
     decision = Decision([], {}, [])
     first = first_of_each(wanted, lambda w: w.group)
     for w in wanted:

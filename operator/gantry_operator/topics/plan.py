@@ -58,7 +58,7 @@ def decide_topics(
     now: float,
     settle_s: float = SETTLE_S,
 ) -> Decision:
-    """The steps for all topics. `settling`: of the last decision; none after a start. Raises BadTables."""
+    """Return the steps for all topics. `settling`: of the last decision; none after a start. Raises BadTables."""
     decision = Decision([], {}, [])
     first = first_of_each(wanted, lambda w: w.topic)
     for w in wanted:
@@ -167,7 +167,7 @@ class _Topic:
         return {g: have[g] or usual for g in self.seen.groups if g not in self.seen.draining}
 
     def new(self, group: str, number: int) -> PutTopic:
-        """The topic on a broker group that lacks it, like those of the other groups."""
+        """Return the topic on a broker group that lacks it, like those of the other groups."""
         others = [t.topic(self.w.topic) for t in self.seen.tables.values() if t is not None]
         like = next((o.config for o in others if o is not None), TopicConfig(self.w.topic))
         number = min(number, MAX_QUEUES)
@@ -199,7 +199,7 @@ class _Topic:
             self.steps.append(PutTopic(group, replace(wanted, attributes={}), changes, self.w.resource))
 
     def _next(self, tables: BrokerTables, topic: SeenTopic, number: int) -> TopicConfig | None:
-        """The next configuration on a group that has the topic; None: it can be deleted there."""
+        """Return the next configuration on a group that has the topic; None: it can be deleted there."""
         config, group = topic.config, tables.group
         number = min(number, MAX_QUEUES)
         if number == 0:
@@ -296,11 +296,13 @@ class _Topic:
         return row is None or row[0] != number or known[0] == number
 
     def _rows_of_others(self, now: Mapping[str, Row]) -> dict[str, Row]:
-        """The rows to compare with. One that this program is changing is none of them until all brokers are in step."""
+        """Return the rows to compare with. One that this program is changing is none of them until all brokers are in
+        step.
+        """
         return {g: r for g, r in self.w.known.rows.items() if g in self.drifted or now.get(g, r) == r}
 
     def _keeps_drift(self, group: str, differences: list[str]) -> bool:
-        """True: the differences stay."""
+        """Return True if the differences stay."""
         self.drift += differences
         self.drifted.add(group)
         self.waits = [] if self.w.report else self.waits
@@ -365,7 +367,9 @@ class _Topic:
         return Result(state, state, w.known, rows, finalizer=True, busy=True)
 
     def _kept(self, answering: Mapping[str, BrokerTables], silent: list[str], rows: Mapping[str, Row]) -> Result:
-        """The deletion of the topic was taken back: the resource goes once the topic takes messages as before."""
+        """Return the result after a deletion that was taken back: the resource goes once the topic takes messages as
+        before.
+        """
         w = self.w
         for tables in answering.values() if not self.seen.paused else ():
             topic = tables.topic(w.topic)

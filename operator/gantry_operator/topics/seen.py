@@ -59,7 +59,7 @@ class BrokerTables:
     """What the master of one broker group says."""
 
     def __init__(self, group: str, data: Any) -> None:
-        """Raises BadTables when the answer has another form."""
+        """Read the tables. Raises BadTables when the answer has another form."""
         self.group = group
         self._undelivered: Mapping[str, Any] = data.get("undelivered") or {} if isinstance(data, Mapping) else {}
         topics, groups, rows, consumers = (
@@ -163,8 +163,8 @@ class BrokerTables:
                     yield name, group, found.messages
 
     def unread_retries(self, name: str, groups: Iterable[str]) -> Unread | None:
-        """The same for messages that these consumer groups popped from a topic without success: they are in topics of
-        their own, and can be popped as long as the topic is there.
+        """Return the same for messages that these consumer groups popped from a topic without success: they are in
+        topics of their own, and can be popped as long as the topic is there.
         """
         for group in groups:
             old = retry_topic_v1(group, name)  # It may also be that of a group `group_name`.
@@ -176,7 +176,7 @@ class BrokerTables:
         return None
 
     def undelivered(self, name: str) -> str | None:
-        """What is not delivered to the topic yet: none, delayed, half, or unknown. None: no one has asked."""
+        """Return what is not delivered to the topic yet: none, delayed, half, or unknown. None: no one has asked."""
         found = self._undelivered.get(name)
         return found if found is None else str(found)
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 def queues_by_group(
     total: int | None, per_group: int | None, groups: Sequence[str], draining: Collection[str] = ()
 ) -> dict[str, int]:
-    """The queues that take messages, by broker group; a group that drains is left out.
+    """Return the queues that take messages, by broker group; a group that drains is left out.
 
     `total` is spread evenly in the order of `groups`: the first ones get one more, and with fewer queues than groups
     the last ones get none. `per_group`: as many in each. The caller gives one of them.

@@ -72,7 +72,7 @@ def _common(out: dict[str, Any], result: Result, generation: int, fields: tuple[
 
 
 def failed(result: Result, why: str) -> Result:
-    """The brokers refused a step."""
+    """Return the result after the brokers refused a step."""
     state = State("False", "RefusedByBroker", why)
     ready = result.ready if result.ready.status == "True" else state
     return replace(result, ready=ready, synced=state, busy=True)

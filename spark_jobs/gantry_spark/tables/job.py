@@ -83,7 +83,7 @@ class TableSpec:
     per_commit: int = 0
 
     def __post_init__(self) -> None:
-        """Raises BadSchema."""
+        """Check the fields. Raises BadSchema."""
         if self.mode not in MODES:
             raise BadSchema(f"mode {self.mode!r}; write {' or '.join(MODES)}")
         if self.kind not in SCHEMAS:

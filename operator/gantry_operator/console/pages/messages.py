@@ -75,7 +75,7 @@ class Asked:
         return not (self.at or self.key or self.id or self.before or self.after)
 
     def link(self, path: str, **changes: object) -> str:
-        """The address of the page with other values; empty ones are left out."""
+        """Return the address of the page with other values; empty ones are left out."""
         values = {
             "topic": self.topic, "at": self.at, "tags": self.tags, "key": self.key, "prop": self.prop,
             "text": self.text, "id": self.id, "before": self.before, "after": self.after, "tail": self.tail,
@@ -84,7 +84,7 @@ class Asked:
         return f"{path}?{urlencode(written)}"
 
     def command(self, source: Source) -> str:
-        """The command that prints the same messages."""
+        """Return the command that prints the same messages."""
         words = ["messages", self.topic or "TOPIC"]
         for option, value in (("--from", self.at), ("--tags", self.tags), ("--key", self.key),
                               ("--property", self.prop), ("--text", self.text), ("--id", self.id),
@@ -94,7 +94,7 @@ class Asked:
 
 
 async def find(source: Source, asked: Asked) -> Page:
-    """Raises OperationError, ValueError."""
+    """Read the messages that a person asks for. Raises OperationError, ValueError."""
     before = Place.parse(asked.before) if asked.before else None
     if asked.id:
         return Page(await do.find_by_id(source, asked.topic, asked.id))
@@ -120,7 +120,7 @@ class Draft:
     body: str = ""
 
     def message(self) -> Message:
-        """Raises ValueError that names the field."""
+        """Build the message. Raises ValueError that names the field."""
         properties = {}
         for line in self.properties.splitlines():
             if not line.strip():
@@ -139,7 +139,7 @@ class Draft:
 
 
 def resend_command(source: Source, message: ReceivedMessage, body: bytes) -> str:
-    """The command that sends the same message again; empty: its body is no text for a command line."""
+    """Return the command that sends the same message again; empty: its body is no text for a command line."""
     try:
         text = body.decode()
     except UnicodeDecodeError:
@@ -155,7 +155,7 @@ def resend_command(source: Source, message: ReceivedMessage, body: bytes) -> str
 def message_values(
     request: Request, source: Source, found: ReceivedMessage, kind: str, dead: str = ""
 ) -> dict[str, Any]:
-    """What `message.html` needs. `dead`: the consumer group whose dead letter it is."""
+    """Return what `message.html` needs. `dead`: the consumer group whose dead letter it is."""
     body, problem = body_of(found)
     content = content_of(found.properties)
     view = body_view(body, kind if kind in KINDS else None, content=content)  # type: ignore[arg-type]
@@ -173,7 +173,7 @@ def message_values(
 
 
 def _text(form: Mapping[str, list[str]], name: str) -> str:
-    """A text of a form as it was typed: browsers send each line end as CR LF."""
+    """Return a text of a form as it was typed: browsers send each line end as CR LF."""
     return (form.get(name) or [""])[0].replace("\r\n", "\n")
 
 

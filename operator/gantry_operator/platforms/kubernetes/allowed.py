@@ -180,7 +180,7 @@ def _problems(cluster: BrokerCluster, settings: OperatorSettings) -> Iterator[Pr
 
 
 def pod_template_problems(where: str, template: PodTemplate | None, settings: OperatorSettings) -> Iterator[Problem]:
-    """What an addition to pods asks for and the chart does not allow."""
+    """Return what an addition to pods asks for and the chart does not allow."""
     for part in needs_permission(template):
         if part not in settings.allowed_pod_template:
             yield Problem(

@@ -141,7 +141,7 @@ class ClusterController:
         return self.resource.ending
 
     def update(self, obj: Object) -> None:
-        """The resource changed. A change of the status alone is ignored."""
+        """Take a newer version of the resource. A change of the status alone is ignored."""
         if self.resource.update(obj):
             self.look_again()
 
@@ -155,7 +155,7 @@ class ClusterController:
         return self._dirty.is_set()
 
     def heard(self, event: str, kind: str, obj: Object) -> None:
-        """A watch event about an object of this cluster."""
+        """Take a watch event about an object of this cluster."""
         if kind in ("BrokerUser", "Secret"):
             self.control.access.wake()
         if kind in TOPIC_KINDS:
@@ -328,7 +328,7 @@ class ClusterController:
         return "" if self.control.plan is not None else self.control.refused or None
 
     async def _sync_labels(self, found: ReconcileResult) -> bool:
-        """False: look again soon. A refused step does not prevent the other steps."""
+        """Correct the labels. False: look again soon. A refused step does not prevent the other steps."""
         # Read this first, so that a change meanwhile causes another look.
         in_grace_period = self.platform.pods.in_grace_period()
         problems = await self.platform.labels.sync()
@@ -381,7 +381,7 @@ class ClusterController:
         return await platform.reports.keep(cluster, wanted, found) and complete
 
     def _running(self) -> dict[str, int] | None:
-        """The wanted processes of a cluster that hibernates, by group; None: all of the spec."""
+        """Return the wanted processes of a cluster that hibernates, by group; None: all of the spec."""
         hibernation = self.control.hibernation
         if hibernation.running is None:
             return None
@@ -392,7 +392,7 @@ class ClusterController:
         self.resource.note(await self.platform.reports.run_if_asked(cluster, obj) or self.resource.obj)
 
     def _publish(self, found: ReconcileResult) -> None:
-        """The result of the pass, for the status and for answers to requests."""
+        """Publish the result of the pass, for the status and for answers to requests."""
         control = self.control
         control.refused, control.problems, control.progress = found.refused, found.problems, found.progress
 

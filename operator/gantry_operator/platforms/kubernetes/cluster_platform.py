@@ -228,7 +228,7 @@ class ClusterPlatform:
     # ---- addresses
 
     def reached(self, group: str) -> str | None:
-        """The address of the master's Service; None: there is none yet."""
+        """Return the address of the master's Service; None: there is none yet."""
         live = self.objects.live("Service", names.master_service(self.name, group))
         address = None if live is None else live["spec"].get("clusterIP")
         return f"{address}:{names.BROKER_PORT}" if address else None
@@ -285,7 +285,7 @@ class ClusterPlatform:
         return sets, [pod for pod in pods if pod is not None]
 
     def _progress(self, sets: Sequence[Object], pods: Sequence[Object], changing: Sequence[str]) -> list[str]:
-        """What no rolling change has looked at yet, and the changes that Kubernetes carries out by itself."""
+        """Return what no rolling change has looked at yet, and the changes that Kubernetes carries out by itself."""
         if self.cluster is None or self.cluster.spec.hibernate:
             return []
         looked_at = {names.group_set(self.name, g) for g in changing}
@@ -312,7 +312,7 @@ class ClusterPlatform:
         )
 
     def _shared_storage(self) -> set[str]:
-        """The groups whose volumes are those of spec.storage."""
+        """Return the groups whose volumes are those of spec.storage."""
         return set() if self.cluster is None else {g.name for g in self.cluster.spec.brokerGroups if g.storage is None}
 
     def _proxy_status(self) -> ProxyStatus | None:

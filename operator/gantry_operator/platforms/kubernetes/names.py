@@ -87,7 +87,7 @@ def proxies(cluster: str) -> str:
 
 
 def proxy_table_secret(cluster: str) -> str:
-    """The Secret with the access table for proxies."""
+    """Return the Secret with the access table for proxies."""
     return f"{cluster}-proxy-table"
 
 
@@ -96,22 +96,22 @@ def admin_secret(cluster: str) -> str:
 
 
 def access_secret(cluster: str) -> str:
-    """The Secret with the persistent part of the access table."""
+    """Return the Secret with the persistent part of the access table."""
     return f"{cluster}-access"
 
 
 def ca_secret(cluster: str) -> str:
-    """The cluster's certificate authority with its key. Only the operator reads it."""
+    """Return the cluster's certificate authority with its key. Only the operator reads it."""
     return f"{cluster}-ca"
 
 
 def ca_cert_secret(cluster: str) -> str:
-    """The certificates of the authorities alone, for clients."""
+    """Return the certificates of the authorities alone, for clients."""
     return f"{cluster}-ca-cert"
 
 
 def tls_secret(cluster: str, holder: str) -> str:
-    """The certificate of a group's members, or of the NameServers (`NAME_SERVER`)."""
+    """Return the certificate of a group's members, or of the NameServers (`NAME_SERVER`)."""
     return f"{cluster}-{holder}-tls"
 
 
@@ -120,12 +120,12 @@ def service_account(cluster: str) -> str:
 
 
 def open_policy(cluster: str) -> str:
-    """The NetworkPolicy of all pods: ports for clients, and HTTP. No group can have the name `broker`."""
+    """Return the NetworkPolicy of all pods: ports for clients, and HTTP. No group can have the name `broker`."""
     return f"{cluster}-broker"
 
 
 def claim(member: str) -> str:
-    """The volume claim of a member."""
+    """Return the volume claim of a member."""
     return f"data-{member}"
 
 
@@ -154,7 +154,7 @@ def labels(cluster: str, component: str, group: str | None = None) -> dict[str, 
 
 
 def selector(cluster: str, component: str, group: str | None = None) -> dict[str, str]:
-    """The labels that never change."""
+    """Return the labels that never change."""
     out = {CLUSTER_LABEL: cluster, COMPONENT_LABEL: component}
     return out if group is None else out | {GROUP_LABEL: group}
 

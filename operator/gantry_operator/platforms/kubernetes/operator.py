@@ -169,7 +169,7 @@ class Operator:
         return [k for k, m in self.followed().items() if not m.listed]
 
     async def run(self) -> None:
-        """Runs until cancelled, or until a signal ends kopf, which handles signals."""
+        """Run until cancelled, or until a signal ends kopf, which handles signals."""
         try:
             async with asyncio.TaskGroup() as group:
                 followed = self.followed()
@@ -247,7 +247,7 @@ async def _configure(settings: kopf.OperatorSettings, **_: Any) -> None:
 
 
 async def serve(settings: OperatorSettings, identity: str, http_port: int, host: str = "") -> int:
-    """Runs until a signal (0) or a failure (1). After a lost leadership the process starts again, as a standby."""
+    """Run until a signal (0) or a failure (1). After a lost leadership the process starts again, as a standby."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for sig in (signal.SIGTERM, signal.SIGINT):

@@ -68,7 +68,7 @@ def recovered(obj: Object, sets: Iterable[Object], live: Live, *, owned_leases: 
 
 
 def readable_failover(wanted: object) -> dict[str, Any]:
-    """The readable part of `spec.failover` in a refused spec.
+    """Return the readable part of `spec.failover` in a refused spec.
 
     Without a readable `automatic` there is no automatic promotion. Unclean promotions are off.
     """
@@ -93,7 +93,7 @@ def readable_security(wanted: object) -> Security | None:
 def groups_that_run(
     cluster: str, namespace: str, groups: Mapping[str, int], common: Mapping[str, Any], live: Live
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """A spec of the groups with readable configs (empty: none), and for each other group the reason.
+    """Return a spec of the groups with readable configs (empty: none), and for each other group the reason.
 
     `groups`: the replicas of each.
     """
@@ -129,7 +129,7 @@ def groups_that_run(
 
 
 def _configs(cluster: str, group: str, live: Live) -> Iterator[dict[str, Any]]:
-    """The readable configs of a group's members."""
+    """Return the readable configs of a group's members."""
     found = live("ConfigMap", names.group_set(cluster, group))
     for text in [] if found is None else list((found.get("data") or {}).values()):
         with suppress(ValueError):
@@ -139,7 +139,7 @@ def _configs(cluster: str, group: str, live: Live) -> Iterator[dict[str, Any]]:
 
 
 def _running_with(cluster: str, group: str, live: Live) -> dict[str, Any] | None:
-    """The failover settings from the last configs of the group's members. None: all are missing or damaged.
+    """Return the failover settings from the last configs of the group's members. None: all are missing or damaged.
 
     Only the needed fields are read: an operator of another version may have written more, and a damaged field may not
     be needed.
@@ -160,7 +160,7 @@ def _broker_name(cluster: str, group: str, live: Live) -> str | None:
 
 
 def _by_its_leadership(cluster: str, group: str, live: Live) -> dict[str, Any] | None:
-    """The settings of a group that has a leadership record. Groups in mode Raft never have one.
+    """Return the settings of a group that has a leadership record. Groups in mode Raft never have one.
 
     The flush mode is not known, so no member is promoted that may lack records on another disk.
     """

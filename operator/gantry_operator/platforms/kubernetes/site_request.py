@@ -33,7 +33,7 @@ def new_request(op: str, token: str, *, accept_loss: bool, timeout_s: float) -> 
 
 
 def parse_request(text: str) -> SiteRequest:
-    """Raises ValueError, which says what to write."""
+    """Read a request. Raises ValueError, which says what to write."""
     op, *words = text.split(" #")[0].split() or [""]
     if op not in ("demote", "promote"):
         raise ValueError(f"{text!r}: write demote or promote")

@@ -48,7 +48,7 @@ class SiteRequests:
             self._task = asyncio.create_task(self._answer(text))
 
     async def close(self) -> None:
-        """What has begun goes on with the next operator."""
+        """End the work under way. What has begun goes on with the next operator."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -66,7 +66,7 @@ class SiteRequests:
         self._on_end()
 
     async def _perform(self, text: str) -> str:
-        """Raises ApiError, ApiUnavailable."""
+        """Carry out a request. Raises ApiError, ApiUnavailable."""
         try:
             asked = parse_request(text)
             if refused := self._why_not():

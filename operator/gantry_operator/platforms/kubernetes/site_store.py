@@ -16,7 +16,7 @@ class KubernetesSiteStore:
         self._obj = obj
 
     def load(self) -> SiteState | None:
-        """Raises ValueError."""
+        """Read the state; None: there is none. Raises ValueError."""
         row = (self._obj.get("status") or {}).get("site")
         if row is None:
             return None
@@ -26,6 +26,6 @@ class KubernetesSiteStore:
             raise ValueError(f"status.site: {error!r}") from None
 
     async def save(self, state: SiteState) -> None:
-        """Raises ApiError, ApiUnavailable."""
+        """Keep the state. Raises ApiError, ApiUnavailable."""
         row = site_row(state).model_dump(mode="json", exclude_none=True)
         await self._api.merge(BROKER_CLUSTER, *self._key, {"status": {"site": row}}, "status")

@@ -26,7 +26,7 @@ def begun(request: str, leadership: LeadershipRecord) -> str:
 
 
 def led_since(noted: str | None, request: str, leadership: LeadershipRecord) -> int | None:
-    """The present leader, if it differs from the leader at the start of this request; None: no result yet."""
+    """Return the present leader, if it differs from the leader at the start of this request; None: no result yet."""
     found = re.fullmatch(r" in epoch ([0-9]{1,19}) of member ([0-9]+|None)", (noted or "").removeprefix(request))
     if found is None or noted == found[0] or leadership.master is None or leadership.epoch <= int(found[1]):
         return None

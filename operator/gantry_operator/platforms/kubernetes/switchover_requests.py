@@ -75,7 +75,9 @@ class SwitchoverRequests:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _forget(self) -> None:
-        """A request was withdrawn while no operator ran. The same text later is another request."""
+        """Remove the record of a request. A request was withdrawn while no operator ran. The same text later is another
+        request.
+        """
         try:
             await self._resource.annotate({SWITCHOVER_BEGUN: None})
         except (ApiError, ApiUnavailable) as error:

@@ -47,12 +47,12 @@ def scheme(cluster: BrokerCluster) -> str:
 
 
 def authorities_file(folder: ClusterFolder) -> Path:
-    """The file that clients trust."""
+    """Return the file that clients trust."""
     return folder.tls / AUTHORITIES
 
 
 def read_authorities(folder: ClusterFolder) -> bytes:
-    """The authorities as PEM; empty: there are none."""
+    """Return the authorities as PEM; empty: there are none."""
     try:
         return authorities_file(folder).read_bytes()
     except OSError:
@@ -87,7 +87,7 @@ def client_options(cluster: BrokerCluster, folder: ClusterFolder) -> TlsOptions 
 
 
 def holders(cluster: BrokerCluster, plan: Plan) -> dict[str, certificates.Names]:
-    """The certificates to issue: all ports are on one address of this machine."""
+    """Return the certificates to issue: all ports are on one address of this machine."""
     name = cluster.name
     hosts = tuple(dict.fromkeys(("localhost", "127.0.0.1", "::1", HOST)))
     found = {}
@@ -117,7 +117,7 @@ class LocalCertificates:
         self._written: dict[Path, bytes] = {}
 
     def trusted(self) -> bytes:
-        """The authorities of the members, as PEM; empty: there are none."""
+        """Return the authorities of the members, as PEM; empty: there are none."""
         return b"" if self._held.authority is None else certificates.trusted(self._held.authority)
 
     def due_s(self) -> float:
@@ -175,7 +175,7 @@ class LocalCertificates:
 
 
 def rows(folder: ClusterFolder, cluster: BrokerCluster, plan: Plan) -> list[CertificateRow]:
-    """The certificates for the status."""
+    """Return the certificates for the status."""
     if not (uses_tls(cluster) or proxy_has_tls(cluster)):
         return []
     authority, _ = _read(read_json(folder.tls / "authority.json"))
@@ -228,7 +228,7 @@ def _stored(held: certificates.Certificates) -> dict[str, Any]:
 
 
 def _read(found: Any) -> tuple[certificates.Authority | None, dict[str, str]]:
-    """The authority and the followed requests; None for content that is not ours."""
+    """Return the authority and the followed requests; None for content that is not ours."""
     try:
         following = found["next"]
         times = [found[name] and datetime.fromisoformat(found[name]) for name in ("switchAt", "dropAt")]

@@ -220,7 +220,7 @@ class Children:
         self._on_change()
 
     def _take_over(self, child: Child) -> ProcessRecord | None:
-        """The record of its running process, also if the record was never written."""
+        """Return the record of its running process, also if the record was never written."""
         record = load_record(self._folder.process(child.plan.name))
         if record is not None:
             self._watch(child, record)

@@ -38,7 +38,7 @@ class SupervisorRecord:
 
 
 def supervisor_of(folder: ClusterFolder) -> SupervisorRecord | None:
-    """The record of the running supervisor; None: none runs."""
+    """Return the record of the running supervisor; None: none runs."""
     known = read_json(folder.supervisor)
     if not isinstance(known, dict) or start_mark(int(known.get("pid", -1))) != known.get("started"):
         return None

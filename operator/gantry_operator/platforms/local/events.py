@@ -58,7 +58,7 @@ class EventLog:
 
 
 def last_events(path: Path, count: int) -> list[dict[str, Any]]:
-    """The newest events, oldest first."""
+    """Return the newest events, oldest first."""
     try:
         lines = deque(path.read_text().splitlines(), maxlen=count)
     except OSError:

@@ -31,13 +31,13 @@ class ClusterNotFound(Exception):
 
 
 def state_home() -> Path:
-    """The default location of the user's clusters."""
+    """Return the default location of the user's clusters."""
     base = os.environ.get("XDG_STATE_HOME")
     return (Path(base) if base and os.path.isabs(base) else Path.home() / ".local" / "state") / "gantry"
 
 
 def secret_folder(name: str) -> Path:
-    """The folder of a Secret that a manifest names: one file for each key."""
+    """Return the folder of a Secret that a manifest names: one file for each key."""
     base = os.environ.get("XDG_CONFIG_HOME")
     home = Path(base) if base and os.path.isabs(base) else Path.home() / ".config"
     return home / "gantry" / "secrets" / name
@@ -228,7 +228,7 @@ def default_folder(name: str) -> ClusterFolder:
 
 
 def known_clusters() -> Iterator[tuple[str, ClusterFolder]]:
-    """Started clusters that are not stopped, by name."""
+    """Yield started clusters that are not stopped, by name."""
     pointers = state_home() / "clusters"
     if not pointers.is_dir():
         return
@@ -263,7 +263,7 @@ def find_folder(directory: Path | None, name: str | None) -> ClusterFolder:
 
 
 def read_json(path: Path) -> Any:
-    """The JSON in a file; None: it is missing or holds no JSON."""
+    """Return the JSON in a file; None: it is missing or holds no JSON."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError):

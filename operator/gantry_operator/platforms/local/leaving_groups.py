@@ -28,25 +28,25 @@ def _markers(folder: ClusterFolder) -> Path:
 
 
 def removing_groups(folder: ClusterFolder) -> tuple[str, ...]:
-    """The groups whose removal has begun."""
+    """Return the groups whose removal has begun."""
     return tuple(sorted(path.stem for path in _markers(folder).glob("*.json")))
 
 
 def begin_removal(folder: ClusterFolder, group: str) -> None:
-    """Raises OSError."""
+    """Record that the removal of a group begins. Raises OSError."""
     make_private(_markers(folder))
     write_durably(_markers(folder) / f"{group}.json", "{}")
 
 
 def group_in_name(cluster: str, process: str) -> str | None:
-    """The broker group of a member, by the name of its process: CLUSTER-GROUP-NUMBER. None: it is no member."""
+    """Return the broker group of a member, by the name of its process: CLUSTER-GROUP-NUMBER. None: it is no member."""
     rest = process.removeprefix(f"{cluster}-")
     group, _, number = rest.rpartition("-")
     return group if rest != process and whole_number(number) is not None and group.isalnum() else None
 
 
 def leaving_groups(folder: ClusterFolder, cluster: BrokerCluster) -> tuple[BrokerGroup, ...]:
-    """The groups that are not in the spec, and whose members have configs."""
+    """Return the groups that are not in the spec, and whose members have configs."""
     wanted = {g.name for g in cluster.spec.brokerGroups} | set(removing_groups(folder))
     found: dict[str, dict[str, Any]] = {}
     for path in sorted(folder.configs.glob("*.json")):
@@ -64,7 +64,7 @@ def leaving_groups(folder: ClusterFolder, cluster: BrokerCluster) -> tuple[Broke
 
 
 def running_cluster(folder: ClusterFolder, cluster: BrokerCluster) -> BrokerCluster:
-    """The cluster with leaving groups, and without those of the spec whose former group is not gone yet."""
+    """Return the cluster with leaving groups, and without those of the spec whose former group is not gone yet."""
     removing = removing_groups(folder)
     groups = [g for g in cluster.spec.brokerGroups if g.name not in removing]
     spec = cluster.spec.model_copy(update={"brokerGroups": [*groups, *leaving_groups(folder, cluster)]})
@@ -72,7 +72,7 @@ def running_cluster(folder: ClusterFolder, cluster: BrokerCluster) -> BrokerClus
 
 
 def removed_processes(folder: ClusterFolder, cluster: str, group: str) -> list[ProcessPlan]:
-    """The members of a removed group that have configs."""
+    """Return the members of a removed group that have configs."""
     found = []
     for number in range(MOST_MEMBERS):
         name = member_name(cluster, group, number)

@@ -42,7 +42,7 @@ def surplus_processes(folder: ClusterFolder, plan: Plan) -> list[ProcessPlan]:
 
 
 def with_leaving(plan: Plan, leaving: Iterable[MemberPlan]) -> Plan:
-    """The plan including leaving members."""
+    """Return the plan including leaving members."""
     more = list(leaving)
     if not more:
         return plan

@@ -16,7 +16,7 @@ def save_manifest(folder: ClusterFolder, cluster: BrokerCluster) -> None:
 
 
 def load_saved(folder: ClusterFolder) -> BrokerCluster:
-    """The cluster as it was last started. Raises OSError, pydantic.ValidationError."""
+    """Return the cluster as it was last started. Raises OSError, pydantic.ValidationError."""
     return BrokerCluster.model_validate_json(folder.manifest.read_bytes())
 
 

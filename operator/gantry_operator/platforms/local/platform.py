@@ -163,7 +163,7 @@ class LocalPlatform:
         return [(m.group, m.number, m.name) for m in self.whole_plan.members]
 
     def observe(self, changing: Sequence[str], releases: Sequence[str]) -> ObservedState:
-        """The commands read the rest of the status from members and files."""
+        """Return what the control needs; commands read the rest of the status from members and files."""
         asleep = self.cluster.spec.hibernate and not any(map(self.children.running, self.children.table))
         return ObservedState(members=(), name_servers=(), available={}, hibernated=asleep)
 
@@ -178,7 +178,7 @@ class LocalPlatform:
         self._part_changed()
 
     def groups_changed(self) -> None:
-        """The steps of a removal take the manifest again by themselves."""
+        """Do nothing: the steps of a removal take the manifest again by themselves."""
 
     # ---- the failover
 

@@ -31,8 +31,8 @@ MAX_CLAIM = 65_536
 
 
 def claims_folder() -> Path:
-    """The folder of claims, one per user until the machine restarts. It ignores XDG_STATE_HOME, because ports belong
-    to the machine.
+    """Return the folder of claims, one per user until the machine restarts. It ignores XDG_STATE_HOME, because ports
+    belong to the machine.
     """
     base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     return Path(base) / f"gantry-ports-{os.getuid()}"
@@ -70,7 +70,7 @@ class ClaimsFolder:
         os.close(self._fd)
 
     def claims(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The claims by the name of their file. What is no claim of this program is left out."""
+        """Return the claims by the name of their file. What is no claim of this program is left out."""
         for name in sorted(os.listdir(self._fd)):
             if not name.endswith(".json"):
                 continue
@@ -80,7 +80,7 @@ class ClaimsFolder:
                 yield name, claim
 
     def _read(self, name: str) -> Any:
-        """The JSON in a file; None: it is no regular file, or holds none."""
+        """Return the JSON in a file; None: it is no regular file, or holds none."""
         try:
             fd = self._open(name, os.O_RDONLY | os.O_NONBLOCK)
         except OSError:
@@ -189,7 +189,9 @@ def ports_of_others(own: Path, lock: PortAllocationLock) -> Iterator[frozenset[i
 
 
 def _claimed(folder: ClaimsFolder, own: Path, *, tidy: bool) -> Iterator[Collection[int]]:
-    """The ports of the valid claims. `tidy`: remove expired ones; without the lock another program may be writing."""
+    """Return the ports of the valid claims. `tidy`: remove expired ones; without the lock another program may be
+    writing.
+    """
     for name, claim in list(folder.claims()):
         cluster = ClusterFolder(Path(claim["folder"]))
         if cluster.root == own:
@@ -202,7 +204,7 @@ def _claimed(folder: ClaimsFolder, own: Path, *, tidy: bool) -> Iterator[Collect
 
 
 def _lives(cluster: ClusterFolder, claim: dict[str, object]) -> bool:
-    """The program that chose still runs, or one of the cluster's processes does."""
+    """Return whether the program that chose still runs, or one of the cluster's processes does."""
     pid = claim.get("pid")
     if isinstance(pid, int) and start_mark(pid) == claim.get("started"):
         return True

@@ -38,17 +38,17 @@ takes.
 
 
 def replication(member: str) -> str:
-    """The use of a member's port for the other members of its group."""
+    """Return the use of a member's port for the other members of its group."""
     return f"{member}/replication"
 
 
 def registration(server: str) -> str:
-    """The use of a NameServer's port for brokers."""
+    """Return the use of a NameServer's port for brokers."""
     return f"{server}/registration"
 
 
 def http(name: str) -> str:
-    """The use of a process's port for HTTP."""
+    """Return the use of a process's port for HTTP."""
     return f"{name}/http"
 
 
@@ -75,14 +75,14 @@ class Ports:
         return cls(path, read_ports(path))
 
     def __getitem__(self, use: str) -> int:
-        """The port of a use. Raises NoPort."""
+        """Return the port of a use. Raises NoPort."""
         port = self.taken.get(use)
         if port is None:
             raise NoPort(f"{self.path} holds no port of {use}: start the cluster with gantry up, which chooses one")
         return port
 
     def address(self, use: str) -> str:
-        """The host:port of a use. Raises NoPort."""
+        """Return the host:port of a use. Raises NoPort."""
         return f"{HOST}:{self[use]}"
 
     def unusual(self, plan: Plan) -> Iterator[str]:
@@ -152,7 +152,7 @@ def _owners(plan: Plan, use: str) -> frozenset[str]:
 
 
 def _process(use: str) -> str:
-    """The name of the process that owns the port; a group's port belongs to no process."""
+    """Return the name of the process that owns the port; a group's port belongs to no process."""
     return use if use.startswith("group/") else use.partition("/")[0]
 
 

@@ -16,7 +16,7 @@ from gantry_operator.platforms.local.process_plan import process_plans
 
 
 def preview(folder: ClusterFolder, wanted: BrokerCluster) -> dict[str, Any]:
-    """The effect of a manifest. Raises ControlError if it is refused, and OSError."""
+    """Return the effect of a manifest. Raises ControlError if it is refused, and OSError."""
     refuse_elsewhere(wanted)
     refuse_change(load_saved(folder), wanted)
     planned = plan(wanted)

@@ -34,7 +34,7 @@ class ProcessRecord:
 
 
 def start_mark(pid: int) -> str | None:
-    """A mark of this process that a later one with the same pid lacks; None: no such process runs (or only a
+    """Return a mark of this process that a later one with the same pid lacks; None: no such process runs (or only a
     zombie).
     """
     try:
@@ -84,7 +84,7 @@ def listens(pid: int, port: int) -> bool | None:
 
 
 def load_record(path: Path) -> ProcessRecord | None:
-    """The recorded process, if it still runs."""
+    """Return the recorded process, if it still runs."""
     known = read_json(path)
     try:
         record = ProcessRecord(**known)
@@ -94,7 +94,7 @@ def load_record(path: Path) -> ProcessRecord | None:
 
 
 def started_with(configs: Path, modules: Collection[str]) -> Iterator[ProcessRecord]:
-    """Processes that run one of these modules with a config of that folder, with or without a record.
+    """Yield processes that run one of these modules with a config of that folder, with or without a record.
 
     Their config digest is empty. Returns none if the system does not list processes. Every process is started with an
     absolute path in the folder above. A process elsewhere, in a container for example, may use the same path for
@@ -143,7 +143,7 @@ _children: dict[int, subprocess.Popen[bytes]] = {}
 
 
 def reap(pid: int) -> int | None:
-    """The exit status of a child that ended; None for other processes."""
+    """Return the exit status of a child that ended; None for other processes."""
     child = _children.get(pid)
     if child is None:
         return None

@@ -47,7 +47,7 @@ async def why_not_ready(control: ClusterControl, platform: LocalPlatform) -> str
 
 
 def describe_ready(control: ClusterControl, platform: LocalPlatform, seconds: float) -> str:
-    """The addresses and commands for the user who started the cluster."""
+    """Return the addresses and commands for the user who started the cluster."""
     if platform.cluster.spec.hibernate:
         return f"\n{platform.cluster.name} hibernates: nothing runs, and the messages are kept\n"
     servers = ";".join(platform.name_servers())

@@ -16,11 +16,11 @@ class LocalSiteStore:
         self._folder = folder
 
     def load(self) -> SiteState | None:
-        """Raises ValueError, OSError."""
+        """Read the state; None: there is none. Raises ValueError, OSError."""
         return load_site(self._folder)
 
     async def save(self, state: SiteState) -> None:
-        """Raises OSError."""
+        """Keep the state. Raises OSError."""
         write_durably(self._folder.site, json.dumps(state.to_json()))
 
 

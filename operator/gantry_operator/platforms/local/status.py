@@ -56,7 +56,7 @@ class LocalStatus:
     supervised: bool
 
     def to_object(self) -> dict[str, Any]:
-        """The resource in the form of the Kubernetes API, with its events."""
+        """Return the resource in the form of the Kubernetes API, with its events."""
         out = self.cluster.model_dump(mode="json", exclude={"status"}, exclude_none=True)
         out["status"] = self.status.to_object() | {"events": self.events, "supervised": self.supervised}
         return out
@@ -192,7 +192,7 @@ async def _doing(folder: ClusterFolder) -> dict[str, Any]:
 
 
 def _drains(doing: Mapping[str, Any], saved: BrokerCluster, running: Plan) -> dict[str, DrainRow]:
-    """The drains as the supervisor sees them."""
+    """Return the drains as the supervisor sees them."""
     staying = {g.name for g in saved.spec.brokerGroups}
     found = {g.name: DrainRow(phase="Waiting", message="") for g in running.groups if g.name not in staying}
     for name, row in (doing.get("drains") or {}).items():
@@ -202,7 +202,7 @@ def _drains(doing: Mapping[str, Any], saved: BrokerCluster, running: Plan) -> di
 
 
 async def _ask(client: httpx.AsyncClient, url: str) -> tuple[dict[str, Any] | None, str]:
-    """The member's status, or the reason why there is none."""
+    """Return the member's status, or the reason why there is none."""
     try:
         answer = await client.get(f"{url}/v1/status", timeout=ANSWER_S)
         answer.raise_for_status()
@@ -306,7 +306,7 @@ def _remember(folder: ClusterFolder, status: BrokerClusterStatus) -> None:
 
 
 def http_urls(folder: ClusterFolder) -> list[str]:
-    """The members' HTTP addresses, each with its group before it. Raises OSError, pydantic.ValidationError,
+    """Return the members' HTTP addresses, each with its group before it. Raises OSError, pydantic.ValidationError,
     NoPort.
     """
     ports = Ports.load(folder.ports)
@@ -327,7 +327,7 @@ async def live_source(folder: ClusterFolder) -> AsyncIterator[Source]:
 
 
 def live_facts(folder: ClusterFolder) -> LiveCluster:
-    """What the folder says of the cluster. Raises OSError, pydantic.ValidationError."""
+    """Return what the folder says of the cluster. Raises OSError, pydantic.ValidationError."""
     cluster = running_cluster(folder, load_saved(folder))
     planned = plan(cluster)
     planned = with_leaving(planned, leaving_members(folder, planned).values())
@@ -351,13 +351,13 @@ def _member_url(cluster: BrokerCluster, ports: Ports, m: MemberPlan) -> str:
 
 
 def name_server_addresses(folder: ClusterFolder) -> str:
-    """The NameServer addresses for clients. Raises OSError, pydantic.ValidationError, NoPort."""
+    """Return the NameServer addresses for clients. Raises OSError, pydantic.ValidationError, NoPort."""
     ports = Ports.load(folder.ports)
     return ";".join(ports.address(s.name) for s in plan(load_saved(folder)).name_servers)
 
 
 def why_asleep(cluster: BrokerCluster) -> str:
-    """What to do with a cluster that hibernates; empty: it does not."""
+    """Return what to do with a cluster that hibernates; empty: it does not."""
     if not cluster.spec.hibernate:
         return ""
     return f"{cluster.name} hibernates: write spec.hibernate: false in its manifest, then gantry up FILE"

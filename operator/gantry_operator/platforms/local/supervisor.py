@@ -87,7 +87,7 @@ class Supervisor:
     # ---- life cycle
 
     async def run(self) -> None:
-        """Runs until a signal comes, or until a command requests the end."""
+        """Run until a signal comes, or until a command requests the end."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._stop.set)
@@ -158,7 +158,7 @@ class Supervisor:
         self.control.call_with(options, lambda: options)
 
     async def _renew_certificates(self) -> None:
-        """Processes read a renewed certificate by themselves."""
+        """Renew certificates in time. Processes read a renewed certificate by themselves."""
         while True:
             await wall_clock.wait(self._certificates.due_s(), self._certificates.is_due)
             try:
@@ -208,7 +208,7 @@ class Supervisor:
         print(self.describe_ready(), flush=True)
 
     def describe_ready(self) -> str:
-        """The addresses and commands for the user who started the cluster."""
+        """Return the addresses and commands for the user who started the cluster."""
         return describe_ready(self.control, self.platform, self._ready_after_s)
 
     def _spawn(self, work: Any) -> None:
@@ -281,7 +281,7 @@ class Supervisor:
             self._spawn(self._report_ready())
 
     def _user_states(self) -> dict[str, Any]:
-        """The state of every user after the last change of the files. `current`: no change is still unread."""
+        """Return the state of every user after the last change of the files. `current`: no change is still unread."""
         self._look_at_files()
         return {
             "current": not self.control.access.busy,
@@ -290,7 +290,9 @@ class Supervisor:
         }
 
     def _topic_state(self) -> dict[str, Any]:
-        """`current`: the resources were compared with the brokers after the last change of their file."""
+        """Return the state of topics and groups. `current`: the resources were compared with the brokers after the last
+        change of their file.
+        """
         self._look_at_files()
         return {"current": not self.control.topics.busy, "problem": self.control.topics.problem}
 
@@ -311,7 +313,7 @@ class Supervisor:
         return {"members": members}
 
     def _retake(self) -> None:
-        """The groups of the folder have changed."""
+        """Take the manifest again: the groups of the folder have changed."""
         self.control.take(self.wanted)
 
     async def _apply(self, manifest: dict[str, Any]) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class LocalResources(BaseModel):
         return back
 
     def delete(self, kind: Kind, name: str) -> bool:
-        """False: it goes once the brokers have deleted what it names. Raises KeyError."""
+        """Delete a resource. False: it goes once the brokers have deleted what it names. Raises KeyError."""
         table = self.of(kind)
         if table[name].spec.deletionPolicy != "Delete":
             del table[name]
@@ -74,7 +74,9 @@ class LocalResources(BaseModel):
 
 
 def load_resources(folder: ClusterFolder) -> LocalResources:
-    """Raises OSError, and ValidationError for a file that was damaged or is of another version."""
+    """Read the resources of the folder. Raises OSError, and ValidationError for a file that was damaged or is of
+    another version.
+    """
     try:
         return LocalResources.model_validate_json(folder.resources.read_bytes())
     except FileNotFoundError:
@@ -105,7 +107,7 @@ def load_status(folder: ClusterFolder) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def described(folder: ClusterFolder, kind: Kind) -> list[dict[str, Any]]:
-    """The resources of one kind with their status. Raises like `load_resources`."""
+    """Return the resources of one kind with their status. Raises like `load_resources`."""
     status = load_status(folder)[kind]
     return [
         found.model_dump(mode="json", exclude={"status"}, exclude_none=True)
@@ -115,7 +117,7 @@ def described(folder: ClusterFolder, kind: Kind) -> list[dict[str, Any]]:
 
 
 def _status_of(table: Mapping[str, dict[str, Any]], name: str, uid: str) -> dict[str, Any]:
-    """The status of a resource; empty: there is none, or it is that of a former resource of this name."""
+    """Return the status of a resource; empty: there is none, or it is that of a former resource of this name."""
     status = table.get(name, {})
     return {k: v for k, v in status.items() if k != UID} if status.get(UID, "") == uid else {}
 

@@ -51,7 +51,7 @@ class Users(BaseModel):
 
 
 def authentication(cluster: BrokerCluster) -> Authentication:
-    """The authentication of a local cluster."""
+    """Return the authentication of a local cluster."""
     return cluster.spec.security.mode(loopback=on_loopback())
 
 
@@ -62,7 +62,9 @@ def prepare(folder: ClusterFolder) -> None:
 
 
 def load_users(folder: ClusterFolder) -> Users:
-    """Raises OSError, and ValidationError for a file that was damaged or is of another version."""
+    """Read the users of the folder. Raises OSError, and ValidationError for a file that was damaged or is of another
+    version.
+    """
     try:
         return Users.model_validate_json(folder.users.read_bytes())
     except FileNotFoundError:
@@ -81,12 +83,12 @@ def changed_users(folder: ClusterFolder) -> Iterator[Users]:
 
 
 def key_file(folder: ClusterFolder, secret: str) -> Path:
-    """The file that stands for a Secret."""
+    """Return the file that stands for a Secret."""
     return folder.keys / f"{secret}.json"
 
 
 def read_secret(path: Path) -> dict[str, str]:
-    """The content of such a file; empty: it does not exist or holds something else."""
+    """Return the content of such a file; empty: it does not exist or holds something else."""
     try:
         if path.stat().st_size > MAX_KEY_FILE:
             return {}
@@ -198,7 +200,7 @@ def _mark(path: Path) -> tuple[str, int, int]:
 
 
 def described(users: Users, answer: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """The users as resources, with the status that the supervisor reports; None: none runs."""
+    """Return the users as resources, with the status that the supervisor reports; None: none runs."""
     out = []
     for user in sorted(users.users.values(), key=lambda u: u.name):
         obj = user.model_dump(mode="json", exclude={"status"}, exclude_none=True)
@@ -209,7 +211,7 @@ def described(users: Users, answer: Mapping[str, Any] | None) -> list[dict[str, 
 
 
 def super_user(folder: ClusterFolder) -> Credentials | None:
-    """The keys of the super user; None: they are not made yet."""
+    """Return the keys of the super user; None: they are not made yet."""
     cluster = (read_json(folder.manifest) or {}).get("metadata", {}).get("name", "")
     found = read_secret(key_file(folder, secret_name(cluster, ADMIN_NAME)))
     key = found.get(SECRET_KEY)
@@ -217,7 +219,7 @@ def super_user(folder: ClusterFolder) -> Credentials | None:
 
 
 def user_status(result: UserResult, in_force: bool) -> dict[str, Any]:
-    """The part of a user's status that the supervisor knows."""
+    """Return the part of a user's status that the supervisor knows."""
     good = result.accepted and result.reason == "Accepted"
     reason = ("InForce" if in_force else "Waiting") if good else result.reason
     message = result.message or ("" if in_force else "some members do not have the user as the spec says yet")
@@ -234,7 +236,9 @@ def user_status(result: UserResult, in_force: bool) -> dict[str, Any]:
 
 
 def secret_of(folder: ClusterFolder, cluster: str, user: str) -> tuple[str, str]:
-    """The Secret of a user and the key in it. Raises KeyError for a user that does not exist, and like `load_users`."""
+    """Return the Secret of a user and the key in it. Raises KeyError for a user that does not exist, and like
+    `load_users`.
+    """
     if user == ADMIN:
         return secret_name(cluster, ADMIN_NAME), SECRET_KEY
     found = load_users(folder).users[user]

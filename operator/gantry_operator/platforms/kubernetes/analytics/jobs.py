@@ -21,7 +21,7 @@ KEPT_S = 86_400
 
 
 def job_now(cron_job: Object, stamp: str) -> dict[str, Any]:
-    """A Job of this CronJob (an object of the API) that runs at once, as `kubectl create job --from` creates it."""
+    """Return a Job of this CronJob (an object of the API) that runs at once, as `kubectl create job --from` does."""
     meta = cron_job["metadata"]
     spec = cron_job["spec"]["jobTemplate"]
     return {
@@ -58,7 +58,7 @@ def ended(job: Object) -> bool:
 
 
 def at_work(jobs: Iterable[Object]) -> str | None:
-    """The name of the unfinished run; None: all have ended. `jobs`: all Jobs of the cluster's report."""
+    """Return the name of the unfinished run; None: all have ended. `jobs`: all Jobs of the cluster's report."""
     return next((str(j["metadata"]["name"]) for j in jobs if not ended(j)), None)
 
 
@@ -68,8 +68,8 @@ def by_hand(job: Object) -> bool:
 
 
 def show_pod(cron_job: Object, file: str, stamp: str) -> dict[str, Any]:
-    """A pod that writes a file of the last good report to its log. It has the driver's image, volumes and settings,
-    but neither its rights nor its labels.
+    """Return a pod that writes a file of the last good report to its log. It has the driver's image, volumes and
+    settings, but neither its rights nor its labels.
     """
     meta = cron_job["metadata"]
     spec = dict(cron_job["spec"]["jobTemplate"]["spec"]["template"]["spec"])

@@ -23,7 +23,7 @@ def analytics_status(
     now: datetime,
     problem: str | None = None,
 ) -> AnalyticsStatus:
-    """The new status. `jobs` and `pods`: objects of the cluster's report in the API.
+    """Return the new status. `jobs` and `pods`: objects of the cluster's report in the API.
 
     The findings of the last good run stay until the next good run. `problem`: why the operator could not schedule it.
     """
@@ -118,7 +118,7 @@ def result_of(job: Object) -> tuple[str, str]:
 
 
 def _left_by(job: Object, pods: Sequence[Object]) -> dict[str, Any] | None:
-    """The summary in the termination message of a Job's newest pod."""
+    """Return the summary in the termination message of a Job's newest pod."""
     mine = [p for p in pods if _owned(p, job)]
     for pod in sorted(mine, key=_created, reverse=True):
         found = left_by(pod.get("status") or {})
@@ -128,7 +128,7 @@ def _left_by(job: Object, pods: Sequence[Object]) -> dict[str, Any] | None:
 
 
 def left_by(status: Object) -> dict[str, Any] | None:
-    """The summary in the `status` of a pod that has ended; None: it runs, or left no summary."""
+    """Return the summary in the `status` of a pod that has ended; None: it runs, or left no summary."""
     for container in status.get("containerStatuses", []):
         ended = (container.get("state") or {}).get("terminated")
         found = None if ended is None else from_termination_message(ended.get("message"))
@@ -145,7 +145,7 @@ def _owned(pod: Object, job: Object) -> bool:
 
 
 def from_termination_message(text: str | None) -> dict[str, Any] | None:
-    """The summary in a termination message; None: there is no valid one."""
+    """Return the summary in a termination message; None: there is no valid one."""
     if not text:
         return None
     try:
@@ -156,7 +156,7 @@ def from_termination_message(text: str | None) -> dict[str, Any] | None:
 
 
 def summary_text(said: Mapping[str, Any]) -> str:
-    """The result of a run in one line."""
+    """Return the result of a run in one line."""
     top = said.get("topSavings") or []
     lacks = ", ".join(str(part) for part in said.get("missing") or [])
     text = f"it lacks {lacks}; " if lacks else ""

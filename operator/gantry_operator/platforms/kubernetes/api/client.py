@@ -110,12 +110,12 @@ class ApiUnavailable(Exception):
 
 
 def _as(kind: Kind, obj: Object) -> Object:
-    """The object in the version that this client speaks: a document may name another one that is served."""
+    """Return the object in the version that this client speaks: a document may name another one that is served."""
     return {**obj, "apiVersion": kind.api_version}
 
 
 async def load_config(context: str | None = None) -> Configuration:
-    """The pod's own account inside a cluster, else the user's kubeconfig. Raises kubernetes' ConfigException."""
+    """Return the pod's own account inside a cluster, else the user's kubeconfig. Raises kubernetes' ConfigException."""
     configuration = Configuration()
     if context is None:
         try:
@@ -248,7 +248,7 @@ class KubeApi:
     async def merge(
         self, kind: Kind, namespace: str | None, name: str, patch: Mapping[str, Any], sub: str | None = None
     ) -> Object:
-        """A JSON merge patch."""
+        """Return a JSON merge patch."""
         path, query = kind.path(namespace, name, sub), {"fieldManager": FIELD_MANAGER}
         return await self._call(kind, "PATCH", path, query, dict(patch), "application/merge-patch+json")
 
@@ -339,7 +339,7 @@ class KubeApi:
         timeout: aiohttp.ClientTimeout,
         what: tuple[str, str],
     ) -> aiohttp.ClientResponse:
-        """`what`: verb and resource, for `on_answer`."""
+        """Send one request. `what`: verb and resource, for `on_answer`."""
         self.calls += 1
         headers: dict[str, str] = {"Accept": "application/json, */*"}
         if content_type is not None:

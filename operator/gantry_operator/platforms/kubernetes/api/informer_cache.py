@@ -65,7 +65,7 @@ class InformerCache:
         return all(e.is_set() for e in self._listed.values())
 
     async def ready(self) -> None:
-        """Returns once `listed` is true."""
+        """Return once `listed` is true."""
         await asyncio.gather(*(e.wait() for e in self._listed.values()))
 
     async def run(self) -> None:
@@ -124,7 +124,7 @@ class InformerCache:
         return since
 
     def note(self, obj: Object) -> None:
-        """Stores the result of the operator's own write before the watch brings it."""
+        """Store the result of the operator's own write before the watch brings it."""
         known = self._objects.get(_key(obj))
         if known is None or int(_version(obj)) > int(_version(known)):
             self._objects[_key(obj)] = obj

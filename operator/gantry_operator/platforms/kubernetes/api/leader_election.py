@@ -62,7 +62,7 @@ class Election:
         """The Lease as last written by this process; None: read it first."""
 
     async def acquire(self) -> None:
-        """Returns when this process leads."""
+        """Return when this process leads."""
         while True:
             if await self._try_within(GIVE_UP_S):
                 break
@@ -148,8 +148,8 @@ class Election:
         return True
 
     async def _may_be_taken(self, lease: Object) -> bool:
-        """The Lease was not renewed for its full duration by the own clock; or renewals are late and its holder is
-        unreachable.
+        """Return whether the Lease was not renewed for its full duration by the own clock; or renewals are late and its
+        holder is unreachable.
         """
         version, now = lease["metadata"]["resourceVersion"], time.monotonic()
         if self._seen is None or self._seen[0] != version:

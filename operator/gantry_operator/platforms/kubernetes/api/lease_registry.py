@@ -70,7 +70,7 @@ class LeaseRegistry:
         return True
 
     def heard(self, kind: str, lease: Object) -> None:
-        """A watch event about one of the cluster's Leases."""
+        """Take a watch event about one of the cluster's Leases."""
         group = (lease["metadata"].get("labels") or {}).get(names.GROUP_LABEL)
         if group is None:
             return
@@ -106,7 +106,9 @@ class LeaseRegistry:
 
 
 def entry_of(lease: Object) -> Entry:
-    """The leadership record in a Lease. Raises RegistryUnavailable if it holds none; the members then provide it."""
+    """Return the leadership record in a Lease. Raises RegistryUnavailable if it holds none; the members then provide
+    it.
+    """
     name, text = lease["metadata"]["name"], (lease["metadata"].get("annotations") or {}).get(LEADERSHIP)
     if text is None:
         raise RegistryUnavailable(

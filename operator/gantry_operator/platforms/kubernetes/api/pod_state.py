@@ -50,12 +50,12 @@ def pod_ready(pod: Object | None) -> bool:
 
 
 def own_image(spec: Mapping[str, Any]) -> str:
-    """The image of our own container in the spec of a pod; empty: there is none."""
+    """Return the image of our own container in the spec of a pod; empty: there is none."""
     return next((str(c["image"]) for c in spec.get("containers") or [] if c["name"] in OWN_CONTAINERS), "")
 
 
 def image_of(stateful_set: Mapping[str, Any] | None) -> str:
-    """The image of our own container; empty: there is none."""
+    """Return the image of our own container; empty: there is none."""
     return "" if stateful_set is None else own_image(stateful_set["spec"]["template"]["spec"])
 
 
@@ -73,7 +73,7 @@ def former_images(stateful_sets: Iterable[Object], pods: Iterable[Object], image
 
 
 def broken_for_good(pod: Object, now: datetime) -> bool:
-    """The pod has never run, Kubernetes cannot start it, or it has not been ready for `NOT_READY_S`."""
+    """Return whether the pod has never run, Kubernetes cannot start it, or it has not been ready for `NOT_READY_S`."""
     status = pod.get("status") or {}
     if status.get("phase") == "Pending":
         return True
@@ -89,7 +89,7 @@ def broken_for_good(pod: Object, now: datetime) -> bool:
 
 
 def why_not(pod: Object | None, problem: str, warning: str = "", claim_warning: str = "") -> str:
-    """The reason from Kubernetes why a pod's broker does not answer; else `problem`.
+    """Return the reason from Kubernetes why a pod's broker does not answer; else `problem`.
 
     `warning`: the newest one about the pod, or about its StatefulSet if there is no pod. `claim_warning`: about its
     volume claim.
@@ -137,8 +137,8 @@ def _container_problem(found: Mapping[str, Any]) -> str:
 
 
 def node_lost(pod: Object) -> bool:
-    """The node of the pod has stopped reporting. Kubernetes then marks the pod as not ready, and leaves its containers
-    as they were.
+    """Return whether the node of the pod has stopped reporting. Kubernetes then marks the pod as not ready, and leaves
+    its containers as they were.
     """
     known = {c["type"]: c["status"] for c in (pod.get("status") or {}).get("conditions") or []}
     return known.get("Ready") == "False" and known.get("ContainersReady") == "True"

@@ -74,7 +74,7 @@ class Reasons:
 
 
 def newest_warning(events: Iterable[Object], kind: str, name: str) -> str:
-    """The message of the newest warning about an object; empty: there is none."""
+    """Return the message of the newest warning about an object; empty: there is none."""
     found = [
         e
         for e in events
@@ -96,7 +96,7 @@ def _time(event: Mapping[str, Any]) -> str:
 
 
 def in_words(message: str) -> str:
-    """A warning without the parts that repeat what the reader knows."""
+    """Return a warning without the parts that repeat what the reader knows."""
     said = _PREFIX.sub("", " ".join(message.split()))
     quota = _QUOTA.search(said)
     if quota is not None:

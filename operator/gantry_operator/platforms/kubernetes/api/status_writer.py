@@ -41,7 +41,7 @@ GAP_S = 0.3
 
 
 def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON merge patch (RFC 7396) from `old` to `new`. It names removed fields at every depth."""
+    """Return the JSON merge patch (RFC 7396) from `old` to `new`. It names removed fields at every depth."""
     patch: dict[str, Any] = {key: None for key in old if key not in new}
     for key, value in new.items():
         before = old.get(key)
@@ -77,7 +77,7 @@ class StatusWriter:
         self._news = asyncio.Event()
 
     def wake(self) -> None:
-        """The status may have changed."""
+        """Note that the status may have changed."""
         self._news.set()
 
     async def run(self) -> None:

@@ -13,7 +13,7 @@ from gantry_operator.platforms.kubernetes.manifests import pod_parts
 
 
 def service_account(cluster: BrokerCluster) -> dict[str, Any]:
-    """The account has no rights: brokers and NameServers never use the Kubernetes API."""
+    """Return an account without rights: brokers and NameServers never use the Kubernetes API."""
     metadata = names.metadata(cluster, names.service_account(cluster.name), names.BROKER)
     if cluster.spec.serviceAccountAnnotations:
         metadata |= {"annotations": (metadata.get("annotations") or {}) | cluster.spec.serviceAccountAnnotations}
@@ -26,7 +26,7 @@ def service_account(cluster: BrokerCluster) -> dict[str, Any]:
 
 
 def admin_secret(cluster: BrokerCluster, token: str) -> dict[str, Any]:
-    """The token of the brokers' HTTP interface. Brokers and NameServers also authenticate to each other with it."""
+    """Return the Secret with the token of HTTP interfaces. Brokers and NameServers also prove themselves with it."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -37,7 +37,7 @@ def admin_secret(cluster: BrokerCluster, token: str) -> dict[str, Any]:
 
 
 def token_of(secret: dict[str, Any]) -> str | None:
-    """The token in a Secret as the API returns it; None if it is missing or not text."""
+    """Return the token in a Secret as the API returns it; None if it is missing or not text."""
     value = (secret.get("data") or {}).get(pod_parts.TOKEN_KEY)
     try:
         return base64.b64decode(value, validate=True).decode() if value else None
@@ -116,7 +116,7 @@ def _pods(labels: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _console(namespace: str) -> dict[str, Any]:
-    """The console's pods, which ask members as clients do, and by HTTP."""
+    """Return the console's pods, which ask members as clients do, and by HTTP."""
     return {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
         "podSelector": {"matchLabels": {names.NAME_LABEL: names.CONSOLE_NAME}},
@@ -124,7 +124,7 @@ def _console(namespace: str) -> dict[str, Any]:
 
 
 def _operator(namespace: str) -> dict[str, Any]:
-    """The operator's pods. It checks that clients can send and read, and speaks HTTP to every member."""
+    """Return the operator's pods. It checks that clients can send and read, and speaks HTTP to every member."""
     return {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
         "podSelector": {"matchLabels": {names.NAME_LABEL: names.OPERATOR_NAME}},

@@ -34,7 +34,7 @@ def member_host(cluster: BrokerCluster, member: MemberPlan) -> str:
 
 
 def config(cluster: BrokerCluster, plan: Plan, member: MemberPlan, external: Mapping[str, str]) -> BrokerConfig:
-    """The config of one broker. `external`: addresses by endpoint name, empty without `spec.external`."""
+    """Return the config of one broker. `external`: addresses by endpoint name, empty without `spec.external`."""
     master = names.service_host(names.master_service(cluster.name, member.group), cluster.namespace)
     outside = {}
     if external:
@@ -78,7 +78,7 @@ def objects(
     cluster: BrokerCluster, plan: Plan, group: GroupPlan, image: str, external: Mapping[str, str], replicas: int,
     running: int | None = None,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """The objects, in the order in which they are applied. `replicas` may exceed the plan's number while members
+    """Return the objects, in the order in which they are applied. `replicas` may exceed the plan's number while members
     leave. `running`: fewer processes than that, for a cluster that hibernates.
     """
     name = names.group_set(cluster.name, group.name)
@@ -119,12 +119,12 @@ def objects(
 
 
 def _common(first: str) -> str:
-    """The hash of the first member's config without the other members' names: a new member restarts none."""
+    """Return the hash of the first member's config without the other members' names: a new member restarts none."""
     return digest({k: v for k, v in json.loads(first).items() if k != "members" and k not in LIVE_FIELDS})
 
 
 def with_leaving(cluster: BrokerCluster, group: GroupPlan, replicas: int) -> tuple[MemberPlan, ...]:
-    """The planned members, and leaving members that still run."""
+    """Return the planned members, and leaving members that still run."""
     more = range(len(group.members), replicas)
     return group.members + tuple(MemberPlan(member_name(cluster.name, group.name, i), group.name, i) for i in more)
 
@@ -149,8 +149,8 @@ def _headless(selector: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _master(selector: Mapping[str, str]) -> dict[str, Any]:
-    """The master's Service, which follows the role label alone. A readiness probe that fails under load must not cut
-    clients off from a working master.
+    """Return the master's Service, which follows the role label alone. A readiness probe that fails under load must not
+    cut clients off from a working master.
     """
     return {
         "type": "ClusterIP",
@@ -200,6 +200,6 @@ def _claim(storage: Storage, selector: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _as_written(cluster: BrokerCluster, group: str) -> str:
-    """The group's part of the spec, for the time when it is not in the spec any more."""
+    """Return the group's part of the spec, for the time when it is not in the spec any more."""
     found = next(g for g in cluster.spec.brokerGroups if g.name == group)
     return found.model_dump_json(exclude_none=True, exclude_defaults=True)

@@ -15,7 +15,7 @@ HANDOVER_SECONDS = 30
 
 
 def template(cluster: BrokerCluster, group: str, image: str, config_hash: str) -> dict[str, Any]:
-    """The pod template of this group's members. A new `config_hash` makes new pods."""
+    """Return the pod template of this group's members. A new `config_hash` makes new pods."""
     selector = names.selector(cluster.name, names.BROKER, group)
     config_file = f"{pod_parts.CONFIG_DIR}/$(POD_NAME).json"
     container = pod_parts.container(
@@ -68,6 +68,6 @@ def template(cluster: BrokerCluster, group: str, image: str, config_hash: str) -
 
 
 def _pre_stop(config_file: str) -> list[str]:
-    """The stop hook. A shell runs it, because Kubernetes replaces variables in `command` only."""
+    """Return the stop hook. A shell runs it, because Kubernetes replaces variables in `command` only."""
     command = f"exec python -m gantry_broker.http.prestop --config {config_file} --timeout {HANDOVER_SECONDS}"
     return ["sh", "-c", command]

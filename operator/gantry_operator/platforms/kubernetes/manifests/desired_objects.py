@@ -73,7 +73,7 @@ def render(
     hold: bool = False,
     running_proxies: int | None = None,
 ) -> list[dict[str, Any]]:
-    """The objects of a cluster.
+    """Return the objects of a cluster.
 
     With `spec.external` set, `external_addresses` must have every endpoint (see `external.addresses`); None: only the
     objects that must exist before the addresses are known. `replicas`: by group, the replicas of its StatefulSet while

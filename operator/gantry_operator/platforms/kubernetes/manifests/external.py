@@ -67,7 +67,7 @@ def endpoints(cluster: BrokerCluster, plan: Plan) -> list[Endpoint]:
 
 
 def services(cluster: BrokerCluster, plan: Plan, pinned: Mapping[str, int] | None = None) -> list[dict[str, Any]]:
-    """The Services. `pinned`: node port by Service name, so that a deleted Service gets the same port again."""
+    """Return the Services. `pinned`: node port by Service name, so that a deleted Service gets the same port again."""
     external = cluster.spec.external
     if external is None:
         return []
@@ -75,7 +75,7 @@ def services(cluster: BrokerCluster, plan: Plan, pinned: Mapping[str, int] | Non
 
 
 def proxy_endpoint(cluster: BrokerCluster) -> Endpoint:
-    """The proxies' own address outside (`spec.proxy.external`)."""
+    """Return the proxies' own address outside (`spec.proxy.external`)."""
     selector = names.selector(cluster.name, names.PROXY)
     return Endpoint(names.proxies(cluster.name), names.PROXY, names.PROXY, selector, names.PROXY_PORT, "grpc")
 

@@ -54,7 +54,7 @@ def _configs(cluster: BrokerCluster, plan: Plan) -> dict[str, str]:
 def objects(
     cluster: BrokerCluster, plan: Plan, image: str, *, stopped: bool = False, hold: bool = False
 ) -> list[dict[str, Any]]:
-    """The objects, in the order in which they are applied. `stopped`: no process runs. `hold`: running pods
+    """Return the objects, in the order in which they are applied. `stopped`: no process runs. `hold`: running pods
     stay as they are, whatever changes.
     """
     name = names.name_servers(cluster.name)
@@ -94,7 +94,7 @@ def _held(stateful_set: dict[str, Any], replicas: int, *, hold: bool) -> dict[st
 
 
 def _common(first: str) -> str:
-    """The hash of a config without the fields whose change needs no restart."""
+    """Return the hash of a config without the fields whose change needs no restart."""
     return digest({k: v for k, v in json.loads(first).items() if k not in LIVE_FIELDS})
 
 

@@ -111,7 +111,7 @@ def _anti_affinity(p: Placement, selector: dict[str, str]) -> dict[str, Any]:
 
 
 def pod_spec(cluster: BrokerCluster, account: str) -> dict[str, Any]:
-    """The common spec of the cluster's pods, without containers, volumes and placement."""
+    """Return the common spec of the cluster's pods, without containers, volumes and placement."""
     out: dict[str, Any] = {
         "serviceAccountName": account,
         "automountServiceAccountToken": False,
@@ -167,7 +167,7 @@ def tls_folders(cluster: BrokerCluster) -> TlsFolders:
 
 
 def tls_volumes(cluster: BrokerCluster, holder: str) -> list[dict[str, Any]]:
-    """The Secrets with the certificates of a pod. The kubelet brings each change into the files."""
+    """Return the Secrets with the certificates of a pod. The kubelet brings each change into the files."""
     tls = cluster.spec.security.tls
     out = []
     if own_authority(cluster):
@@ -178,21 +178,21 @@ def tls_volumes(cluster: BrokerCluster, holder: str) -> list[dict[str, Any]]:
 
 
 def tls_mounts(cluster: BrokerCluster) -> list[dict[str, Any]]:
-    """The mounts of `tls_volumes`."""
+    """Return the mounts of `tls_volumes`."""
     folders = {"tls": TLS_DIR, "client-tls": CLIENT_TLS_DIR}
     return [{"name": v["name"], "mountPath": folders[v["name"]], "readOnly": True} for v in tls_volumes(cluster, "")]
 
 
 def archive_secret(use: str, secret: str) -> Path:
-    """The folder with the keys of a Secret that an archive or a migration needs. `use`: archive, restore or
+    """Return the folder with the keys of a Secret that an archive or a migration needs. `use`: archive, restore or
     migrate.
     """
     return Path(ARCHIVE_DIR) / use / secret
 
 
 def archive_volumes(cluster: BrokerCluster) -> list[dict[str, Any]]:
-    """The Secrets of `spec.archive` and `spec.bootstrap`. The kubelet brings each change into the files. A Secret that
-    is missing holds no pod back: the archive says so, and the brokers serve.
+    """Return the Secrets of `spec.archive` and `spec.bootstrap`. The kubelet brings each change into the files. A
+    Secret that is missing holds no pod back: the archive says so, and the brokers serve.
     """
     return [
         {"name": _volume(use, secret), "secret": {"secretName": secret, "optional": True}}
@@ -201,7 +201,7 @@ def archive_volumes(cluster: BrokerCluster) -> list[dict[str, Any]]:
 
 
 def archive_mounts(cluster: BrokerCluster) -> list[dict[str, Any]]:
-    """The mounts of `archive_volumes`."""
+    """Return the mounts of `archive_volumes`."""
     return [
         {"name": _volume(use, secret), "mountPath": str(archive_secret(use, secret)), "readOnly": True}
         for use, secret in _archive_secrets(cluster)
@@ -230,7 +230,7 @@ def _archive_secrets(cluster: BrokerCluster) -> list[tuple[str, str]]:
 
 
 def _volume(use: str, secret: str) -> str:
-    """A name for the volume of a Secret: those of volumes are shorter, and have no dots."""
+    """Return a name for the volume of a Secret: those of volumes are shorter, and have no dots."""
     return f"{use}-{digest(secret)[:12]}"
 
 
@@ -240,10 +240,10 @@ def pod_annotations(cluster: BrokerCluster, config_hash: str) -> dict[str, str]:
 
 
 def token_volume(cluster: BrokerCluster) -> dict[str, Any]:
-    """The volume with the cluster's token, which authenticates brokers and NameServers to each other."""
+    """Return the volume with the cluster's token, which authenticates brokers and NameServers to each other."""
     return {"name": "admin", "secret": {"secretName": names.admin_secret(cluster.name)}}
 
 
 def token_mount() -> dict[str, Any]:
-    """The mount of `token_volume` in a container."""
+    """Return the mount of `token_volume` in a container."""
     return {"name": "admin", "mountPath": TOKEN_DIR, "readOnly": True}

@@ -23,7 +23,7 @@ _SECURITY: Final = re.compile(
 
 
 def merge(template: Mapping[str, Any], wanted: PodTemplate | None, selector: Mapping[str, str]) -> dict[str, Any]:
-    """The template (`metadata`, `spec`) with the additions. `selector`: labels of the pods of the same set."""
+    """Return the template (`metadata`, `spec`) with the additions. `selector`: labels of the pods of the same set."""
     out: dict[str, Any] = copy.deepcopy(dict(template))
     if wanted is None:
         return out
@@ -62,7 +62,7 @@ def _merged_lists(own: list[Any], more: list[Any], key: str) -> list[Any]:
 
 
 def needs_permission(wanted: PodTemplate | None) -> list[str]:
-    """The parts of NEED_PERMISSION that are written."""
+    """Return the parts of NEED_PERMISSION that are written."""
     if wanted is None:
         return []
     found = [part for part in ("initContainers", "volumes", "securityContext") if wanted.spec.get(part)]
@@ -77,7 +77,7 @@ def needs_permission(wanted: PodTemplate | None) -> list[str]:
 
 
 def security_annotations(wanted: PodTemplate | None) -> list[str]:
-    """The annotations that set AppArmor or seccomp of a container, as securityContext does."""
+    """Return the annotations that set AppArmor or seccomp of a container, as securityContext does."""
     return [] if wanted is None else [key for key in wanted.metadata.annotations if _SECURITY.fullmatch(key)]
 
 

@@ -38,7 +38,7 @@ MAX_ROWS = 64
 
 
 def spec(cluster: BrokerCluster) -> Proxy | None:
-    """The wanted proxies; None: there should be none."""
+    """Return the wanted proxies; None: there should be none."""
     proxy = cluster.spec.proxy
     return proxy if proxy is not None and proxy.replicas > 0 else None
 
@@ -48,7 +48,7 @@ def wanted(cluster: BrokerCluster) -> bool:
 
 
 def user_secret(cluster: str) -> str:
-    """The Secret with the keys of the proxies' user."""
+    """Return the Secret with the keys of the proxies' user."""
     return secret_name(cluster, PROXY_NAME)
 
 
@@ -58,7 +58,7 @@ def secrets(cluster: BrokerCluster) -> list[str]:
 
 
 def kept_secrets(cluster: BrokerCluster) -> list[str]:
-    """The names of `secrets` and of the certificate's Secret, as far as they are wanted."""
+    """Return the names of `secrets` and of the certificate's Secret, as far as they are wanted."""
     certificate = [names.tls_secret(cluster.name, names.PROXY)] if own_certificate(cluster) else []
     return [*secrets(cluster), *certificate]
 
@@ -90,7 +90,7 @@ def own_certificate(cluster: BrokerCluster) -> bool:
 
 
 def _folders(cluster: BrokerCluster, proxy: Proxy) -> tuple[dict[str, str], ProxyFiles]:
-    """The Secrets with certificates by folder, and the paths of all files."""
+    """Return the Secrets with certificates by folder, and the paths of all files."""
     tls = cluster.spec.security.tls
     mounts = {}
     if own_certificate(cluster):
@@ -131,7 +131,7 @@ def objects(
     running: int | None = None,
     node_port: int | None = None,
 ) -> list[dict[str, Any]]:
-    """The objects, in the order in which they are applied; none without `spec.proxy`.
+    """Return the objects, in the order in which they are applied; none without `spec.proxy`.
 
     `running`: the Deployment's present number of pods, which the autoscaler sets. `node_port`: as in
     `external.services`.
@@ -328,7 +328,7 @@ def not_scaled(cluster: BrokerCluster, autoscaler: Object | None, now: datetime)
 
 
 def progress(cluster: BrokerCluster, deployment: Object | None) -> str:
-    """The change of the proxies that is under way; empty: there is none."""
+    """Return the change of the proxies that is under way; empty: there is none."""
     if spec(cluster) is None or deployment is None:
         return ""
     seen = deployment.get("status") or {}

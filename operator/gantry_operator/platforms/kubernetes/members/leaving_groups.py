@@ -42,7 +42,7 @@ DRAINED = f"{GROUP}/drained"
 
 
 def group_of(stateful_set: Mapping[str, Any]) -> str | None:
-    """The broker group of a StatefulSet; None: it belongs to none."""
+    """Return the broker group of a StatefulSet; None: it belongs to none."""
     labels = stateful_set["metadata"].get("labels") or {}
     return labels.get(names.GROUP_LABEL) if labels.get(names.COMPONENT_LABEL) == names.BROKER else None
 
@@ -52,7 +52,7 @@ def _annotation(obj: Mapping[str, Any], name: str) -> str | None:
 
 
 def as_it_was(stateful_set: Mapping[str, Any], name: str) -> BrokerGroup:
-    """The group's part of the spec when it was last in it. `members` counts those that run."""
+    """Return the group's part of the spec when it was last in it. `members` counts those that run."""
     running = max(1, int((stateful_set.get("spec") or {}).get("replicas", 1)))
     try:
         known = BrokerGroup.model_validate_json(_annotation(stateful_set, names.BROKER_GROUP) or "")
@@ -67,7 +67,7 @@ def name_for_clients(group: BrokerGroup) -> str:
 
 
 def removing(sets: Iterable[Object]) -> tuple[str, ...]:
-    """The groups whose removal has begun."""
+    """Return the groups whose removal has begun."""
     found = (group for s in sets if (group := group_of(s)) is not None and _annotation(s, REMOVING) is not None)
     return tuple(sorted(found))
 
@@ -75,7 +75,8 @@ def removing(sets: Iterable[Object]) -> tuple[str, ...]:
 def running_cluster(
     cluster: BrokerCluster, sets: Iterable[Object], claims: Iterable[Object]
 ) -> tuple[BrokerCluster, list[str]]:
-    """The cluster with leaving groups, and without those of the spec that cannot start yet. Also why they cannot.
+    """Return the cluster with leaving groups, and without those of the spec that cannot start yet. Also why they
+    cannot.
 
     `sets`, `claims`: the cluster's StatefulSets and volume claims.
     """
@@ -204,7 +205,7 @@ class GroupRemoval:
 
 
 def _groups_of(cluster: Mapping[str, Any]) -> list[str]:
-    """The names of the groups in a spec, which may be refused."""
+    """Return the names of the groups in a spec, which may be refused."""
     groups = (cluster.get("spec") or {}).get("brokerGroups")
     return [str(g.get("name")) for g in groups if isinstance(g, Mapping)] if isinstance(groups, list) else []
 

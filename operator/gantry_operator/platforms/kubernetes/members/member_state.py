@@ -23,7 +23,7 @@ from gantry_operator.platforms.kubernetes.members.platform import KubernetesPlat
 
 
 def deployments_of(stateful_set: Object, pods: KubernetesPlatform, group: str, now: datetime) -> list[Deployment]:
-    """The pods of a group, compared with the newest revision of its StatefulSet."""
+    """Return the pods of a group, compared with the newest revision of its StatefulSet."""
     newest = (stateful_set.get("status") or {}).get("updateRevision")
     out = []
     for member in pods.running(group):
@@ -47,7 +47,7 @@ def deployments_of(stateful_set: Object, pods: KubernetesPlatform, group: str, n
 
 
 def awaited_change(stateful_set: Object, pods: Iterable[Object]) -> str:
-    """The change of a StatefulSet's template that its pods do not have yet; empty: there is none."""
+    """Return the change of a StatefulSet's template that its pods do not have yet; empty: there is none."""
     name, status = stateful_set["metadata"]["name"], stateful_set.get("status") or {}
     if status.get("observedGeneration") != stateful_set["metadata"].get("generation"):
         return f"Kubernetes has not seen the newest {name} yet"
@@ -81,7 +81,7 @@ def observed_name_servers(
     by_pod: bool = False,
     said: Callable[[str, str], str] = lambda kind, name: "",
 ) -> list[NameServerRow]:
-    """The NameServers with their Services' addresses. `by_pod`: only running ones, with their pods' addresses."""
+    """Return the NameServers with their Services' addresses. `by_pod`: only running ones, with those of their pods."""
     if plan is None:
         return []
     rows: list[NameServerRow] = []

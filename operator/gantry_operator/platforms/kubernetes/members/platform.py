@@ -161,7 +161,7 @@ class KubernetesPlatform:
         return any(t > now for t in self._grace_until.values())
 
     def in_grace(self, name: str) -> bool:
-        """A former master that the master's Service leads to, or led to a moment ago."""
+        """Return whether the master's Service leads to this former master, or led to it a moment ago."""
         return self._grace_until.get(name, 0.0) + SERVICE_S > time.monotonic()
 
     def labelled_master(self, name: str) -> bool:
@@ -186,7 +186,7 @@ async def _nothing(group: str) -> bool:
 
 
 def process_state_of(pod: Object | None, claim: Object | None, *, leaving: bool) -> ProcessState:
-    """The state of a pod's process by its objects.
+    """Return the state of a pod's process by its objects.
 
     A pod on a dead node still looks alive; the status streams detect that. A claim without a volume, of a pod that was
     never scheduled, has no disk.

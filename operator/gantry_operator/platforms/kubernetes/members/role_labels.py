@@ -52,7 +52,7 @@ class RoleLabels:
         return ""
 
     async def _retry_label_sync(self, group: str) -> bool:
-        """False: try again."""
+        """Correct the labels once. False: try again."""
         problem = await self._sync_label(group)
         if problem:
             # The next pass over the objects reports it.
@@ -66,7 +66,9 @@ class RoleLabels:
         return controller.announced and master is not None and not self._pods.mislabelled(group, master.member)
 
     def _answers(self, group: str, name: str) -> bool:
-        """A frozen member, or one behind a network cut, keeps its connection longer than the allowed silence."""
+        """Return whether a member answers. A frozen member, or one behind a network cut, keeps its connection longer
+        than the allowed silence.
+        """
         controller = self.controllers.get(group)
         number = (
             None if controller is None else next((n for n, w in controller.watches.items() if w.name == name), None)

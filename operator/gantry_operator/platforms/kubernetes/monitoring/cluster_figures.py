@@ -189,6 +189,6 @@ def _add_report(add: Any, report: AnalyticsStatus) -> None:
 
 
 def _count(value: object) -> int | None:
-    """A number that a member reports; None: it reports none, or an impossible one."""
+    """Return a number that a member reports; None: it reports none, or an impossible one."""
     good = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= plausible.MAX_OFFSET
     return int(str(value)) if good else None

@@ -49,7 +49,7 @@ class HealthServer:
         return Page(TEXT, b"ok\n")
 
     def _readyz(self) -> Page:
-        """A standby is ready, too: it can take over."""
+        """Answer that it is ready. A standby is ready, too: it can take over."""
         return Page(TEXT, b"ok\n")
 
     def _metrics(self) -> Page:

@@ -54,7 +54,7 @@ FOLLOWED = "gantry.dev/renewed"
 
 
 def holders(cluster: BrokerCluster, plan: Plan, outside: Mapping[str, str]) -> dict[str, Names]:
-    """The certificates to issue. `outside`: external address by endpoint name, as far as they are known.
+    """Return the certificates to issue. `outside`: external address by endpoint name, as far as they are known.
 
     Clients meet each name of a Service, a pod and an external address. The URI is what members prove to each other.
     """
@@ -130,7 +130,7 @@ def _pair(data: Mapping[str, bytes], certificate: str = CERTIFICATE, key: str = 
 
 
 def authority_of(secret: Object | None) -> Authority | None:
-    """The authority in a Secret as the API returns it; None: there is none."""
+    """Return the authority in a Secret as the API returns it; None: there is none."""
     data = decoded(secret)
     current = _pair(data)
     if current is None:
@@ -146,7 +146,7 @@ def authority_of(secret: Object | None) -> Authority | None:
 
 
 def authority_secret(cluster: BrokerCluster, authority: Authority) -> Object:
-    """The authority with its key. cert-manager can use it as a CA, too."""
+    """Return the authority with its key. cert-manager can use it as a CA, too."""
     following = authority.following or KeyPair(b"", b"")
     meta = names.metadata(cluster, names.ca_secret(cluster.name), names.CERTIFICATES)
     meta["annotations"] = {
@@ -165,7 +165,7 @@ def authority_secret(cluster: BrokerCluster, authority: Authority) -> Object:
 
 
 def public_secret(cluster: BrokerCluster, authority: Authority) -> Object:
-    """What clients trust."""
+    """Return what clients trust."""
     meta = names.metadata(cluster, names.ca_cert_secret(cluster.name), names.CERTIFICATES)
     return _secret(meta, {AUTHORITIES: trusted(authority)}, "Opaque")
 
@@ -204,7 +204,7 @@ class CertificateReconciler:
         self._measured: set[tuple[str, str, str]] = set()
 
     def trusted(self) -> bytes:
-        """The authorities of the members' certificates as PEM; empty: none is known.
+        """Return the authorities of the members' certificates as PEM; empty: none is known.
 
         Before the first pass, and under a refused spec, those that the last operator wrote.
         """
@@ -291,7 +291,7 @@ class CertificateReconciler:
         self._held = Certificates(authority, leaves, followed)
 
     def _of_a_former(self, cluster: BrokerCluster, wanted: Iterable[str]) -> str:
-        """A Secret with one of our names that is not this object's; empty: there is none."""
+        """Return a Secret with one of our names that is not this object's; empty: there is none."""
         mine = [names.ca_secret(cluster.name), names.ca_cert_secret(cluster.name)]
         for name in [*mine, *(names.tls_secret(cluster.name, h) for h in wanted)]:
             live = self._objects.live("Secret", name)
@@ -300,7 +300,7 @@ class CertificateReconciler:
         return ""
 
     async def _of_user(self, cluster: BrokerCluster, name: str, found: ReconcileResult) -> CertificateRow:
-        """The certificate in a Secret that the spec names. Only its name is known, so it is read by that."""
+        """Return the certificate in a Secret that the spec names. Only its name is known, so it is read by that."""
         secret = await self._api.get(SECRET, cluster.namespace, name)
         data = decoded(secret)
         where = f"spec.security.tls.secretName: Secret {name}"
@@ -326,7 +326,7 @@ class CertificateReconciler:
             return _row(name, "Secret", None, None)
 
     async def _of_proxies(self, cluster: BrokerCluster, name: str, found: ReconcileResult) -> CertificateRow:
-        """The certificate that `spec.proxy.tls.secretName` names."""
+        """Return the certificate that `spec.proxy.tls.secretName` names."""
         secret = await self._api.get(SECRET, cluster.namespace, name)
         data = decoded(secret)
         where = f"spec.proxy.tls.secretName: Secret {name}"

@@ -56,7 +56,7 @@ def surplus(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[list[s
 
 
 def without(found: Mapping[str, Any], wanted: Mapping[str, Any], paths: Sequence[Path]) -> dict[str, Any]:
-    """The parts of an object (`spec`, `data`) that differ without these fields.
+    """Return the parts of an object (`spec`, `data`) that differ without these fields.
 
     A field with a wanted value gets that value. A map that becomes empty goes too, unless it is wanted.
     """
@@ -81,7 +81,7 @@ def _remove(made: Any, wanted: Mapping[str, Any], path: Path) -> None:
 
 
 def _leaves(fields: Mapping[str, Any], path: Path) -> Iterator[Path]:
-    """The paths of an owner's fields. An item of a list that is owned as a whole comes before its parts."""
+    """Return the paths of an owner's fields. An item of a list that is owned as a whole comes before its parts."""
     inner = [key for key in fields if key != "."]
     if path and (not inner or (path[-1][0] in "kv" and "." in fields)):
         yield path

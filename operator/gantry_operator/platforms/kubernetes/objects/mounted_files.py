@@ -15,7 +15,7 @@ from gantry_operator.platforms.kubernetes.manifests.digest import digest
 
 
 def versions(pod: Object, live: Callable[[str, str], Object | None]) -> str:
-    """A short hash of the versions of the mounted objects. `live`: by kind and name, an object as it is now.
+    """Return a short hash of the versions of the mounted objects. `live`: by kind and name, an object as it is now.
 
     Only versions count, not contents: an annotation is no place for anything that comes from a Secret. Objects that
     the operator does not watch, such as Secrets named by users, do not count. Empty: no object counts.

@@ -78,7 +78,7 @@ class ObjectReconciler:
         return [o for o in found if drift.owned_by(o, self._uid)]
 
     def live(self, kind: str, name: str) -> Object | None:
-        """The object as the watch reported it last."""
+        """Return the object as the watch reported it last."""
         return self._caches[kind].get(self._namespace, name)
 
     async def keep_secret(self, cluster: BrokerCluster, found: ReconcileResult) -> bool:

@@ -21,12 +21,12 @@ MANAGER = f"{names.FIELD_MANAGER}-volumes"
 
 
 def owner(cluster: BrokerCluster) -> dict[str, Any]:
-    """The owner reference that ties a volume claim or a Lease to its cluster."""
+    """Return the owner reference that ties a volume claim or a Lease to its cluster."""
     return names.owner(cluster) | {"controller": False, "blockOwnerDeletion": False}
 
 
 def owners_wanted(cluster: BrokerCluster, present: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The owner references of a kept object: ours or not, and all references of others."""
+    """Return the owner references of a kept object: ours or not, and all references of others."""
     ours = owner(cluster)
     others = [dict(o) for o in present if o.get("kind") != ours["kind"] or o.get("name") != ours["name"]]
     return [*others, ours] if cluster.spec.reclaim == "Delete" else others
@@ -45,13 +45,13 @@ def of_a_former(caches: Mapping[str, InformerCache], cluster: BrokerCluster) -> 
 
 
 def growth(claim: Object, size: str) -> str | None:
-    """The new size of a claim; None: it need not grow."""
+    """Return the new size of a claim; None: it need not grow."""
     asked = claim["spec"]["resources"]["requests"]["storage"]
     return size if parse_quantity(size) > parse_quantity(asked) else None
 
 
 def largest(claims: Iterable[Object], groups: Container[str]) -> str | None:
-    """The largest size that a bound claim of these groups asks for, which is also the least that it can have.
+    """Return the largest size that a bound claim of these groups asks for, which is also the least that it can have.
 
     None: no claim is bound.
     """
@@ -64,19 +64,19 @@ def largest(claims: Iterable[Object], groups: Container[str]) -> str | None:
 
 
 def bound(claim: Mapping[str, Any]) -> bool:
-    """The claim has a volume. One that never had any holds no record."""
+    """Return whether the claim has a volume. One that never had any holds no record."""
     return bool((claim.get("spec") or {}).get("volumeName"))
 
 
 def of_brokers(caches: Mapping[str, InformerCache], namespace: str, cluster: str) -> list[Object]:
-    """The claims of the cluster's brokers."""
+    """Return the claims of the cluster's brokers."""
     found = caches["PersistentVolumeClaim"].of(namespace, names.CLUSTER_LABEL, cluster)
     return [c for c in found if (c["metadata"].get("labels") or {}).get(names.COMPONENT_LABEL) == names.BROKER]
 
 
 def of_another_class(claim: Object, wanted: str | None, missing: Iterable[str]) -> bool:
-    """The claim asks for another storage class than the spec. A spec without a class wants the default one, so only a
-    class that is `missing` is another one.
+    """Return whether the claim asks for another storage class than the spec. A spec without a class wants the default
+    one, so only a class that is `missing` is another one.
     """
     asked = claim["spec"].get("storageClassName")
     return asked in missing if wanted is None else asked != wanted
@@ -110,7 +110,7 @@ async def _keep_metadata(api: KubeApi, claims: InformerCache, claim: Object, sto
 
 
 def _applied(claim: Object) -> dict[str, dict[str, str]]:
-    """The labels and annotations that `_keep_metadata` has written, with their present values."""
+    """Return the labels and annotations that `_keep_metadata` has written, with their present values."""
     meta = claim["metadata"]
     out: dict[str, dict[str, str]] = {"labels": {}, "annotations": {}}
     for entry in meta.get("managedFields") or []:
@@ -125,7 +125,7 @@ def _applied(claim: Object) -> dict[str, dict[str, str]]:
 def with_sizes_of_volumes(
     cluster: BrokerCluster, caches: Mapping[str, InformerCache], running: Iterable[tuple[str, int, str]]
 ) -> BrokerCluster:
-    """The cluster as its StatefulSets should have it: a template grows after the claims.
+    """Return the cluster as its StatefulSets should have it: a template grows after the claims.
 
     A group in which a volume could not grow keeps the size of its smallest volume for further members.
     """
@@ -149,7 +149,9 @@ def with_sizes_of_volumes(
 
 
 def _growth_problems(field: str, refused: Sequence[tuple[str, str, str]], grown: Sequence[str], size: str) -> list[str]:
-    """What to do about claims that cannot grow. `refused`: name, size and reason of each; `grown`: those that did."""
+    """Return what to do about claims that cannot grow. `refused`: name, size and reason of each; `grown`: those that
+    did.
+    """
     if not refused:
         return []
     former = max((asked for _, asked, _ in refused), key=parse_quantity)
@@ -254,6 +256,6 @@ async def make_again(
 
 
 def _made_wrong(claim: Object, storage: Storage, missing_classes: Iterable[str]) -> bool:
-    """A claim without a volume asks for something that the spec no longer says."""
+    """Return whether a claim without a volume asks for something that the spec no longer says."""
     asked = parse_quantity(claim["spec"]["resources"]["requests"]["storage"])
     return of_another_class(claim, storage.className, missing_classes) or asked != parse_quantity(storage.size)

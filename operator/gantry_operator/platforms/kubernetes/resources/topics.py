@@ -156,7 +156,7 @@ class KubernetesTopicStore:
     async def _show(
         self, kind: Kind, name: str, result: Result, new: dict[str, Any], figures: int
     ) -> tuple[int, bool]:  # fmt: skip
-        """Returns how many more figures may be written, and whether everything is."""
+        """Return how many more figures may be written, and whether everything is."""
         obj = self._caches[kind.kind].get(self._namespace, name)
         if obj is None:
             return figures, True
@@ -260,7 +260,7 @@ class KubernetesTopicStore:
             await recorder.close()
 
     def forget(self, uid: str) -> None:
-        """A resource is gone."""
+        """Note that a resource is gone."""
         for table in (self._recorders, self._shown, self._parsed, self._figures_at):
             table.pop(uid, None)
 
@@ -275,7 +275,7 @@ async def release(api: KubeApi, kind: Kind, obj: Object) -> None:
 
 
 def stray_status(obj: Object) -> dict[str, Any] | None:
-    """The status patch of a resource whose cluster does not exist; None: it has that status."""
+    """Return the status patch of a resource whose cluster does not exist; None: it has that status."""
     spec = obj.get("spec") or {}
     before: dict[str, Any] = obj.get("status") or {}
     cluster, namespace = spec.get("cluster", ""), obj["metadata"].get("namespace")
@@ -305,7 +305,7 @@ def _both(obj: Object, reason: str, message: str) -> dict[str, Any]:
 
 
 def _with_times(shown: Mapping[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """The new status with the times at which its conditions turned."""
+    """Return the new status with the times at which its conditions turned."""
     before = {c.get("type"): c for c in shown.get("conditions") or []}
     dated = []
     for condition in new["conditions"]:
@@ -316,7 +316,7 @@ def _with_times(shown: Mapping[str, Any], new: dict[str, Any]) -> dict[str, Any]
 
 
 def _significant(status: Mapping[str, Any]) -> dict[str, Any]:
-    """The status without figures that may change all the time."""
+    """Return the status without figures that may change all the time."""
     kept = {k: v for k, v in status.items() if k not in ("members", "lag", "topics", "conditions")}
     kept["conditions"] = [{k: v for k, v in c.items() if k != "message"} for c in status.get("conditions") or []]
     return kept

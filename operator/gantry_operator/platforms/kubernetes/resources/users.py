@@ -47,7 +47,7 @@ COMPONENT = "access"
 
 
 def decoded(secret: Mapping[str, Any]) -> dict[str, str]:
-    """The content of a Secret, without values that are no text."""
+    """Return the content of a Secret, without values that are no text."""
     out = {}
     for key, value in (secret.get("data") or {}).items():
         try:
@@ -94,7 +94,7 @@ class KubernetesAccessStore:
     # ---- what is wanted
 
     def users(self) -> Iterator[Object]:
-        """The BrokerUser objects of this cluster that are not being deleted."""
+        """Return the BrokerUser objects of this cluster that are not being deleted."""
         for obj in self._caches["BrokerUser"].in_namespace(self._namespace):
             deleted = obj["metadata"].get("deletionTimestamp") is not None
             if not deleted and (obj.get("spec") or {}).get("cluster") == self._name:
@@ -310,13 +310,13 @@ class KubernetesAccessStore:
             await recorder.close()
 
     def forget(self, uid: str) -> None:
-        """A BrokerUser is gone."""
+        """Note that a BrokerUser is gone."""
         self._recorders.pop(uid, None)
         self._shown.pop(uid, None)
 
 
 def stray_status(obj: Object) -> dict[str, Any] | None:
-    """The status of a BrokerUser whose cluster does not exist; None: it has that status."""
+    """Return the status of a BrokerUser whose cluster does not exist; None: it has that status."""
     meta, spec = obj["metadata"], obj.get("spec") or {}
     before: dict[str, Any] = obj.get("status") or {}
     cluster = spec.get("cluster", "")

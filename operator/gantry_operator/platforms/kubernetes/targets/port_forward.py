@@ -34,7 +34,7 @@ PodChooser = Callable[[], Awaitable[str | None]]
 
 
 def cluster_that_runs(resource: Object) -> BrokerCluster:
-    """The plan by the spec; under a refused spec by the names in the status. Raises ManifestError without any."""
+    """Return the cluster by its spec; by the names in the status if that is refused. Raises ManifestError without."""
     try:
         return parse_manifest(resource)
     except ManifestError:
@@ -77,7 +77,7 @@ class ForwardedCluster:
         clients: ssl.SSLContext | None = None,
         http: ssl.SSLContext | None = None,
     ) -> ForwardedCluster:
-        """Listeners for the NameServers, for each group's master and for each member.
+        """Open listeners for the NameServers, for each group's master and for each member.
 
         The local ends are in clear text, on this machine alone. `clients` and `http`: TLS of the ports for clients and
         of HTTP at the other end.
@@ -195,7 +195,7 @@ class Channel:
         await self._socket.send_bytes(bytes([_DATA]) + data)
 
     async def receive(self) -> bytes:
-        """The next bytes; empty: the other end is closed."""
+        """Return the next bytes; empty: the other end is closed."""
         async for message in self._socket:
             if message.type is not aiohttp.WSMsgType.BINARY:
                 return b""
@@ -220,7 +220,7 @@ class TlsChannel:
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=name)
 
     async def handshake(self) -> None:
-        """Raises OSError when the other end is not trusted, or closes."""
+        """Prove the identity of both ends. Raises OSError when the other end is not trusted, or closes."""
         while True:
             try:
                 self._tls.do_handshake()
@@ -237,7 +237,7 @@ class TlsChannel:
         await self._flush()
 
     async def receive(self) -> bytes:
-        """The next bytes; empty: the other end is closed."""
+        """Return the next bytes; empty: the other end is closed."""
         while True:
             try:
                 return self._tls.read(CHUNK)

@@ -20,7 +20,7 @@ COMPARED = ("ConfigMap", "PodDisruptionBudget", "Service", "ServiceAccount", "St
 
 
 async def live_objects(api: KubeApi, namespace: str, cluster: str) -> dict[tuple[str, str], Object]:
-    """The cluster's objects by kind and name. Raises ApiError and ApiUnavailable."""
+    """Return the cluster's objects by kind and name. Raises ApiError and ApiUnavailable."""
     found: dict[tuple[str, str], Object] = {}
     for kind in COMPARED:
         items, _ = await api.list(KINDS[kind], namespace, f"{names.CLUSTER_LABEL}={cluster}")
@@ -31,8 +31,8 @@ async def live_objects(api: KubeApi, namespace: str, cluster: str) -> dict[tuple
 def preview(
     cluster: BrokerCluster, live: Mapping[tuple[str, str], Object], image: str, masters: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """The effect of a spec. `image`: the default image; empty: the one that the pods have now. `masters`: names of
-    members that lead, which are replaced last.
+    """Return the effect of a spec. `image`: the default image; empty: the one that the pods have now. `masters`: names
+    of members that lead, which are replaced last.
     """
     wanted = plan(cluster)
     now = image or next((i for i in (image_of(o) for o in live.values() if o["kind"] == "StatefulSet") if i), "")
@@ -74,13 +74,13 @@ def preview(
 
 
 def _fields(wanted: Object, found: Object) -> list[str]:
-    """The paths that would change."""
+    """Return the paths that would change."""
     removed = drift.classes_removed(wanted, found)
     return list(dict.fromkeys([*drift.outdated(wanted, found), *managed_fields.surplus(wanted, found)[0], *removed]))
 
 
 def _pods(cluster: str, wanted: Object, found: Object, masters: set[str]) -> list[str]:
-    """The pods of a set that run now and stay, in the order of their replacement."""
+    """Return the pods of a set that run now and stay, in the order of their replacement."""
     count = min(int(wanted["spec"]["replicas"]), int(found["spec"].get("replicas", 0)))
     group = (wanted["metadata"]["labels"] or {}).get(names.GROUP_LABEL)
     if group is None:
@@ -92,7 +92,7 @@ def _pods(cluster: str, wanted: Object, found: Object, masters: set[str]) -> lis
 
 
 def _scaled(objects: Iterable[Object], live: Mapping[tuple[str, str], Object], direction: int) -> list[str]:
-    """The pods that a change of replicas starts (1) or stops (-1)."""
+    """Return the pods that a change of replicas starts (1) or stops (-1)."""
     out = []
     for obj in objects:
         if obj["kind"] != "StatefulSet":

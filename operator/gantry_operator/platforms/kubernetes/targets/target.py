@@ -91,7 +91,7 @@ class KubeTarget:
         self._forwarded: ForwardedCluster | None = None
 
     async def __aenter__(self) -> KubeTarget:
-        """Raises TargetError if there is no such cluster, or no single one."""
+        """Begin. Raises TargetError if there is no such cluster, or no single one."""
         missing = no_kubeconfig()
         if missing:
             raise TargetError(missing)
@@ -143,7 +143,7 @@ class KubeTarget:
         return str(found[0]["metadata"]["name"])
 
     async def resource(self) -> Object:
-        """The BrokerCluster in the API, status included. Raises TargetError if it does not exist."""
+        """Return the BrokerCluster in the API, status included. Raises TargetError if it does not exist."""
         found = await self.api.get(BROKER_CLUSTER, self.namespace, self.name)
         if found is None:
             raise NoCluster(f"there is no BrokerCluster {self.name} in namespace {self.namespace}")
@@ -167,7 +167,8 @@ class KubeTarget:
         ]
 
     async def preview(self, wanted: BrokerCluster | None, image: str) -> dict[str, Any]:
-        """What a spec (None: the present one) would change; `image`: another default image of the operator's chart.
+        """Return what a spec (None: the present one) would change; `image`: another default image of the operator's
+        chart.
 
         Raises TargetError with the API server's reason if it refuses the spec.
         """
@@ -320,7 +321,7 @@ class KubeTarget:
         return (await self._forward(resource)).name_servers
 
     def names_of_groups(self, resource: Object) -> dict[str, str]:
-        """The broker groups by RocketMQ's name of each. Raises TargetError when the cluster hibernates."""
+        """Return the broker groups by RocketMQ's name of each. Raises TargetError when the cluster hibernates."""
         self._refuse_asleep(resource)
         try:
             return cluster_that_runs(resource).group_names
@@ -328,7 +329,7 @@ class KubeTarget:
             raise _no_groups(error) from None
 
     def _refuse_asleep(self, resource: Object) -> None:
-        """Raises TargetError when the cluster hibernates."""
+        """Raise TargetError when the cluster hibernates."""
         if (resource.get("spec") or {}).get("hibernate"):
             raise TargetError(f"{self.name} hibernates: write spec.hibernate: false in its BrokerCluster to wake it")
 
@@ -344,7 +345,7 @@ class KubeTarget:
             yield Source(client, self.live_facts, FACTS_S, (ApiError, ApiUnavailable, TargetError))
 
     async def live_facts(self) -> LiveCluster:
-        """What the API server knows of the cluster, with the forwarded port of each member. Raises TargetError."""
+        """Return what the API server knows of the cluster, with each member's forwarded port. Raises TargetError."""
         resource = await self.resource()
         try:
             cluster = cluster_that_runs(resource)
@@ -407,7 +408,7 @@ class KubeTarget:
         return context
 
     async def _authorities(self, cluster: BrokerCluster, *, own: bool = False) -> bytes:
-        """The authorities of the ports for clients; `own`: of the members' HTTP interface."""
+        """Return the authorities of the ports for clients; `own`: of the members' HTTP interface."""
         tls = cluster.spec.security.tls
         name = names.ca_cert_secret(cluster.name)
         if not own and tls.issuer == "Secret":
@@ -432,7 +433,7 @@ class KubeTarget:
         return TargetTopics(self.api, self.namespace, self.name)
 
     async def super_user(self) -> Credentials | None:
-        """The keys of the cluster's super user; None: they are not made yet, or may not be read from here."""
+        """Return the keys of the cluster's super user; None: they are not made yet, or may not be read from here."""
         try:
             access, key = await self.users.key(ADMIN)
         except (ApiError, UserError) as error:
@@ -441,7 +442,7 @@ class KubeTarget:
         return Credentials(access, key)
 
     async def token(self) -> str:
-        """The admin token of the members' HTTP interface. Raises TargetError if it cannot be read."""
+        """Return the admin token of the members' HTTP interface. Raises TargetError if it cannot be read."""
         try:
             secret = await self.api.get(SECRET, self.namespace, names.admin_secret(self.name))
         except ApiError as error:
@@ -464,7 +465,7 @@ def migration_of(resource: Object) -> Record:
 
 
 def answer_to(request: str, resource: Object, annotation: str = SWITCHOVER_RESULT) -> str | None:
-    """The result; None: no answer yet. Raises TargetError with the reason of a failure."""
+    """Return the result; None: no answer yet. Raises TargetError with the reason of a failure."""
     result = str((resource["metadata"].get("annotations") or {}).get(annotation, ""))
     if not result.startswith(f"{request} "):
         return None
@@ -489,7 +490,7 @@ def no_kubeconfig() -> str:
 
 
 def current_namespace(context: str | None) -> str:
-    """The namespace of the kubeconfig's context; "default" if it has none."""
+    """Return the namespace of the kubeconfig's context; "default" if it has none."""
     from kubernetes.aio.config import kube_config
 
     contexts, active = kube_config.list_kube_config_contexts()  # type: ignore[no-untyped-call]
