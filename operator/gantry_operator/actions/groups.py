@@ -12,14 +12,12 @@ from gantry_broker.client import Admin, BrokerError, InvalidMessage
 from gantry_broker.client.errors import NoRoute
 from gantry_broker.protocol.bodies import ClientConnection, SubscriptionGroup
 from gantry_broker.protocol.codes import RETRY_PREFIX
-from pydantic import ValidationError
 
 from gantry_operator.actions.errors import ActionError, Cause
-from gantry_operator.actions.managed import NAME_FIELDS, condition, delete_managed, in_force, names_of, resource_name
+from gantry_operator.actions.managed import create_resource, delete_managed, managed_by, refuse_managed
 from gantry_operator.actions.offsets import preview_offsets, reset_offsets, time_of_place
 from gantry_operator.actions.target import Target, admin_of
 from gantry_operator.api import ConsumerGroup
-from gantry_operator.api.manifest import problems_of
 from gantry_operator.api.names import reserved_group
 from gantry_operator.topics.wanted import GROUP_FIELDS
 
@@ -33,14 +31,9 @@ async def create_group(target: Target, group: str, settings: Mapping[str, Any], 
     """
     if reserved_group(group):
         raise ActionError(f"{group} is a group of the system: write another name", Cause.BAD_INPUT)
-    async with target.resources() as found:
-        owner = names_of(await found.list("ConsumerGroup"), NAME_FIELDS["ConsumerGroup"]).get(group)
-        if owner is not None:
-            raise ActionError(f"{group} is managed by ConsumerGroup {owner}: change its spec")
-        if managed:
-            made = _resource(group, settings, found.cluster, found.namespace)
-            await found.create(made)
-            await in_force(found, made, target.remarks)
+    await refuse_managed(target, "ConsumerGroup", group, "change its spec")
+    if managed:
+        await create_resource(target, ConsumerGroup, group, settings)
     async with admin_of(target) as admin:
         masters = await admin.masters()
         if not masters:
@@ -56,24 +49,12 @@ async def create_group(target: Target, group: str, settings: Mapping[str, Any], 
         return sorted(masters)
 
 
-def _resource(group: str, settings: Mapping[str, Any], cluster: str, namespace: str) -> ConsumerGroup:
-    name = resource_name(group)
-    spec = dict(settings) | ({} if name == group else {"groupName": group})
-    try:
-        return ConsumerGroup.make(name, cluster, namespace, **spec)
-    except ValidationError as error:
-        raise ActionError("; ".join(map(str, problems_of(error.errors(), ConsumerGroup))), Cause.BAD_INPUT) from None
-
-
 async def list_groups(target: Target, every: bool) -> list[dict[str, Any]]:
     """List groups with their members and lag; `every`: those of the system too. Raises ActionError."""
-    async with target.resources() as found:
-        resources = await found.list("ConsumerGroup")
-    owners = names_of(resources, NAME_FIELDS["ConsumerGroup"])
-    by_name = {str(o["metadata"]["name"]): o for o in resources}
+    managed = await managed_by(target, "ConsumerGroup")
     turn = asyncio.Semaphore(AT_ONCE)
     async with admin_of(target) as admin:
-        names = set(owners)
+        names = set(managed.by_name)
         for address in (await admin.masters()).values():
             names |= (await admin.groups(address)).keys()
 
@@ -81,13 +62,11 @@ async def list_groups(target: Target, every: bool) -> list[dict[str, Any]]:
             async with turn:
                 progress = await admin.consume_stats(name)
                 connections = await admin.consumer_connections(name)
-            owner = owners.get(name, "")
             return {
                 "group": name,
                 "members": 0 if connections is None else len(connections.connections),
                 "lag": sum(max(o.broker_offset - o.consumer_offset, 0) for o in progress.values()),
-                "resource": owner,
-                "ready": condition(by_name.get(owner, {}), "Ready").get("status", "Unknown") if owner else "-",
+                **managed.columns(name),
             }
 
         return list(await asyncio.gather(*(row(n) for n in sorted(names) if every or not reserved_group(n))))
@@ -95,18 +74,16 @@ async def list_groups(target: Target, every: bool) -> list[dict[str, Any]]:
 
 async def describe_group(target: Target, group: str) -> dict[str, Any]:
     """Return what brokers and its resource say about a group. Raises ActionError."""
-    async with target.resources() as resources:
-        listed = await resources.list("ConsumerGroup")
-    owner = names_of(listed, NAME_FIELDS["ConsumerGroup"]).get(group)
+    resource = (await managed_by(target, "ConsumerGroup")).by_name.get(group)
     rows = []
     async with admin_of(target) as admin:
         for name, address in (await admin.masters()).items():
             config = (await admin.groups(address)).get(group)
             if config is not None:
                 rows.append({"name": name} | {f: getattr(config, ours) for f, ours in GROUP_FIELDS.items()})
-        if not rows and owner is None and admin.left_out:
+        if not rows and resource is None and admin.left_out:
             raise ActionError(f"no broker group that answers has the consumer group {group}: cannot tell")
-        if not rows and owner is None:
+        if not rows and resource is None:
             raise ActionError(f"there is no consumer group {group}: `gantry group list` shows those that exist")
         progress = await admin.consume_stats(group)
         connections = await admin.consumer_connections(group)
@@ -122,7 +99,7 @@ async def describe_group(target: Target, group: str) -> dict[str, Any]:
             }
             for q, o in progress.items()
         ],
-        "resource": next((o for o in listed if o["metadata"]["name"] == owner), None),
+        "resource": resource,
     }  # fmt: skip
 
 

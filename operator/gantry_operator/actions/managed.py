@@ -6,17 +6,20 @@ import asyncio
 import hashlib
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
+
+from pydantic import ValidationError
 
 from gantry_operator.actions.errors import ActionError, Cause
 from gantry_operator.actions.target import Remarks, Target
 from gantry_operator.api import BrokerTopic, ConsumerGroup
+from gantry_operator.api.manifest import problems_of
 from gantry_operator.api.names import MAX_RESOURCE_NAME
 
-IN_FORCE_S = 20.0
-
-POLL_S = 0.2
+IN_FORCE_S: Final = 20.0
+"""Seconds to wait until the brokers have a change."""
+POLL_S: Final = 0.2
 
 NAME_FIELDS: Final = {"BrokerTopic": "topicName", "ConsumerGroup": "groupName"}
 """By kind: the field of the spec with the name at the brokers."""
@@ -35,12 +38,53 @@ def resource_name(name: str) -> str:
     return found
 
 
-def names_of(resources: list[dict[str, Any]], field: str) -> dict[str, str]:
-    """By name at the brokers: the resource that manages it. `field`: of the spec."""
-    found: dict[str, str] = {}
-    for obj in sorted(resources, key=lambda o: str(o["metadata"].get("creationTimestamp", ""))):
-        found.setdefault(str(obj["spec"].get(field) or obj["metadata"]["name"]), str(obj["metadata"]["name"]))
-    return found
+class Managed:
+    """The resources of one kind, by the name at the brokers that each manages. The oldest one counts."""
+
+    def __init__(self, kind: str, resources: Iterable[Mapping[str, Any]]) -> None:
+        field = NAME_FIELDS[kind]
+        self.by_name: dict[str, Mapping[str, Any]] = {}
+        for obj in sorted(resources, key=lambda o: str(o["metadata"].get("creationTimestamp", ""))):
+            self.by_name.setdefault(str(obj["spec"].get(field) or obj["metadata"]["name"]), obj)
+
+    def owner(self, name: str) -> str:
+        """Return the name of the resource; empty: none manages it."""
+        obj = self.by_name.get(name)
+        return "" if obj is None else str(obj["metadata"]["name"])
+
+    def columns(self, name: str) -> dict[str, str]:
+        """Return the columns of a list: the resource, and whether it is ready."""
+        obj = self.by_name.get(name)
+        ready = "-" if obj is None else condition(obj, "Ready").get("status", "Unknown")
+        return {"resource": self.owner(name), "ready": ready}
+
+
+async def managed_by(target: Target, kind: str) -> Managed:
+    """Read the resources of one kind."""
+    async with target.resources() as found:
+        return Managed(kind, await found.list(kind))
+
+
+async def refuse_managed(target: Target, kind: str, name: str, do: str) -> None:
+    """Raise ActionError if a resource manages this name; `do` says what to change there."""
+    owner = (await managed_by(target, kind)).owner(name)
+    if owner:
+        raise ActionError(f"{name} is managed by {kind} {owner}: {do}")
+
+
+async def create_resource(
+    target: Target, model: type[BrokerTopic] | type[ConsumerGroup], name: str, spec: Mapping[str, Any]
+) -> None:
+    """Make a resource that manages this name, and wait until the brokers have it. Raises ActionError."""
+    own = resource_name(name)
+    fields = {**spec} if own == name else {**spec, NAME_FIELDS[model.__name__]: name}
+    async with target.resources() as found:
+        try:
+            resource = model.make(own, found.cluster, found.namespace, **fields)
+        except ValidationError as error:
+            raise ActionError("; ".join(map(str, problems_of(error.errors(), model))), Cause.BAD_INPUT) from None
+        await found.create(resource)
+        await in_force(found, resource, target.remarks)
 
 
 async def delete_managed(target: Target, kind: str, name: str, force: bool) -> str | None:
@@ -49,11 +93,11 @@ async def delete_managed(target: Target, kind: str, name: str, force: bool) -> s
     Raises ActionError.
     """
     async with target.resources() as found:
-        listed = await found.list(kind)
-        owner = names_of(listed, NAME_FIELDS[kind]).get(name)
-        if owner is None:
+        managed = Managed(kind, await found.list(kind))
+        owner = managed.owner(name)
+        if not owner:
             return None
-        spec = next(o for o in listed if o["metadata"]["name"] == owner)["spec"]
+        spec = managed.by_name[name]["spec"]
         if force and not spec.get("force"):
             raise ActionError(f"{name} is managed by {kind} {owner}: write spec.force: true there, then delete it")
         await found.delete(kind, owner)

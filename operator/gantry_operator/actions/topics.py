@@ -8,13 +8,11 @@ from typing import Any, Final
 from gantry_broker.client import Admin, BrokerError, InvalidMessage, NoRoute
 from gantry_broker.protocol.bodies import BodyError
 from gantry_broker.protocol.codes import SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS, ResponseCode
-from pydantic import ValidationError
 
 from gantry_operator.actions.errors import ActionError, Cause
-from gantry_operator.actions.managed import NAME_FIELDS, condition, delete_managed, in_force, names_of, resource_name
+from gantry_operator.actions.managed import create_resource, delete_managed, managed_by, refuse_managed
 from gantry_operator.actions.target import Target, admin_of
 from gantry_operator.api import BrokerTopic
-from gantry_operator.api.manifest import problems_of
 from gantry_operator.api.names import reserved_topic
 from gantry_operator.api.topic import permission_name
 
@@ -22,19 +20,13 @@ AT_ONCE: Final = 16
 
 
 async def create_topic(target: Target, topic: str, queues: int, managed: bool = False) -> list[str]:
-    """Create or change a topic. Returns the broker groups that have it. `managed`: by a resource, which is made. Raises
-    ActionError.
+    """Create or change a topic. Returns the broker groups that have it.
+
+    `managed`: by a resource, which is made. Raises ActionError.
     """
-    async with target.resources() as found:
-        owner = names_of(await found.list("BrokerTopic"), NAME_FIELDS["BrokerTopic"]).get(topic)
-        if owner is not None:
-            raise ActionError(
-                f"{topic} is managed by BrokerTopic {owner}: change spec.queuesPerGroup or spec.queues there"
-            )
-        if managed:
-            made = _resource(topic, queues, found.cluster, found.namespace)
-            await found.create(made)
-            await in_force(found, made, target.remarks)
+    await refuse_managed(target, "BrokerTopic", topic, "change spec.queuesPerGroup or spec.queues there")
+    if managed:
+        await create_resource(target, BrokerTopic, topic, {"queuesPerGroup": queues})
     async with admin_of(target) as admin:
         groups = sorted(await admin.masters())
         if not groups:
@@ -48,25 +40,11 @@ async def create_topic(target: Target, topic: str, queues: int, managed: bool = 
         return groups
 
 
-def _resource(topic: str, queues: int, cluster: str, namespace: str) -> BrokerTopic:
-    name = resource_name(topic)
-    spec: dict[str, Any] = {"queuesPerGroup": queues}
-    if name != topic:
-        spec["topicName"] = topic
-    try:
-        return BrokerTopic.make(name, cluster, namespace, **spec)
-    except ValidationError as error:
-        raise ActionError("; ".join(map(str, problems_of(error.errors(), BrokerTopic))), Cause.BAD_INPUT) from None
-
-
 async def list_topics(target: Target, all_topics: bool) -> list[dict[str, Any]]:
     """List topics with their queues, messages and resource. Raises ActionError."""
-    async with target.resources() as found:
-        resources = await found.list("BrokerTopic")
-    owners = names_of(resources, NAME_FIELDS["BrokerTopic"])
-    by_name = {str(o["metadata"]["name"]): o for o in resources}
+    managed = await managed_by(target, "BrokerTopic")
     async with admin_of(target) as admin:
-        names = sorted({*await admin.topics(), *owners})
+        names = sorted({*await admin.topics(), *managed.by_name})
         info = await admin.cluster_info()
         own = set(info.brokers) | set(info.clusters) | {f"{c}_REPLY_TOPIC" for c in info.clusters}
         if not all_topics:
@@ -78,10 +56,7 @@ async def list_topics(target: Target, all_topics: bool) -> list[dict[str, Any]]:
 
         async def row(name: str) -> dict[str, Any]:
             async with turn:
-                out = await _row(admin, name)
-            owner = owners.get(name, "")
-            ready = condition(by_name.get(owner, {}), "Ready").get("status", "Unknown") if owner else "-"
-            return out | {"resource": owner, "ready": ready}
+                return await _row(admin, name) | managed.columns(name)
 
         return list(await asyncio.gather(*map(row, names)))
 
@@ -105,9 +80,7 @@ async def _row(admin: Admin, topic: str) -> dict[str, Any]:
 
 async def describe_topic(target: Target, topic: str) -> dict[str, Any]:
     """Return what brokers and its resource say about a topic. Raises ActionError."""
-    async with target.resources() as resources:
-        listed = await resources.list("BrokerTopic")
-    owner = names_of(listed, NAME_FIELDS["BrokerTopic"]).get(topic)
+    resource = (await managed_by(target, "BrokerTopic")).by_name.get(topic)
     attributes: dict[str, str] = {}
     groups = []
     async with admin_of(target) as admin:
@@ -122,15 +95,14 @@ async def describe_topic(target: Target, topic: str) -> dict[str, Any]:
                     "permission": permission_name(config.perm),
                 }
             )  # fmt: skip
-        if not groups and owner is None and admin.left_out:
+        if not groups and resource is None and admin.left_out:
             raise ActionError(f"no broker group that answers has the topic {topic}: cannot tell")
-        if not groups and owner is None:
+        if not groups and resource is None:
             raise ActionError(f"there is no topic {topic}: `gantry topic list` shows those that exist")
         stats = await admin.topic_stats(topic) if groups else {}
         for row in groups:
             row["messages"] = sum(o.max_offset - o.min_offset for q, o in stats.items() if q.broker == row["group"])
         consumers = await admin.topic_consumers(topic) if groups else []
-    resource = next((o for o in listed if o["metadata"]["name"] == owner), None)
     return {
         "topic": topic, "groups": groups, "attributes": attributes, "consumers": consumers, "resource": resource,
     }  # fmt: skip

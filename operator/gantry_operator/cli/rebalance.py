@@ -9,7 +9,7 @@ from gantry_broker.client import Admin
 from gantry_broker.protocol.bodies import TopicConfig
 from gantry_broker.protocol.codes import SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS, Perm
 
-from gantry_operator.actions.managed import NAME_FIELDS, names_of
+from gantry_operator.actions.managed import managed_by
 from gantry_operator.actions.target import Target, admin_of
 from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.output import note, print_json, print_table, say
@@ -77,9 +77,8 @@ def _spread_by_resource(topic: str, resource: str) -> str:
 
 async def _managed(target: Target, names: list[str]) -> dict[str, str]:
     """Topics that resources manage, and the resource of each: of these names, or all."""
-    async with target.resources() as found:
-        owners = names_of(await found.list("BrokerTopic"), NAME_FIELDS["BrokerTopic"])
-    return {topic: owner for topic, owner in owners.items() if not names or topic in names}
+    managed = await managed_by(target, "BrokerTopic")
+    return {topic: managed.owner(topic) for topic in managed.by_name if not names or topic in names}
 
 
 async def _run(
