@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -38,6 +38,18 @@ async def controlled(platform: FakePlatform, cluster: BrokerCluster, **more: Any
     finally:
         await control.close()
         await platform.http.aclose()
+
+
+@asynccontextmanager
+async def led(platform: FakePlatform, leaders: Mapping[str, int]) -> AsyncIterator[ClusterControl]:
+    """All processes of these groups run, and the control knows who leads."""
+    for group, member in leaders.items():
+        platform.lead(group, member)
+    async with controlled(platform, spec(*leaders)) as control:
+        platform.run_all()
+        control.lead()
+        await until(lambda: all(control.groups.leader(g) == member for g, member in leaders.items()))
+        yield control
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -176,12 +188,7 @@ async def test_a_change_waits_for_its_window_and_then_for_the_platform() -> None
 async def test_a_cluster_hibernates_with_its_leaders_last(keeps_lowest: bool) -> None:
     """Where the lowest number stops last, it is the one that starts first. Elsewhere it is the leader."""
     platform = FakePlatform(keeps_lowest=keeps_lowest)
-    for group in "ab":
-        platform.lead(group, 0 if keeps_lowest else 2)
-    async with controlled(platform, spec("a", "b")) as control:
-        platform.run_all()
-        control.lead()
-        await until(lambda: {control.groups.leader(g) for g in "ab"} == {0 if keeps_lowest else 2})
+    async with led(platform, dict.fromkeys("ab", 0 if keeps_lowest else 2)) as control:
         control.take(spec("a", "b", hibernate=True))
         control.lead()
         await until(lambda: control.hibernation.done)
@@ -204,11 +211,7 @@ async def test_a_cluster_hibernates_with_its_leaders_last(keeps_lowest: bool) ->
 
 async def test_a_cluster_that_is_woken_while_processes_stop_starts_again() -> None:
     platform = FakePlatform(keeps_lowest=False)
-    platform.lead("a", 1)
-    async with controlled(platform, spec("a")) as control:
-        platform.run_all()
-        control.lead()
-        await until(lambda: control.groups.leader("a") == 1)
+    async with led(platform, {"a": 1}) as control:
 
         async def wake(group: str) -> None:
             platform.before_stop = None
@@ -228,7 +231,6 @@ async def test_a_wake_up_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPat
     """The spec wakes the cluster during a step that fails, and the first start of its processes fails, too."""
     monkeypatch.setattr(restart, "PART_AGAIN_S", 0.01)
     platform = FakePlatform(keeps_lowest=False)
-    platform.lead("a", 1)
     resume, failures = platform.resume, ["a port is taken"]
 
     async def fails_once() -> None:
@@ -237,10 +239,7 @@ async def test_a_wake_up_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPat
         await resume()
 
     monkeypatch.setattr(platform, "resume", fails_once)
-    async with controlled(platform, spec("a")) as control:
-        platform.run_all()
-        control.lead()
-        await until(lambda: control.groups.leader("a") == 1)
+    async with led(platform, {"a": 1}) as control:
 
         async def wake(group: str) -> None:
             platform.before_stop = None
@@ -260,11 +259,7 @@ async def test_a_wake_up_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPat
 async def test_a_stop_that_fails_half_way_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restart, "PART_AGAIN_S", 0.01)
     platform = FakePlatform(keeps_lowest=False)
-    platform.lead("a", 1)
-    async with controlled(platform, spec("a")) as control:
-        platform.run_all()
-        control.lead()
-        await until(lambda: control.groups.leader("a") == 1)
+    async with led(platform, {"a": 1}) as control:
 
         async def fail(group: str) -> None:
             platform.before_stop = None

@@ -10,6 +10,8 @@ import asyncio
 import copy
 import json
 import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +19,7 @@ import pytest
 from aiohttp import web
 from gantry_operator.api.cluster import GROUP, SERVED
 from gantry_operator.platforms.kubernetes.api.client import KINDS, ApiUnavailable, Kind, KubeApi
+from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache
 from kubernetes.aio.client.configuration import Configuration
 
 BY_PLURAL = {(k.group, k.plural): k for k in KINDS.values()}
@@ -212,3 +215,22 @@ class WritesLeft:
                 raise ApiUnavailable("the operator has ended")
             self.left -= 1
         return await self._answer(*args, **kwargs)
+
+
+def unheard(event: str, obj: Any) -> None:
+    """Ignore a watch event."""
+
+
+@asynccontextmanager
+async def following(api: KubeApi, kinds: Mapping[str, str] | Sequence[str]) -> AsyncIterator[dict[str, InformerCache]]:
+    """Caches of these kinds, by name, that follow the API server."""
+    by_name = kinds if isinstance(kinds, Mapping) else dict(zip(kinds, kinds, strict=True))
+    caches = {name: InformerCache(api, KINDS[kind], (), "", unheard) for name, kind in by_name.items()}
+    tasks = [asyncio.create_task(cache.run()) for cache in caches.values()]
+    await asyncio.wait_for(asyncio.gather(*(cache.ready() for cache in caches.values())), 20)
+    try:
+        yield caches
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -15,7 +15,7 @@ from gantry_operator.cluster.rolling_change import RollingChange
 from gantry_operator.failover.model import FailoverSettings
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.api import client
-from gantry_operator.platforms.kubernetes.api.client import POD, STATEFUL_SET, VOLUME_CLAIM, ApiError, KubeApi
+from gantry_operator.platforms.kubernetes.api.client import VOLUME_CLAIM, ApiError, KubeApi
 from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache
 from gantry_operator.platforms.kubernetes.api.pod_state import REVISION_LABEL
 from gantry_operator.platforms.kubernetes.members import platform
@@ -23,7 +23,7 @@ from gantry_operator.platforms.kubernetes.members.platform import KubernetesPlat
 from gantry_operator.platforms.kubernetes.members.pod_replacement import PodReplacement
 from gantry_operator.registry import Entry
 
-from tests.kubernetes.fake_api import FakeApi
+from tests.kubernetes.fake_api import FakeApi, following, unheard
 from tests.support.led_group import NO_HTTP, Registry, ReportingMembers, led_by
 from tests.support.running import running, until
 
@@ -49,16 +49,11 @@ def pod(name: str, role: str, revision: str = "new") -> dict[str, Any]:
 
 @asynccontextmanager
 async def mirrored(fake: FakeApi, api: KubeApi) -> AsyncIterator[KubernetesPlatform]:
-    pods = InformerCache(api, POD, (), "", lambda event, obj: None)
-    following = asyncio.create_task(pods.run())
-    await until(lambda: "Pod" in [kind for kind, _ in fake._watchers])
-    claims = InformerCache(api, VOLUME_CLAIM, (), "", lambda event, obj: None)
-    found = KubernetesPlatform(api, pods, claims, "demo", "mq", lambda event: None, lambda change: None)
-    found.sizes = found.planned = {"a": 2}
-    try:
+    async with following(api, ["Pod"]) as caches:
+        claims = InformerCache(api, VOLUME_CLAIM, (), "", unheard)
+        found = KubernetesPlatform(api, caches["Pod"], claims, "demo", "mq", lambda event: None, lambda change: None)
+        found.sizes = found.planned = {"a": 2}
         yield found
-    finally:
-        following.cancel()
 
 
 async def test_a_former_master_is_not_replaced_before_the_new_one_is_announced(fake: FakeApi, api: KubeApi) -> None:
@@ -68,23 +63,19 @@ async def test_a_former_master_is_not_replaced_before_the_new_one_is_announced(f
     meta = {"name": names.group_set("demo", "a"), "namespace": "mq", "generation": 1}
     status = {"observedGeneration": 1, "updateRevision": "new"}
     fake.put({"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": meta, "spec": {}, "status": status})
-    sets = InformerCache(api, STATEFUL_SET, (), "", lambda event, obj: None)
-    following = asyncio.create_task(sets.run())
-    await asyncio.wait_for(sets.ready(), 3)
-    async with mirrored(fake, api) as pods:
+    async with following(api, ["StatefulSet"]) as caches, mirrored(fake, api) as pods:
         group = Group(pods)
         pods.answers = lambda group, name: True
         group.entry, group._announced = Entry(group.registry.leadership), 1
         group.led_by(1, 2)
         group.entry = Entry(group.registry.leadership)
-        replacement = PodReplacement(api, sets, pods, ("mq", "demo"))
+        replacement = PodReplacement(api, caches["StatefulSet"], pods, ("mq", "demo"))
         change = RollingChange(replacement, {"a": group}, lambda event: None)
         assert await change.look_once()
         assert fake.get("Pod", "demo-a-0") is not None
         group._announced = 2
         assert await change.look_once()
         assert fake.get("Pod", "demo-a-0") is None
-    following.cancel()
 
 
 async def test_a_refused_announcement_is_tried_again_with_growing_pauses_and_said_once(

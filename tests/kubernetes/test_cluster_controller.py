@@ -26,8 +26,7 @@ from gantry_operator.failover.model import Report
 from gantry_operator.platforms.kubernetes import cluster_controller as module
 from gantry_operator.platforms.kubernetes import names, switchover_requests
 from gantry_operator.platforms.kubernetes.analytics.reconciler import JOBS, PODS
-from gantry_operator.platforms.kubernetes.api.client import KINDS, ApiError, ApiUnavailable, KubeApi
-from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache
+from gantry_operator.platforms.kubernetes.api.client import ApiError, ApiUnavailable, KubeApi
 from gantry_operator.platforms.kubernetes.cluster_controller import ClusterController
 from gantry_operator.platforms.kubernetes.cluster_platform import Shared
 from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings
@@ -35,7 +34,7 @@ from gantry_operator.platforms.kubernetes.operator import CACHED, OF_USERS
 from gantry_operator.platforms.kubernetes.switchover_request import SWITCHOVER, SWITCHOVER_RESULT
 from gantry_operator.registry import Entry
 
-from tests.kubernetes.fake_api import FakeApi
+from tests.kubernetes.fake_api import FakeApi, following
 
 CLUSTER = BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a", "members": 3}])
 
@@ -58,25 +57,20 @@ async def kept(
 ) -> AsyncIterator[ClusterController]:
     """A new controller, with the present resource or another spec."""
     kinds = {k: k for k in (*CACHED, *OF_USERS)} | {JOBS: "Job", PODS: "Pod"}
-    caches = {name: InformerCache(api, KINDS[k], (), "", lambda event, obj: None) for name, k in kinds.items()}
-    following = [asyncio.create_task(m.run()) for m in caches.values()]
-    await asyncio.gather(*(m.ready() for m in caches.values()))
     shown = CLUSTER.model_dump(mode="json", exclude={"status"}, exclude_none=True)
     shown["metadata"]["annotations"] = annotations or {}
     shown |= {} if status is None else {"status": status}
     obj = fake.put(shown | ({} if spec is None else {"spec": spec}))
     obj["metadata"]["generation"] = 1
-    shared = Shared(api, OperatorSettings("broker", "", "ops", ()), caches, StallCompensatedClock(), "op-0")
-    shared.unlisted = lambda: unlisted
-    controller = ClusterController(shared, obj)
-    controller.start()
-    try:
-        yield controller
-    finally:
-        await controller.stop()
-        for task in following:
-            task.cancel()
-        await asyncio.gather(*following, return_exceptions=True)
+    async with following(api, kinds) as caches:
+        shared = Shared(api, OperatorSettings("broker", "", "ops", ()), caches, StallCompensatedClock(), "op-0")
+        shared.unlisted = lambda: unlisted
+        controller = ClusterController(shared, obj)
+        controller.start()
+        try:
+            yield controller
+        finally:
+            await controller.stop()
 
 
 def annotated(fake: FakeApi) -> dict[str, str]:

@@ -15,13 +15,12 @@ from gantry_operator.cluster.raft_controller import RaftController
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
 from gantry_operator.failover.model import FailoverSettings, Report
 from gantry_operator.platforms.kubernetes import names
-from gantry_operator.platforms.kubernetes.api.client import POD, VOLUME_CLAIM, ApiError, KubeApi
-from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache
+from gantry_operator.platforms.kubernetes.api.client import ApiError, KubeApi
 from gantry_operator.platforms.kubernetes.members import platform
 from gantry_operator.platforms.kubernetes.members.platform import KubernetesPlatform
 from gantry_operator.platforms.kubernetes.members.role_labels import RoleLabels
 
-from tests.kubernetes.fake_api import FakeApi
+from tests.kubernetes.fake_api import FakeApi, following
 from tests.support.led_group import IDS, NO_HTTP, Registry, ReportingMembers, led_by
 from tests.support.running import running, until
 
@@ -77,18 +76,12 @@ async def masters(fake: FakeApi, api: KubeApi, groups: str = "a", count: int = 3
     for group in groups:
         for n in range(count):
             fake.put(pod(f"demo-{group}-{n}", group, names.ROLE_SLAVE if n else names.ROLE_MASTER))
-    caches = {k.kind: InformerCache(api, k, (), "", lambda event, obj: None) for k in (POD, VOLUME_CLAIM)}
-    following = [asyncio.create_task(m.run()) for m in caches.values()]
-    await asyncio.gather(*(m.ready() for m in caches.values()))
-    found = Masters(KubernetesPlatform(api, caches["Pod"], caches["PersistentVolumeClaim"], "demo", "mq", print, print))
-    found.pods.sizes = found.pods.planned = dict.fromkeys(groups, count)
-    try:
+    async with following(api, ["Pod", "PersistentVolumeClaim"]) as caches:
+        pods, claims = caches.values()
+        found = Masters(KubernetesPlatform(api, pods, claims, "demo", "mq", print, print))
+        found.pods.sizes = found.pods.planned = dict.fromkeys(groups, count)
         yield found
-    finally:
         await found.pods.close()
-        for task in following:
-            task.cancel()
-        await asyncio.gather(*following, return_exceptions=True)
 
 
 @pytest.mark.parametrize("mode", [Group, Elected])

@@ -15,7 +15,7 @@ from gantry_operator.platforms.kubernetes.api.reasons import LOOK_S, Reasons, in
 from gantry_operator.platforms.kubernetes.members.member_state import missing_objects
 from gantry_operator.platforms.kubernetes.objects import volumes
 
-from tests.kubernetes.fake_api import FakeApi
+from tests.kubernetes.fake_api import FakeApi, unheard
 
 CREATE = 'create Pod demo-a-1 in StatefulSet demo-a failed error: pods "demo-a-1" is forbidden: '
 QUOTA = CREATE + "exceeded quota: small, requested: requests.memory=256Mi, used: requests.memory=1Gi, limited: 1Gi"
@@ -116,7 +116,7 @@ def test_a_lost_node_is_named() -> None:
 
 
 async def caches_of(api: KubeApi, *kinds: str) -> dict[str, InformerCache]:
-    caches = {k: InformerCache(api, KINDS[k], (), "", lambda event, obj: None) for k in kinds}
+    caches = {k: InformerCache(api, KINDS[k], (), "", unheard) for k in kinds}
     for kind, cache in caches.items():
         for obj in (await api.list(KINDS[kind], "mq"))[0]:
             cache.note(obj)

@@ -14,15 +14,14 @@ from gantry_operator.cluster.platform import Deployment, MemberEndpoint
 from gantry_operator.cluster.rolling_change import RollingChange
 from gantry_operator.plan import MemberPlan, Step
 from gantry_operator.platforms.kubernetes import names
-from gantry_operator.platforms.kubernetes.api.client import POD, STATEFUL_SET, VOLUME_CLAIM, KubeApi
-from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache
+from gantry_operator.platforms.kubernetes.api.client import KubeApi
 from gantry_operator.platforms.kubernetes.api.pod_state import REVISION_LABEL
 from gantry_operator.platforms.kubernetes.members import platform
 from gantry_operator.platforms.kubernetes.members.member_state import deployments_of
 from gantry_operator.platforms.kubernetes.members.platform import KubernetesPlatform
 from gantry_operator.platforms.kubernetes.members.pod_replacement import PodReplacement
 
-from tests.kubernetes.fake_api import FakeApi
+from tests.kubernetes.fake_api import FakeApi, following
 
 OLD, NEW = "demo-a-0", "demo-a-1"
 
@@ -40,35 +39,31 @@ async def test_a_former_master_is_not_replaced_while_its_clients_still_come_to_i
     monkeypatch.setattr(platform, "SERVICE_S", 3.0)
     fake.put(pod(OLD, names.ROLE_MASTER))
     fake.put(pod(NEW, names.ROLE_SLAVE))
-    pods = InformerCache(api, POD, (), "", lambda event, obj: None)
-    task = asyncio.create_task(pods.run())
-    await asyncio.wait_for(pods.ready(), 3)
-    claims = InformerCache(api, VOLUME_CLAIM, (), "", lambda event, obj: None)
-    found = KubernetesPlatform(api, pods, claims, "demo", "mq", lambda event: None, lambda change: None)
-    found.sizes, found.answers = {"a": 2}, lambda group, name: True
-    sets = InformerCache(api, STATEFUL_SET, (), "", lambda event, obj: None)
-    replacement = PodReplacement(api, sets, found, ("mq", "demo"))
-    former = Deployment(OLD, 0, outdated=True, leaving=False)
+    async with following(api, ["Pod", "PersistentVolumeClaim", "StatefulSet"]) as caches:
+        pods, claims, sets = caches.values()
+        found = KubernetesPlatform(api, pods, claims, "demo", "mq", lambda event: None, lambda change: None)
+        found.sizes, found.answers = {"a": 2}, lambda group, name: True
+        replacement = PodReplacement(api, sets, found, ("mq", "demo"))
+        former = Deployment(OLD, 0, outdated=True, leaving=False)
 
-    async def replace() -> None:
-        if replacement.may_stop(former, "a", address_moved=True):
-            await replacement.replace_member("a", OLD)
+        async def replace() -> None:
+            if replacement.may_stop(former, "a", address_moved=True):
+                await replacement.replace_member("a", OLD)
 
-    await found.announce("a", MemberEndpoint(NEW, 1, "http://new", "new:1"), 2)
-    led = pods.get("mq", NEW)
-    assert led is not None
-    assert led["metadata"]["labels"][names.ROLE_LABEL] == names.ROLE_MASTER
-    await replace()
-    assert fake.get("Pod", OLD) is not None
-    await asyncio.sleep(0.25)
-    await found.label("a", 1)
-    await replace()
-    assert fake.get("Pod", OLD) is not None, "the Service may not have followed yet"
-    async with asyncio.timeout(20):
-        while fake.get("Pod", OLD) is not None:
-            await asyncio.sleep(0.1)
-            await replace()
-    task.cancel()
+        await found.announce("a", MemberEndpoint(NEW, 1, "http://new", "new:1"), 2)
+        led = pods.get("mq", NEW)
+        assert led is not None
+        assert led["metadata"]["labels"][names.ROLE_LABEL] == names.ROLE_MASTER
+        await replace()
+        assert fake.get("Pod", OLD) is not None
+        await asyncio.sleep(0.25)
+        await found.label("a", 1)
+        await replace()
+        assert fake.get("Pod", OLD) is not None, "the Service may not have followed yet"
+        async with asyncio.timeout(20):
+            while fake.get("Pod", OLD) is not None:
+                await asyncio.sleep(0.1)
+                await replace()
 
 
 @pytest.mark.parametrize(("named", "left"), [("demo-a-2", 4), ("demo-a-3", 3)])
@@ -78,21 +73,18 @@ async def test_no_other_member_is_removed_in_place_of_the_planned_one(
     """A StatefulSet removes its highest number."""
     meta = {"name": "demo-a", "namespace": "mq", "generation": 1}
     fake.put({"kind": "StatefulSet", "metadata": meta, "spec": {"replicas": 4}, "status": {"observedGeneration": 1}})
-    sets = InformerCache(api, STATEFUL_SET, (), "", lambda event, obj: None)
-    task = asyncio.create_task(sets.run())
-    await asyncio.wait_for(sets.ready(), 3)
-    pods, claims = (InformerCache(api, kind, (), "", lambda event, obj: None) for kind in (POD, VOLUME_CLAIM))
-    found = KubernetesPlatform(api, pods, claims, "demo", "mq", lambda event: None, lambda change: None)
-    found.sizes, found.planned = {"a": 4}, {"a": 2}
-    loop: Any = SimpleNamespace(leadership=None, watches={}, still_counted=(), announced=True)
-    replacement = PodReplacement(api, sets, found, ("mq", "demo"))
-    change = RollingChange(replacement, {"a": loop}, lambda event: None)
-    monkeypatch.setattr(rolling, "next_step", lambda *_: Step("replace", "it leaves", named))
-    await change.look_once()
-    live = fake.get("StatefulSet", "demo-a")
-    assert live is not None
-    assert (live["spec"]["replicas"], found.sizes["a"]) == (left, left)
-    task.cancel()
+    async with following(api, ["Pod", "PersistentVolumeClaim", "StatefulSet"]) as caches:
+        pods, claims, sets = caches.values()
+        found = KubernetesPlatform(api, pods, claims, "demo", "mq", lambda event: None, lambda change: None)
+        found.sizes, found.planned = {"a": 4}, {"a": 2}
+        loop: Any = SimpleNamespace(leadership=None, watches={}, still_counted=(), announced=True)
+        replacement = PodReplacement(api, sets, found, ("mq", "demo"))
+        change = RollingChange(replacement, {"a": loop}, lambda event: None)
+        monkeypatch.setattr(rolling, "next_step", lambda *_: Step("replace", "it leaves", named))
+        await change.look_once()
+        live = fake.get("StatefulSet", "demo-a")
+        assert live is not None
+        assert (live["spec"]["replicas"], found.sizes["a"]) == (left, left)
 
 
 async def test_a_pod_whose_restart_is_asked_for_is_replaced_outside_of_the_window(fake: FakeApi, api: KubeApi) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -12,13 +11,12 @@ from gantry_operator.cluster.platform import Event
 from gantry_operator.cluster.rolling_change import RollingChange
 from gantry_operator.cluster.upgrade_check import Running, Upgrade, compatible, release_of, why_not
 from gantry_operator.platforms.kubernetes import names
-from gantry_operator.platforms.kubernetes.api.client import STATEFUL_SET, KubeApi
-from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache
+from gantry_operator.platforms.kubernetes.api.client import KubeApi
 from gantry_operator.platforms.kubernetes.members.pod_replacement import PodReplacement
 from gantry_operator.platforms.local.platform import LocalPlatform
 from gantry_operator.registry import Entry
 
-from tests.kubernetes.fake_api import FakeApi
+from tests.kubernetes.fake_api import FakeApi, following
 from tests.kubernetes.test_announce import Group, mirrored, pod
 from tests.kubernetes.test_cluster_controller import kept, until
 
@@ -90,17 +88,14 @@ async def test_pods_of_another_version_are_replaced_if_it_works_beside_the_new_o
     meta = {"name": names.group_set("demo", "a"), "namespace": "mq", "generation": 1}
     status = {"observedGeneration": 1, "updateRevision": "new"}
     fake.put({"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": meta, "spec": {}, "status": status})
-    sets = InformerCache(api, STATEFUL_SET, (), "", lambda event, obj: None)
-    following = asyncio.create_task(sets.run())
-    await asyncio.wait_for(sets.ready(), 3)
     events: list[Event] = []
-    async with mirrored(fake, api) as pods:
+    async with following(api, ["StatefulSet"]) as caches, mirrored(fake, api) as pods:
         group = Group(pods)
         pods.answers = lambda group, name: True
         group.entry, group._announced = Entry(group.registry.leadership), 1
         for watch in group.watches.values():
             watch.status = {"release": release, "disk": ROOM}
-        replacement = PodReplacement(api, sets, pods, ("mq", "demo"))
+        replacement = PodReplacement(api, caches["StatefulSet"], pods, ("mq", "demo"))
         change = RollingChange(
             replacement, {"a": group}, events.append, upgrade=lambda *_: Upgrade("0.1.0", "0.1.0")
         )  # fmt: skip
@@ -121,7 +116,6 @@ async def test_pods_of_another_version_are_replaced_if_it_works_beside_the_new_o
             await change.look_once()
             assert fake.get("Pod", "demo-a-1") is None
             assert change.refused == {}
-    following.cancel()
 
 
 @pytest.mark.parametrize("requested", [True, False])
@@ -132,21 +126,17 @@ async def test_a_restart_that_was_asked_for_waits_for_no_window(fake: FakeApi, a
     meta = {"name": names.group_set("demo", "a"), "namespace": "mq", "generation": 1}
     status = {"observedGeneration": 1, "updateRevision": "new"}
     fake.put({"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": meta, "spec": {}, "status": status})
-    sets = InformerCache(api, STATEFUL_SET, (), "", lambda event, obj: None)
-    following = asyncio.create_task(sets.run())
-    await asyncio.wait_for(sets.ready(), 3)
-    async with mirrored(fake, api) as pods:
+    async with following(api, ["StatefulSet"]) as caches, mirrored(fake, api) as pods:
         group = Group(pods)
         pods.answers = lambda group, name: True
         group.entry, group._announced = Entry(group.registry.leadership), 1
-        replacement = PodReplacement(api, sets, pods, ("mq", "demo"))
+        replacement = PodReplacement(api, caches["StatefulSet"], pods, ("mq", "demo"))
         change = RollingChange(replacement, {"a": group}, lambda event: None, hold=lambda: "waits for the window")
         for _ in range(3):
-            await change._round()
+            await change.look_once()
         assert (fake.get("Pod", "demo-a-1") is None) == requested
         assert fake.get("Pod", "demo-a-0") is not None
         assert ("waits for the window" in change.reason) == (not requested)
-    following.cancel()
 
 
 def test_on_one_machine_the_new_version_is_that_of_the_installation() -> None:
