@@ -61,8 +61,8 @@ class Managed:
 
 async def managed_by(target: Target, kind: str) -> Managed:
     """Read the resources of one kind."""
-    async with target.resources() as found:
-        return Managed(kind, await found.list(kind))
+    async with target.resources() as resources:
+        return Managed(kind, await resources.list(kind))
 
 
 async def refuse_managed(target: Target, kind: str, name: str, do: str) -> None:
@@ -78,13 +78,13 @@ async def create_resource(
     """Make a resource that manages this name, and wait until the brokers have it. Raises ActionError."""
     own = resource_name(name)
     fields = {**spec} if own == name else {**spec, NAME_FIELDS[model.__name__]: name}
-    async with target.resources() as found:
+    async with target.resources() as resources:
         try:
-            resource = model.make(own, found.cluster, found.namespace, **fields)
+            resource = model.make(own, resources.cluster, resources.namespace, **fields)
         except ValidationError as error:
             raise ActionError("; ".join(map(str, problems_of(error.errors(), model))), Cause.BAD_INPUT) from None
-        await found.create(resource)
-        await in_force(found, resource, target.remarks)
+        await resources.create(resource)
+        await in_force(resources, resource, target.remarks)
 
 
 async def delete_managed(target: Target, kind: str, name: str, force: bool) -> str | None:
@@ -92,15 +92,15 @@ async def delete_managed(target: Target, kind: str, name: str, force: bool) -> s
 
     Raises ActionError.
     """
-    async with target.resources() as found:
-        managed = Managed(kind, await found.list(kind))
+    async with target.resources() as resources:
+        managed = Managed(kind, await resources.list(kind))
         owner = managed.owner(name)
         if not owner:
             return None
         spec = managed.by_name[name]["spec"]
         if force and not spec.get("force"):
             raise ActionError(f"{name} is managed by {kind} {owner}: write spec.force: true there, then delete it")
-        await found.delete(kind, owner)
+        await resources.delete(kind, owner)
         if spec.get("deletionPolicy") == "Delete":
             return f"{kind} {owner} is being deleted, and {name} with it once nothing in it is unread"
         return f"{kind} {owner} is deleted; {name} stays, since its deletionPolicy is Retain"

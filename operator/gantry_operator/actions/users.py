@@ -77,49 +77,49 @@ async def create_user(target: Target, wanted: NewUser) -> str:
     """Create a user. Returns where its key lies. Raises ActionError."""
     if wanted.name == ADMIN:
         raise ActionError(f"{ADMIN} is the super user that every cluster has: write another name", Cause.BAD_INPUT)
-    async with target.users() as found:
-        user = user_of(wanted, found.cluster, found.namespace)
-        await found.create(user)
-        await _in_force(found, wanted.name, target.remarks)
-        place: str = await found.key_place(wanted.name)
+    async with target.users() as users:
+        user = user_of(wanted, users.cluster, users.namespace)
+        await users.create(user)
+        await _in_force(users, wanted.name, target.remarks)
+        place: str = await users.key_place(wanted.name)
         return place
 
 
 async def list_users(target: Target) -> list[dict[str, Any]]:
     """Return the BrokerUsers by name, without their keys. Raises ActionError."""
-    async with target.users() as found:
-        return sorted(await found.list(), key=lambda u: str(u["metadata"]["name"]))
+    async with target.users() as users:
+        return sorted(await users.list(), key=lambda u: str(u["metadata"]["name"]))
 
 
 async def delete_user(target: Target, name: str) -> None:
     """Delete a user. Raises ActionError."""
     if name == ADMIN:
         raise ActionError(f"{ADMIN} is the super user that every cluster has: it cannot be deleted", Cause.BAD_INPUT)
-    async with target.users() as found:
-        await found.delete(name)
+    async with target.users() as users:
+        await users.delete(name)
 
 
 async def rotate_key(target: Target, name: str) -> str:
     """Ask for a new key and wait for it. Returns where it lies. Raises ActionError."""
-    async with target.users() as found:
-        before = await found.key(name)
-        await found.rotate(name, f"{time.time_ns()}")
+    async with target.users() as users:
+        before = await users.key(name)
+        await users.rotate(name, f"{time.time_ns()}")
         deadline = time.monotonic() + IN_FORCE_S
-        while await found.key(name) == before:
+        while await users.key(name) == before:
             if time.monotonic() > deadline:
-                why = await found.why_not(name)
+                why = await users.why_not(name)
                 raise ActionError(
                     f"the key of {name} has not changed: {why or 'is the operator running?'}", Cause.NOT_IN_TIME
                 )
             await asyncio.sleep(POLL_S)
-        place: str = await found.key_place(name)
+        place: str = await users.key_place(name)
         return place
 
 
 async def key_of(target: Target, name: str) -> tuple[str, str]:
     """Return the access key and the secret key of a user. Raises ActionError."""
-    async with target.users() as found:
-        keys: tuple[str, str] = await found.key(name)
+    async with target.users() as users:
+        keys: tuple[str, str] = await users.key(name)
         return keys
 
 

@@ -129,6 +129,7 @@ class ClusterControl:
         named = {g.name for g in spec.spec.brokerGroups}
         before = () if self.plan is None else self.plan.groups
         self.staying = tuple(g.name for g in cluster.spec.brokerGroups if g.name in named)
+        # All parts below ask for these two, so nothing may wait between here and the end.
         self.cluster, self.plan = cluster, plan(cluster)
         for gone in {g.name for g in before} - {g.name for g in self.plan.groups}:
             self.availability.forget(gone)
@@ -143,6 +144,7 @@ class ClusterControl:
     def lead(self) -> None:
         """Run the failover of all groups of the spec that was taken, but of those that hibernate."""
         assert self.cluster is not None
+        # First: the processes of a group that sleeps have ended, and a controller would call that a failure.
         self.hibernation.take(self.cluster)
         self.groups.update(self.cluster, self.hibernation.sleeps)
 
@@ -285,7 +287,8 @@ class ClusterControl:
         servers = self.platform.name_servers()
         for group, controller in self.controllers.items():
             if group not in self.staying:
-                self.availability.forget(group)  # It takes no messages any more.
+                # It takes no messages any more: the check would call that a failure.
+                self.availability.forget(group)
                 continue
             reached = self.platform.reached(group)
             if reached is None:

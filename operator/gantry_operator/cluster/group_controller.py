@@ -314,6 +314,7 @@ class GroupController(ABC):
                 name = self.watches[number].name
                 self._event("Warning", "GroupControllerFailed", f"following {name} failed: {task.exception()!r}")
             task.cancel()
+            # A pod without an address is heard no more. An unclean failover counts what it had by its last report.
             report, heard_at = self.watches[number].last
             if report is not None:
                 former[number] = (report, heard_at)

@@ -135,6 +135,7 @@ class Hibernation:
             states = [self._state(group, wanted) for group, wanted in self.running.items()]
             step = next_step(states, int(self.others), patient=max(self._failed.values(), default=0) < HANDOVERS)
             self.progress = "" if step.kind == "done" else f"hibernation: {step.reason}"
+            # Before the step: one that fails half-way may have stopped processes, which a spec that wakes has to start.
             self._resume_due = True
             await self._act(step)
             self._resume_due = self.running is None

@@ -220,6 +220,7 @@ class MasterSlaveController(GroupController):
             )
         ready = self._handover_ready
         if ready is not None and time.monotonic() > ready[1]:
+            # The old leader takes writes again soon, and its successor would lack them.
             ready = self._handover_ready = None
         return Observation(
             group=self.group,
@@ -253,6 +254,7 @@ class MasterSlaveController(GroupController):
 
     async def _write(self, obs: Observation, write: Write) -> bool:
         names = {m.report.id: m.name for m in obs.members if m.report is not None}
+        # A damaged report may name any epoch. Once recorded, a huge one would leave no room for later leaders.
         jump = plausible.jump_refusal(
             write.leadership.epoch if self.leadership is None else self.leadership.epoch, write.leadership.epoch
         )
@@ -265,8 +267,10 @@ class MasterSlaveController(GroupController):
         if isinstance(write, Promote):
             self._recorded_until = math.inf
         try:
+            # The whole old record is compared: two operators that each name a leader for one epoch would split the log.
             swapped = await self._registry.swap(self.group, self.entry, write.leadership)
         except RegistryUnavailable:
+            # It may be written all the same. `_look_for_write` finds out, so that the change is reported once.
             self._unsure = (write, names)
             raise
         finally:
@@ -371,6 +375,7 @@ class MasterSlaveController(GroupController):
         if leadership is None or leadership.master is None or not self._may_announce(leadership.epoch):
             return
         master = next((e for e in endpoints if e.member == leadership.master.member), None)
+        # A member that does not report the role yet would refuse the clients that the address leads to it.
         if master is None or not self._leads(leadership) or self._old_master_forwards():
             return
         self._spawn(self._announce(master, leadership.epoch))

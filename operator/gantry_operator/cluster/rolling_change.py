@@ -147,6 +147,7 @@ class RollingChange:
         self.joining -= {m.name for m in states if m.in_sync or m.leaving}
         step = next_step(states, controller.still_counted)
         requested = all(d.requested for d in deployments if d.outdated)
+        # A member that does not work, or leaves, is held by nothing: the group lacks a copy until the step is done.
         if step.kind in ("replace", "handover") and not step.urgent and not any(m.leaving for m in states):
             held = "" if requested else self._hold()
             if held:
@@ -161,6 +162,7 @@ class RollingChange:
         elif step.kind == "handover":
             number = next(s.number for s in states if s.name == step.to)
             try:
+                # Not `force`: a user's request for another leader comes first.
                 await controller.switchover(number, step.reason, force=False)
             except SwitchoverFailed as error:
                 self._on_event(Event("Warning", "SwitchoverFailed", f"{error}; it is tried again", group))

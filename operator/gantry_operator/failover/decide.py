@@ -76,7 +76,7 @@ def _with_leader(obs: Observation, leadership: LeadershipRecord, state: LeaderSt
     decisions = _assignments(obs, leadership, view)
     if state.state == "leading" and all(_refused_by_follower(obs, d, view) for d in decisions):
         waits: list[Decision] = []
-        for wanted in _wanted(obs, leadership, view, leader):
+        for wanted in _handover_reasons(obs, leadership, view, leader):
             step = _start_handover(obs, leadership, view, wanted)
             if isinstance(step, RequestHandover):
                 # The user still gets the reason why the other request waits.
@@ -102,12 +102,12 @@ def _without_leader(obs: Observation, leadership: LeadershipRecord, state: Leade
     lost = leadership.master if state.state == "dead" else None
     able = candidates(obs, leadership, without=lost)
     forced = obs.switchover is not None and obs.switchover.force
-    wanted = obs.switchover.to if obs.switchover is not None and forced else None
-    if wanted is not None:
+    target = obs.switchover.to if obs.switchover is not None and forced else None
+    if target is not None:
         # Without automatic failover a target that cannot lead is an error. Else another candidate leads meanwhile.
-        chosen = [r for r in able if r.id.member == wanted]
+        chosen = [r for r in able if r.id.member == target]
         if not chosen and not obs.settings.automatic:
-            reason = f"member {wanted} is not in sync or does not answer"
+            reason = f"member {target} is not in sync or does not answer"
             return Wait("switchover-target-not-ready", reason, available=False)
         able = chosen or able
     if not obs.settings.automatic and not forced:
@@ -160,14 +160,16 @@ def _isolated(obs: Observation, leadership: LeadershipRecord) -> Promote | None:
     return promote(obs, leadership, cut_off[0], leadership.master, "the master is cut off from every follower in sync")
 
 
-def _wanted(obs: Observation, leadership: LeadershipRecord, view: MemberView, leader: Report) -> list[Switchover]:
+def _handover_reasons(
+    obs: Observation, leadership: LeadershipRecord, view: MemberView, leader: Report
+) -> list[Switchover]:
     """Return the reasons for a handover, most urgent first. A request that cannot be fulfilled blocks no other one."""
-    found = [] if obs.switchover is None else [obs.switchover]
+    reasons = [] if obs.switchover is None else [obs.switchover]
     if view.deleting and _candidate_stays(obs, leadership):
-        found.append(Switchover(reason=f"{view.name} is about to be stopped"))
+        reasons.append(Switchover(reason=f"{view.name} is about to be stopped"))
     if leader.not_promotable and obs.settings.automatic and has_healthy_candidate(obs, leadership):
-        found.append(Switchover(reason=f"{view.name} should not lead: {leader.not_promotable}"))
-    return found
+        reasons.append(Switchover(reason=f"{view.name} should not lead: {leader.not_promotable}"))
+    return reasons
 
 
 def _candidate_stays(obs: Observation, leadership: LeadershipRecord) -> bool:

@@ -37,9 +37,9 @@ async def groups(
     system: bool = False,
     page_number: Annotated[WholeNumber, Query(alias="page", ge=1, le=1_000_000)] = 1,
 ) -> Response:
-    found = choose_groups(place.snapshot.tables.groups.values(), q, sort, system)
+    chosen = choose_groups(place.snapshot.tables.groups.values(), q, sort, system)
     return page(
-        request, place, "groups.html", "groups", live=True, rows=page_of(found, page_number), q=q,
+        request, place, "groups.html", "groups", live=True, rows=page_of(chosen, page_number), q=q,
         sort=sort if sort.removeprefix("-") in GROUP_ORDERS else "lag", system=system, link=links(request),
     )  # fmt: skip
 

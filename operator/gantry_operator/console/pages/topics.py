@@ -26,9 +26,9 @@ async def topics(
     system: bool = False,
     page_number: Annotated[WholeNumber, Query(alias="page", ge=1, le=1_000_000)] = 1,
 ) -> Response:
-    found = choose_topics(place.snapshot.tables.topics.values(), q, sort, system)
+    chosen = choose_topics(place.snapshot.tables.topics.values(), q, sort, system)
     return page(
-        request, place, "topics.html", "topics", live=True, rows=page_of(found, page_number), q=q,
+        request, place, "topics.html", "topics", live=True, rows=page_of(chosen, page_number), q=q,
         sort=sort if sort.removeprefix("-") in TOPIC_ORDERS else "name", system=system, link=links(request),
     )  # fmt: skip
 

@@ -212,90 +212,90 @@ class ClusterController:
         """One pass. False: something without a watch is missing, so look again soon."""
         if obj["metadata"].get("deletionTimestamp") is not None:
             return True
-        found = ReconcileResult()
-        spec = self._read_spec(obj, found)
+        result = ReconcileResult()
+        spec = self._read_spec(obj, result)
         if spec is None:
-            return await self._go_on_without_spec(found)
-        cluster, wanted = self._take(spec, found)
-        if self._waits_for_a_former_cluster(cluster, found):
+            return await self._go_on_without_spec(result)
+        cluster, wanted = self._take(spec, result)
+        if self._waits_for_a_former_cluster(cluster, result):
             return False
         self._use_users_of(cluster)
-        complete = await self._keep_token(cluster, found)
+        complete = await self._keep_token(cluster, result)
         # Before any request that the API server may refuse.
         self.control.lead()
         self._look_for_requests()
-        righted = await self._sync_labels(found)
-        if self._waits_for_lists(found):
+        righted = await self._sync_labels(result)
+        if self._waits_for_lists(result):
             return False
         # Also while changes are paused: certificates expire all the same.
-        complete = complete and await self._keep_certificates(cluster, wanted, found)
+        complete = complete and await self._keep_certificates(cluster, wanted, result)
         if complete and not cluster.paused:
-            complete = await self._keep_objects(cluster, wanted, found)
-        self._publish(found)
+            complete = await self._keep_objects(cluster, wanted, result)
+        self._publish(result)
         await mounted_files.refresh(self._shared.api, self._shared.caches, self.namespace, self.name)
         await self._start_report(cluster)
         return complete and righted
 
-    def _read_spec(self, obj: Object, found: ReconcileResult) -> BrokerCluster | None:
+    def _read_spec(self, obj: Object, result: ReconcileResult) -> BrokerCluster | None:
         """None: the spec is refused. Running groups keep what they have."""
         try:
             cluster = parse_manifest(obj)
             allowed.check(cluster, self._shared.settings)
         except ManifestError as error:
-            found.refused = str(error).replace("\n", "; ")
-            if found.refused != self.control.refused:
-                self.platform.events.record("Warning", "InvalidSpec", found.refused)
+            result.refused = str(error).replace("\n", "; ")
+            if result.refused != self.control.refused:
+                self.platform.events.record("Warning", "InvalidSpec", result.refused)
             return None
         if cluster.spec.hibernate and cluster.spec.analytics is not None:
             cluster.spec.analytics.suspend = True  # No log answers.
         return cluster
 
-    async def _go_on_without_spec(self, found: ReconcileResult) -> bool:
+    async def _go_on_without_spec(self, result: ReconcileResult) -> bool:
         """Under a refused spec the failover goes on, and after a start of the operator it begins for all groups whose
         brokers' configuration can be read. False: some groups could not start yet.
         """
-        self._publish(found)
-        righted = await self._sync_labels(found)
+        self._publish(result)
+        righted = await self._sync_labels(result)
         led = bool(self.control.controllers) and not self.control.left_out
-        led = led or await self._lead_recovered(found)
+        led = led or await self._lead_recovered(result)
         self._look_for_requests()
         if self._accepted is not None and not self._shared.unlisted():
-            await self._keep_certificates(*self._accepted, found)
+            await self._keep_certificates(*self._accepted, result)
         return led and righted
 
-    async def _lead_recovered(self, found: ReconcileResult) -> bool:
+    async def _lead_recovered(self, result: ReconcileResult) -> bool:
         """Start the failover by the live objects. False: some groups could not start yet."""
         objects = self.platform.objects
         sets, leases = objects.owned("StatefulSet"), objects.owned("Lease")
         what = recovered(self.resource.obj, sets, objects.live, owned_leases=bool(leases))
         self.control.left_out = dict(what.left_out)
-        found.problems += [f"group {group} has no failover: {why}" for group, why in what.left_out.items()]
+        result.problems += [f"group {group} has no failover: {why}" for group, why in what.left_out.items()]
         if what.cluster is None:
             return not what.left_out
         self.control.take(what.cluster, whole=False)
         if what.knows_users:
             self._use_users_of(what.cluster)
-        kept = await self._keep_token(what.cluster, found)
+        kept = await self._keep_token(what.cluster, result)
         if kept or objects.token is not None:
             self.control.lead_recovered()
         return kept and not what.left_out
 
-    def _take(self, spec: BrokerCluster, found: ReconcileResult) -> tuple[BrokerCluster, Plan]:
+    def _take(self, spec: BrokerCluster, result: ReconcileResult) -> tuple[BrokerCluster, Plan]:
         """Use the spec from now on, with the groups that leave."""
         control = self.control
         control.left_out = {}
-        found.problems += control.take(spec)
+        result.problems += control.take(spec)
         control.refused = ""  # An error of the API server below does not mean that the spec is refused.
         assert control.cluster is not None
         assert control.plan is not None
         return control.cluster, control.plan
 
-    def _waits_for_a_former_cluster(self, cluster: BrokerCluster, found: ReconcileResult) -> bool:
+    def _waits_for_a_former_cluster(self, cluster: BrokerCluster, result: ReconcileResult) -> bool:
         """Otherwise the leadership record would be recovered from former pods, and the new disks lack its records."""
         former = [] if self.control.controllers else volumes.of_a_former(self._shared.caches, cluster)
         if former:
-            found.problems.append(f"a former cluster of this name is not deleted yet: {', '.join(former)}")
-            self._publish(found)
+            result.problems.append(f"a former cluster of this name is not deleted yet: {', '.join(former)}")
+            self._publish(result)
             self._look_for_requests()
         return bool(former)
 
@@ -303,12 +303,12 @@ class ClusterController:
         self.platform.users.cluster = cluster
         self.control.access.wake()
 
-    async def _keep_token(self, cluster: BrokerCluster, found: ReconcileResult) -> bool:
+    async def _keep_token(self, cluster: BrokerCluster, result: ReconcileResult) -> bool:
         """Keep the token by which members and this operator know each other. False: its Secret is not as it should be.
 
         A token that was read before is used meanwhile.
         """
-        kept = await self.platform.objects.keep_secret(cluster, found)
+        kept = await self.platform.objects.keep_secret(cluster, result)
         self.platform.pods.admin_token = self.platform.objects.token
         return kept
 
@@ -327,23 +327,23 @@ class ClusterController:
         """Why the groups are not known; empty: they are known; None: the spec was not looked at yet."""
         return "" if self.control.plan is not None else self.control.refused or None
 
-    async def _sync_labels(self, found: ReconcileResult) -> bool:
+    async def _sync_labels(self, result: ReconcileResult) -> bool:
         """Correct the labels. False: look again soon. A refused step does not prevent the other steps."""
         # Read this first, so that a change meanwhile causes another look.
         in_grace_period = self.platform.pods.in_grace_period()
         problems = await self.platform.labels.sync()
-        found.problems += problems
+        result.problems += problems
         return not problems and not in_grace_period
 
-    def _waits_for_lists(self, found: ReconcileResult) -> bool:
+    def _waits_for_lists(self, result: ReconcileResult) -> bool:
         """No object is created or deleted before all are known."""
         unlisted = self._shared.unlisted()
         if unlisted:
-            found.problems.append(not_listed(unlisted))
-            self._publish(found)
+            result.problems.append(not_listed(unlisted))
+            self._publish(result)
         return bool(unlisted)
 
-    async def _keep_certificates(self, cluster: BrokerCluster, wanted: Plan, found: ReconcileResult) -> bool:
+    async def _keep_certificates(self, cluster: BrokerCluster, wanted: Plan, result: ReconcileResult) -> bool:
         """One pass over the certificates. False: not complete, so no pod may start."""
         self._accepted = (cluster, wanted)
         certificates = self.platform.certificates
@@ -352,7 +352,7 @@ class ClusterController:
         of_proxies = external.proxy_address(cluster, services)
         if of_proxies is not None:
             outside = outside | {external.proxy_endpoint(cluster).name: of_proxies}
-        complete = await certificates.keep(cluster, wanted, outside, self.resource.obj, found)
+        complete = await certificates.keep(cluster, wanted, outside, self.resource.obj, result)
         self.control.call_with(certificates.for_clients, self._tls_of_checks)
         return complete
 
@@ -363,22 +363,22 @@ class ClusterController:
         authorities, pair = self.platform.certificates.for_clients
         return tls_context(authorities, None if pair is None else (pair.certificate, pair.key))
 
-    async def _keep_objects(self, cluster: BrokerCluster, wanted: Plan, found: ReconcileResult) -> bool:
+    async def _keep_objects(self, cluster: BrokerCluster, wanted: Plan, result: ReconcileResult) -> bool:
         """Apply the objects of the spec, and its volumes. False: not complete."""
         api, caches, platform = self._shared.api, self._shared.caches, self.platform
         kept = await volumes.keep(api, caches, cluster, platform.all_members())
         shaped = volumes.with_sizes_of_volumes(cluster, caches, platform.all_members())
         complete = await platform.objects.keep(
-            shaped, wanted, platform.pods.sizes, found, running=self._running(), hold=bool(self.control.hold())
+            shaped, wanted, platform.pods.sizes, result, running=self._running(), hold=bool(self.control.hold())
         )
         if complete:
             missing = platform.reasons.missing_classes()
             again = await volumes.make_again(api, caches, shaped, platform.all_members(), missing)
-            found.progress += again
+            result.progress += again
             complete = not again
-        found.problems += kept
+        result.problems += kept
         complete = complete and not kept
-        return await platform.reports.keep(cluster, wanted, found) and complete
+        return await platform.reports.keep(cluster, wanted, result) and complete
 
     def _running(self) -> dict[str, int] | None:
         """Return the wanted processes of a cluster that hibernates, by group; None: all of the spec."""
@@ -391,10 +391,10 @@ class ClusterController:
         obj = self.resource.obj
         self.resource.note(await self.platform.reports.run_if_asked(cluster, obj) or self.resource.obj)
 
-    def _publish(self, found: ReconcileResult) -> None:
+    def _publish(self, result: ReconcileResult) -> None:
         """Publish the result of the pass, for the status and for answers to requests."""
         control = self.control
-        control.refused, control.problems, control.progress = found.refused, found.problems, found.progress
+        control.refused, control.problems, control.progress = result.refused, result.problems, result.progress
 
     # ---- the status
 

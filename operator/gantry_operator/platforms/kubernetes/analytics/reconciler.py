@@ -59,7 +59,7 @@ class AnalyticsReconciler:
         self._problem: str | None = None
         self._previous: AnalyticsStatus | None = None
 
-    async def keep(self, cluster: BrokerCluster, wanted: Plan, found: ReconcileResult) -> bool:
+    async def keep(self, cluster: BrokerCluster, wanted: Plan, result: ReconcileResult) -> bool:
         """One pass. False: it is not complete yet. A failing report never delays the brokers."""
         self._problem = None
         if cluster.spec.analytics is None:
@@ -76,7 +76,7 @@ class AnalyticsReconciler:
         complete = True
         for obj in objects:
             try:
-                complete = await self._objects.apply(obj, found) and complete
+                complete = await self._objects.apply(obj, result) and complete
             except ApiError as error:
                 if error.status not in (403, 422):
                     raise

@@ -222,7 +222,7 @@ class CertificateReconciler:
         return is_due(self._held, self._now())
 
     async def keep(
-        self, cluster: BrokerCluster, plan: Plan, outside: Mapping[str, str], resource: Object, found: ReconcileResult
+        self, cluster: BrokerCluster, plan: Plan, outside: Mapping[str, str], resource: Object, result: ReconcileResult
     ) -> bool:
         """One pass, before the pods that mount the Secrets. False: not complete, so look again.
 
@@ -231,28 +231,28 @@ class CertificateReconciler:
         rows: list[CertificateRow] = []
         complete = True
         if pod_parts.own_authority(cluster) or proxies.own_certificate(cluster):
-            complete = await self._keep_own(cluster, plan, outside, resource, rows, found)
+            complete = await self._keep_own(cluster, plan, outside, resource, rows, result)
         tls = cluster.spec.security.tls
         self.for_clients = None
         if tls.mode == "Required" and tls.issuer == "Operator" and complete:
             self.for_clients = (self.trusted(), self._held.leaves.get(names.NAME_SERVER))
         if tls.mode != "Disabled" and tls.issuer == "Secret":
-            rows.append(await self._of_user(cluster, str(tls.secretName), found))
+            rows.append(await self._of_user(cluster, str(tls.secretName), result))
         named = None if proxies.spec(cluster) is None or cluster.spec.proxy is None else cluster.spec.proxy.tls
         if named is not None and named.secretName is not None:
-            rows.append(await self._of_proxies(cluster, named.secretName, found))
+            rows.append(await self._of_proxies(cluster, named.secretName, result))
         self.rows = rows
         self._measure(cluster, rows)
         return complete
 
     async def _keep_own(
         self, cluster: BrokerCluster, plan: Plan, outside: Mapping[str, str], resource: Object,
-        rows: list[CertificateRow], found: ReconcileResult,
+        rows: list[CertificateRow], result: ReconcileResult,
     ) -> bool:  # fmt: skip
         wanted = holders(cluster, plan, outside)
         foreign = self._of_a_former(cluster, wanted)
         if foreign:
-            found.problems.append(f"Secret {foreign} belongs to another object: if it is a former cluster, wait")
+            result.problems.append(f"Secret {foreign} belongs to another object: if it is a former cluster, wait")
             return False
         self._load(cluster, wanted)
         given = (resource["metadata"].get("annotations") or {}).get
@@ -262,13 +262,13 @@ class CertificateReconciler:
         assert authority is not None
         # The authority first: a certificate whose authority was lost would be worthless.
         for obj in (authority_secret(cluster, authority), public_secret(cluster, authority)):
-            if not await self._objects.apply(obj, found):
+            if not await self._objects.apply(obj, result):
                 return False
         # Kept only now: an authority that could not be written has signed nothing.
         self._held = held
         for holder, leaf in held.leaves.items():
             obj = leaf_secret(cluster, holder, leaf, authority, held.followed.get(holder, ""))
-            if not await self._objects.apply(obj, found):
+            if not await self._objects.apply(obj, result):
                 return False
         self._say(notes)
         until = expiry_of(authority.current.certificate)
@@ -299,20 +299,20 @@ class CertificateReconciler:
                 return name
         return ""
 
-    async def _of_user(self, cluster: BrokerCluster, name: str, found: ReconcileResult) -> CertificateRow:
+    async def _of_user(self, cluster: BrokerCluster, name: str, result: ReconcileResult) -> CertificateRow:
         """Return the certificate in a Secret that the spec names. Only its name is known, so it is read by that."""
         secret = await self._api.get(SECRET, cluster.namespace, name)
         data = decoded(secret)
         where = f"spec.security.tls.secretName: Secret {name}"
         if secret is None:
-            found.problems.append(f"{where} does not exist: create it with {CERTIFICATE}, {KEY} and {AUTHORITIES}")
+            result.problems.append(f"{where} does not exist: create it with {CERTIFICATE}, {KEY} and {AUTHORITIES}")
             return _row(name, "Secret", None, None)
         for needed, what in (
             (cluster.spec.security.tls.clientCertificates != "None", "clientCertificates needs"),
             (proxies.wanted(cluster), "the proxies need to verify brokers"),
         ):
             if needed and not data.get(AUTHORITIES):
-                found.problems.append(f"{where} has no {AUTHORITIES}, which {what}: add it")
+                result.problems.append(f"{where} has no {AUTHORITIES}, which {what}: add it")
         pair = _pair(data)
         try:
             if pair is None:
@@ -322,16 +322,16 @@ class CertificateReconciler:
                 self.for_clients = (data.get(AUTHORITIES) or pair.certificate, pair)
             return _row(name, "Secret", expiry_of(pair.certificate), None)
         except UnusableCertificate as error:
-            found.problems.append(f"{where} cannot be used: {error}")
+            result.problems.append(f"{where} cannot be used: {error}")
             return _row(name, "Secret", None, None)
 
-    async def _of_proxies(self, cluster: BrokerCluster, name: str, found: ReconcileResult) -> CertificateRow:
+    async def _of_proxies(self, cluster: BrokerCluster, name: str, result: ReconcileResult) -> CertificateRow:
         """Return the certificate that `spec.proxy.tls.secretName` names."""
         secret = await self._api.get(SECRET, cluster.namespace, name)
         data = decoded(secret)
         where = f"spec.proxy.tls.secretName: Secret {name}"
         if cluster.spec.security.tls.clientCertificates != "None" and secret is not None and not data.get(AUTHORITIES):
-            found.problems.append(f"{where} has no {AUTHORITIES}, which clientCertificates needs: add it")
+            result.problems.append(f"{where} has no {AUTHORITIES}, which clientCertificates needs: add it")
         try:
             pair = _pair(data)
             if pair is None:
@@ -340,7 +340,7 @@ class CertificateReconciler:
             renewal_of(pair)  # It reads the key, too.
             return _row(name, "Secret", expiry_of(pair.certificate), None)
         except UnusableCertificate as error:
-            found.problems.append(f"{where} cannot be used: {error}")
+            result.problems.append(f"{where} cannot be used: {error}")
             return _row(name, "Secret", None, None)
 
     def _say(self, notes: Iterable[Note]) -> None:

@@ -81,7 +81,7 @@ class ObjectReconciler:
         """Return the object as the watch reported it last."""
         return self._caches[kind].get(self._namespace, name)
 
-    async def keep_secret(self, cluster: BrokerCluster, found: ReconcileResult) -> bool:
+    async def keep_secret(self, cluster: BrokerCluster, result: ReconcileResult) -> bool:
         """Keep the admin token, which is created once. A deleted Secret is created again with the brokers' token.
 
         While the API server refuses it, steps without need of the token go on. False: the Secret is not right yet, so
@@ -92,7 +92,7 @@ class ObjectReconciler:
         token = None if live is None else access.token_of(live)
         if live is not None and token is not None and not drift.owned_by(live, self._uid):
             # The Secret belongs to a former cluster of this name and will be deleted: wait.
-            found.problems.append(f"Secret {name} belongs to a former cluster object and will be deleted")
+            result.problems.append(f"Secret {name} belongs to a former cluster object and will be deleted")
             return False
         if token is None:
             token = self.token or secrets.token_urlsafe(32)
@@ -101,13 +101,13 @@ class ObjectReconciler:
             except (ApiError, ApiUnavailable) as error:
                 if self.token is None:
                     raise
-                found.problems.append(str(error))
+                result.problems.append(str(error))
                 return False
         self.token = token
         return True
 
     async def keep(
-        self, cluster: BrokerCluster, wanted: Plan, sizes: Mapping[str, int], found: ReconcileResult,
+        self, cluster: BrokerCluster, wanted: Plan, sizes: Mapping[str, int], result: ReconcileResult,
         *, running: Mapping[str, int] | None = None, hold: bool = False,
     ) -> bool:  # fmt: skip
         """One pass over all objects. False: it is not complete yet, so look again. `running`, `hold`: see `render`."""
@@ -120,7 +120,7 @@ class ObjectReconciler:
             addresses = None if missing else known
             if missing:
                 complete = False
-                found.progress.append(f"waiting for external addresses of {', '.join(missing)}")
+                result.progress.append(f"waiting for external addresses of {', '.join(missing)}")
         objects = render(
             cluster,
             wanted,
@@ -134,12 +134,12 @@ class ObjectReconciler:
         )
         waiting = proxies.missing_secrets(cluster, self.live)
         if waiting:
-            found.progress.append(f"proxies wait for Secret {', '.join(waiting)}")
+            result.progress.append(f"proxies wait for Secret {', '.join(waiting)}")
         for obj in objects:
             if obj["kind"] == "Deployment" and waiting:
                 complete = False
                 continue
-            complete = await self.apply(obj, found) and complete
+            complete = await self.apply(obj, result) and complete
         if complete:
             kept = {("Secret", name) for name in proxies.kept_secrets(cluster)}
             await self._remove_unwanted(kept | {(o["kind"], o["metadata"]["name"]) for o in objects})
@@ -152,7 +152,7 @@ class ObjectReconciler:
             if port is not None:
                 self._pinned[e.service] = port
 
-    async def apply(self, obj: Object, found: ReconcileResult) -> bool:
+    async def apply(self, obj: Object, result: ReconcileResult) -> bool:
         """Apply the object if it differs. False: it could not be applied now."""
         kind, name = obj["kind"], obj["metadata"]["name"]
         live = self.live(kind, name)
@@ -160,7 +160,7 @@ class ObjectReconciler:
             live = await self._api.get(KINDS[kind], self._namespace, name)
         if live is not None:
             if not drift.owned_by(live, self._uid):
-                found.problems.append(
+                result.problems.append(
                     f"{kind} {name} exists and is not of this cluster: delete it, or give the cluster another name"
                 )
                 return False
