@@ -127,13 +127,13 @@ async def test_a_topic_that_is_being_deleted_goes_at_once_with_its_cluster(
     monkeypatch.setattr(operator, "STRAYS_EVERY_S", 0.01)
     async with running(found):
         looked_at: list[str] = []
-        real = found._name_stray
+        real = found.name_stray
 
         async def name(kind: str, obj: Any) -> None:
             looked_at.append(obj["metadata"]["name"])
             await real(kind, obj)
 
-        monkeypatch.setattr(found, "_name_stray", name)
+        monkeypatch.setattr(found, "name_stray", name)
         await until(lambda: {"orders", "billing", "kept"} <= {*looked_at})
         monkeypatch.setattr(operator, "STRAYS_EVERY_S", 3600.0)
         assert FINALIZER in finalizers(fake, "BrokerTopic", "orders"), "its cluster is there"
