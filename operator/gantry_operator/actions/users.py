@@ -91,12 +91,13 @@ async def list_users(target: Target) -> list[dict[str, Any]]:
         return sorted(await users.list(), key=lambda u: str(u["metadata"]["name"]))
 
 
-async def delete_user(target: Target, name: str) -> None:
-    """Delete a user. Raises ActionError."""
+async def delete_user(target: Target, name: str) -> str:
+    """Delete a user. Returns a sentence. Raises ActionError."""
     if name == ADMIN:
         raise ActionError(f"{ADMIN} is the super user that every cluster has: it cannot be deleted", Cause.BAD_INPUT)
     async with target.users() as users:
         await users.delete(name)
+    return f"{name} is deleted"
 
 
 async def rotate_key(target: Target, name: str) -> str:

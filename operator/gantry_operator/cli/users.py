@@ -56,8 +56,8 @@ def show(target: Target, as_json: bool) -> None:
 
 def delete(target: Target, name: str, as_json: bool) -> None:
     """Delete a user. Raises CliError."""
-    run_async(delete_user(target, name))
-    print_json({"deleted": name}) if as_json else say(f"{name} is deleted")
+    said = run_async(delete_user(target, name))
+    print_json({"deleted": name}) if as_json else say(said)
 
 
 def rotate(target: Target, name: str, as_json: bool) -> None:

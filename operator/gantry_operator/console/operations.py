@@ -1,6 +1,6 @@
-"""What a person asks for on a page: messages, dead letters, offsets and changes. The edge to brokers.
+"""What a person reads or asks for on a page: messages, dead letters, offsets, subscriptions. The edge to brokers.
 
-Each operation is the function of a `gantry` command where there is one, and has the command that does the same.
+Pages call other actions directly, within `one_line_errors`. Each has the command that does the same.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import shlex
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from gantry_broker.client import (
     Admin,
@@ -32,10 +32,7 @@ from gantry_broker.remoting.errors import RemotingError
 
 from gantry_operator.actions.dead_letters import Choice, letter_fields, read_letters, resend_letters
 from gantry_operator.actions.errors import ActionError
-from gantry_operator.actions.groups import delete_group
 from gantry_operator.actions.offsets import preview_offsets, reset_offsets
-from gantry_operator.actions.topics import create_topic, delete_topic
-from gantry_operator.actions.users import NewUser, create_user, delete_user, list_users
 from gantry_operator.cluster.message_walk import AdminReader, Page, Place, Walk, Wanted, by_id, by_key
 from gantry_operator.cluster.reach import CannotTell, leave_out_silent
 from gantry_operator.cluster.timestamps import utc
@@ -216,51 +213,3 @@ async def subscriptions_of(source: Source, group: str, clients: Sequence[str]) -
             return ClientSubscriptions(client, {}, problem)
 
         return list(await asyncio.gather(*map(one, clients)))
-
-
-# Changes
-
-
-async def switchover(source: Source, group: str, to: str | None) -> str:
-    """Hand over a group. Raises OperationError."""
-    async with one_line_errors():
-        return await source.target.switchover(group, to)
-
-
-async def make_topic(source: Source, topic: str, queues: int, managed: bool) -> str:
-    """Create a topic. `managed`: by a BrokerTopic, which is made. Raises OperationError."""
-    async with one_line_errors():
-        groups = await create_topic(source.target, topic, queues, managed)
-    return f"{topic}: {queues} queues in {', '.join(groups)}"
-
-
-async def make_user(source: Source, wanted: NewUser) -> str:
-    """Create a user. Raises OperationError."""
-    async with one_line_errors():
-        place = await create_user(source.target, wanted)
-    return f"{wanted.name}: its keys are in {place}"
-
-
-async def remove_topic(source: Source, topic: str, force: bool) -> str:
-    """Delete a topic. Raises OperationError; without `force` also for unread messages."""
-    async with one_line_errors():
-        return await delete_topic(source.target, topic, force)
-
-
-async def remove_group(source: Source, group: str, force: bool) -> str:
-    """Delete a consumer group. Raises OperationError; without `force` also for members and unread messages."""
-    async with one_line_errors():
-        return await delete_group(source.target, group, force)
-
-
-async def users_of(source: Source) -> list[dict[str, Any]]:
-    """Return the BrokerUsers. Raises OperationError."""
-    async with one_line_errors():
-        return await list_users(source.target)
-
-
-async def remove_user(source: Source, name: str) -> str:
-    """Delete a user. Raises OperationError."""
-    async with one_line_errors():
-        await delete_user(source.target, name)
-    return f"{name} is deleted"

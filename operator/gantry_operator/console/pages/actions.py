@@ -5,7 +5,8 @@ from collections.abc import Awaitable, Callable
 from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import Response
 
-from gantry_operator.actions.users import NewUser
+from gantry_operator.actions.topics import create_topic
+from gantry_operator.actions.users import NewUser, create_user
 from gantry_operator.console import operations as do
 from gantry_operator.console.health import members_of
 from gantry_operator.console.requests import Change, ClusterRequest, Form, Here, after_change, number, one, page
@@ -30,7 +31,8 @@ async def attempt(
     """Do the work of a form on the page of actions, which returns a sentence and the command."""
     place, form = change
     try:
-        said, command = await work(place, form)
+        async with do.one_line_errors():
+            said, command = await work(place, form)
     except ValueError as error:
         return actions_page(request, place, form, str(error), 400)
     except do.OperationError as error:
@@ -47,7 +49,7 @@ async def actions(request: Request, place: Here) -> Response:
 async def switchover(request: Request, change: Change) -> Response:
     async def work(place: ClusterRequest, form: Form) -> tuple[str, str]:
         group, to = one(form, "group"), one(form, "to") or None
-        said = await do.switchover(place.source, group, to)
+        said = await place.source.target.switchover(group, to)
         return said, do.gantry(place.source, "switchover", group, *(["--to", to] if to else []))
 
     return await attempt(request, change, work)
@@ -57,7 +59,8 @@ async def switchover(request: Request, change: Change) -> Response:
 async def make_topic(request: Request, change: Change) -> Response:
     async def work(place: ClusterRequest, form: Form) -> tuple[str, str]:
         name, queues, managed = one(form, "topic"), number(form, "queues", 1, 1024), bool(one(form, "managed"))
-        said = await do.make_topic(place.source, name, queues, managed)
+        groups = await create_topic(place.source.target, name, queues, managed)
+        said = f"{name}: {queues} queues in {', '.join(groups)}"
         more = ["--managed"] if managed else []
         return said, do.gantry(place.source, "topic", "create", name, "--queues", str(queues), *more)
 
@@ -69,7 +72,7 @@ async def make_user(request: Request, change: Change) -> Response:
     async def work(place: ClusterRequest, form: Form) -> tuple[str, str]:
         rules = one(form, "allow").split()
         wanted = NewUser(one(form, "user"), None, False, rules, ())
-        said = await do.make_user(place.source, wanted)
+        said = f"{wanted.name}: its keys are in {await create_user(place.source.target, wanted)}"
         words = [word for rule in rules for word in ("--allow", rule)]
         return said, do.gantry(place.source, "user", "create", wanted.name, *words)
 
@@ -83,8 +86,7 @@ async def pause(request: Request, change: Change) -> Response:
         if pausing is None:
             raise HTTPException(404, "a cluster of this machine cannot be paused")
         wanted = one(form, "paused") == "true"
-        async with do.one_line_errors():
-            await pausing.pause(wanted)
+        await pausing.pause(wanted)
         said = "the operator makes no changes until it is resumed; failover goes on" if wanted else "changes go on"
         return said, pausing.command(wanted)
 

@@ -5,6 +5,9 @@ from typing import Final
 from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import Response
 
+from gantry_operator.actions.groups import delete_group
+from gantry_operator.actions.topics import delete_topic
+from gantry_operator.actions.users import delete_user
 from gantry_operator.console import operations as do
 from gantry_operator.console.requests import Change, ClusterRequest, Here, after_change, one, page
 
@@ -41,10 +44,11 @@ async def delete(request: Request, change: Change, kind: str, subject: str) -> R
         said = f"{typed[:255]!r} is another name: write {subject}"
         return deletion_page(request, place, kind, subject, said, typed, 400)
     try:
-        if kind == "users":
-            said = await do.remove_user(place.source, subject)
-        else:
-            said = await (do.remove_topic if kind == "topics" else do.remove_group)(place.source, subject, force)
+        async with do.one_line_errors():
+            if kind == "users":
+                said = await delete_user(place.source.target, subject)
+            else:
+                said = await (delete_topic if kind == "topics" else delete_group)(place.source.target, subject, force)
     except do.OperationError as error:
         return deletion_page(request, place, kind, subject, str(error), typed, 502)
     command = do.gantry(place.source, WORDS[kind], "delete", subject, *(["--force"] if force else []))
