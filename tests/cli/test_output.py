@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gantry_operator.actions.dead_letters import letter_fields
 from gantry_operator.cli import dlq, groups, messages
 from gantry_operator.cli.output import json_text, note, print_json, print_table, say
 
@@ -82,7 +83,7 @@ def test_dead_letters_and_messages_are_harmless_text_and_exact_json() -> None:
     )  # fmt: skip
     assert dlq._text(letter) == "ID\\x1b]0;x\\x07\t\tOdd\\x1b\t1\ta\\x1b[2J\\nb\\t\n"
     assert messages._as_text(letter) == "a\\x1b[2J\\nb\t\n", "one line, with its tabs"
-    exact = json_text(dlq.letter_fields("g", letter))
+    exact = json_text(letter_fields("g", letter))
     assert not set(exact) & set("\x1b\x07\x9b\u202e\n")
     assert (json.loads(exact)["body"], json.loads(exact)["keys"]) == ("a\x1b[2J\nb\t", "k\x9b\u202e")
 
