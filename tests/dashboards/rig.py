@@ -277,7 +277,7 @@ async def _passes(fake: FakeApi, controller: ClusterController) -> None:
         for (kind, _, _), obj in list(fake.objects.items()):
             if kind == "StatefulSet" and "generation" not in obj["metadata"]:
                 fake.put(obj | {"metadata": obj["metadata"] | {"generation": 1}})
-        controller._dirty.set()
+        controller.look_again()
         await asyncio.sleep(SECOND)
 
 

@@ -117,7 +117,7 @@ def _settings(cluster: BrokerCluster) -> BrokerSettings:
 
 
 def _chosen(cluster: BrokerCluster, group: str | None) -> list[str]:
-    """Raises CliError for a group that the cluster does not have."""
+    """Choose the groups. Raises CliError for a group that the cluster does not have."""
     names = [one.name for one in cluster.spec.brokerGroups]
     if group is not None and group not in names:
         raise CliError(f"the cluster has no group {group!r}: it has {', '.join(names)}", Exit.USAGE)

@@ -148,7 +148,7 @@ def _read_record(folder: ClusterFolder) -> Record:
 
 
 def _read_rollback(folder: ClusterFolder) -> rolling_back.Record:
-    """Raises CliError for an invalid file."""
+    """Read the record of a rollback. Raises CliError for an invalid file."""
     from gantry_operator.migration import rolling_back
 
     path = folder.root / ROLLBACK
@@ -373,7 +373,7 @@ def _print_copies(groups: dict[str, _Copied]) -> None:
 
 
 def _show_operators(context: str | None, namespace: str | None, name: str | None, output: Output) -> None:
-    """The record and the copies of a cluster on Kubernetes. Raises CliError."""
+    """Show the record and the copies of a cluster on Kubernetes. Raises CliError."""
     from gantry_operator.actions.kubernetes_target import KubernetesTarget
     from gantry_operator.cli.target import run_async
     from gantry_operator.platforms.kubernetes.targets.target import migration_of
@@ -411,7 +411,7 @@ def _show_operators(context: str | None, namespace: str | None, name: str | None
 def _ask_operator(
     op: str, timeout: float, context: str | None, namespace: str | None, name: str | None, **limits: Any
 ) -> None:
-    """Raises CliError."""
+    """Ask the operator by an annotation. Raises CliError."""
     from gantry_operator.actions.kubernetes_target import KubernetesTarget
     from gantry_operator.cli.target import run_async
     from gantry_operator.platforms.kubernetes.migration_request import new_request

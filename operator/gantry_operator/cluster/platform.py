@@ -411,7 +411,7 @@ class TableRuns(Protocol):
     """Where runs of tables take place: one process or Job of a cluster at a time."""
 
     async def newest(self) -> TableRun | None:
-        """The newest run, until another one starts; None: there was none. Raises StoreUnavailable."""
+        """Return the newest run, until another one starts; None: there was none. Raises StoreUnavailable."""
         ...
 
     async def start(self, name: str, tables: Sequence[TableOrder], spec: Tables, lasts_s: float) -> None:

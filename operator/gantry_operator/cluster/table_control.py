@@ -60,7 +60,9 @@ class TableControl:
         news: Callable[[], None],
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """`changed`: the status of a BrokerTopic has changed. `news`: the status of the cluster has."""
+        """Set up for one cluster. `changed`: the status of a BrokerTopic has changed. `news`: the status of the cluster
+        has.
+        """
         self.problem = ""
         """Why runs cannot be followed."""
         self._runs = runs
@@ -84,14 +86,14 @@ class TableControl:
     # ---- what others ask
 
     def state_of(self, wanted: WantedTopic) -> tuple[TableStatus, State] | None:
-        """The table of a topic for its status; None: it has none."""
+        """Return the table of a topic for its status; None: it has none."""
         mine = self._wanted.get(wanted.resource)
         if wanted.table is None or mine is None:
             return None
         return self._state(mine), self._condition(mine)
 
     def rows(self) -> list[TableRow] | None:
-        """The tables for the status of the cluster, bad ones first; None: they are not known yet."""
+        """Return the tables for the status of the cluster, bad ones first; None: they are not known yet."""
         if not self._known:
             return None
         rows = []

@@ -32,7 +32,7 @@ class Place(NamedTuple):
 
 
 def place_of(mark: str) -> Place | None:
-    """The place that a mark names; None: it is no mark of a copy."""
+    """Return the place that a mark names; None: it is no mark of a copy."""
     head, _, offset = mark.rpartition("/")
     broker, _, queue = head.rpartition("/")
     numbers = whole_number(queue), whole_number(offset)
@@ -84,7 +84,7 @@ class QueueCopy:
         return sum(run[2] for run in self.runs) - self.known
 
     def translate(self, offset: int) -> int:
-        """The offset at the target at which a group goes on that stood at `offset`."""
+        """Return the offset at the target at which a group goes on that stood at `offset`."""
         at = bisect_right(self.runs, offset, key=lambda run: run[0]) - 1
         if at < 0:
             return self.runs[0][1] if self.runs else self.to_start
@@ -94,17 +94,17 @@ class QueueCopy:
         return self.runs[at + 1][1] if at + 1 < len(self.runs) else to + count
 
     def origin(self, offset: int) -> str:
-        """The value of `MARK`."""
+        """Return the value of `MARK`."""
         return f"{self.broker}/{self.queue}/{offset}"
 
     def offset_of(self, mark: str) -> int | None:
-        """The original's offset; None: the copy is of another queue."""
+        """Return the original's offset; None: the copy is of another queue."""
         place = place_of(mark)
         return place.offset if place is not None and place[:2] == (self.broker, self.queue) else None
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Raises KeyError, TypeError, ValueError."""
+        """Read what `to_json` wrote. Raises KeyError, TypeError, ValueError."""
         made = cls(
             str(value["broker"]), int(value["queue"]), str(value["toBroker"]), int(value["toQueue"]),
             int(value["toStart"]),
@@ -125,5 +125,5 @@ class QueueCopy:
 
 
 def kept(properties: Mapping[str, str]) -> dict[str, str]:
-    """The properties that a copy has, besides its mark."""
+    """Return the properties that a copy has, besides its mark."""
     return {name: value for name, value in properties.items() if name not in DROPPED}

@@ -85,7 +85,7 @@ class Edge:
         return dict(zip(self.groups, found, strict=True))
 
     async def copy_status(self, group: GroupPlace) -> dict[str, Any] | None:
-        """The progress of a copy; None: no member of the group says that it follows."""
+        """Return the progress of a copy; None: no member of the group says that it follows."""
         for url in group.members[:1]:
             try:
                 answer = await self.http.get(f"{url}/migration", timeout=ANSWER_S)
@@ -209,7 +209,9 @@ class Edge:
             raise Refused(f"group {group.name}: {answer.text[:300]}")
 
     async def _set(self, group: GroupPlace, action: SetSource) -> None:
-        """The master, and its slaves: they would be read from under the numbers of Gantry's members."""
+        """Change the broker names of the master and its slaves: they would be read from under the numbers of Gantry's
+        members.
+        """
         routes = await self.routes()
         source = self.source_of(group, routes)
         if source is None:

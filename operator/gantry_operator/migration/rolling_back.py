@@ -87,7 +87,7 @@ class Record:
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """Raises ValueError, KeyError, TypeError, AttributeError for another content."""
+        """Read what `to_json` wrote. Raises ValueError, KeyError, TypeError, AttributeError for another content."""
         groups = {
             str(name): Group(whole(item["source"], 0, 15) or 0, whole(item["gantry"], 0, 7) or 0)
             for name, item in value["groups"].items()
@@ -187,7 +187,7 @@ def begin(
 
 
 def step(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) -> Step:
-    """The next step of a rollback, or of its abort."""
+    """Return the next step of a rollback, or of its abort."""
     phase = record.phase
     if phase is Phase.COPYING:
         return _copying(record, seen, limits, now)
@@ -207,7 +207,7 @@ def step(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) -
 
 
 def _opened(record: Record, seen: Mapping[str, Seen]) -> list[Action]:
-    """The former brokers take messages, aside of the routes."""
+    """Return what is missing until the former brokers take messages, aside of the routes."""
     return [a for name in record.groups if not (a := SetSource(name, BOTH, FORMER_MASTER_ID, False)).is_so(seen[name])]
 
 

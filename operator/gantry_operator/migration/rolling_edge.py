@@ -211,7 +211,7 @@ class RollbackEdge:
         self._moved: set[str] = set()
 
     async def masters(self) -> dict[str, str]:
-        """The former brokers' addresses by brokerName. Raises Refused."""
+        """Return the former brokers' addresses by brokerName. Raises Refused."""
         routes = await self._edge.routes()
         found = {}
         for group in self._edge.groups.values():

@@ -90,7 +90,7 @@ class Record:
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """Raises ValueError, KeyError, TypeError, AttributeError for another content."""
+        """Read what `to_json` wrote. Raises ValueError, KeyError, TypeError, AttributeError for another content."""
         groups = {
             str(name): Group(
                 whole(item["permission"], 0, 15), whole(item["end"], 0, 2**63 - 1), item["finished"] is True
@@ -231,7 +231,7 @@ def begin(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) 
 
 
 def step(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) -> Step:
-    """The next step of a cutover, or of an abort."""
+    """Return the next step of a cutover, or of an abort."""
     if record.phase is Phase.ROUTING:
         return _routing(record, seen, now)
     if record.phase is Phase.ROUTED:

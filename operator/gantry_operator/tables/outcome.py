@@ -30,7 +30,7 @@ def utc(time: datetime) -> str:
 
 
 def after_run(wanted: WantedTable, before: TableStatus, started: datetime, report: TableReport) -> TableStatus:
-    """The status after a run that has taken the table. `started`: its start. What is not known stays."""
+    """Return the status after a run that has taken the table. `started`: its start. What is not known stays."""
     good = report.reason in GOOD
     new: dict[str, object] = {
         "name": before.name,

@@ -46,7 +46,7 @@ class WantedTable:
 
 
 def _every(spec: Table, every: str) -> str | None:
-    """The time between two runs; None: the table has a schedule."""
+    """Return the time between two runs; None: the table has a schedule."""
     return None if spec.schedule is not None else spec.every or every
 
 
@@ -67,7 +67,7 @@ def _time(text: str | None) -> datetime | None:
 
 
 def run_name(now: datetime) -> str:
-    """The name of a run: its start in UTC, to the microsecond."""
+    """Return the name of a run: its start in UTC, to the microsecond."""
     return now.astimezone(UTC).strftime("%Y%m%d%H%M%S%f")
 
 
@@ -85,7 +85,7 @@ def retry_s(failures: int) -> float:
 
 
 def next_run(wanted: WantedTable, state: TableStatus, now: datetime, every: str = DEFAULT_EVERY) -> datetime | None:
-    """The time from which the next run of a table may start; None: its schedule has no time any more.
+    """Return the time from which the next run of a table may start; None: its schedule has no time any more.
 
     `every`: the cluster's default. A changed spec is tried at once if its last run failed.
     """
@@ -108,7 +108,7 @@ def next_run(wanted: WantedTable, state: TableStatus, now: datetime, every: str 
 def choose(
     tables: Sequence[WantedTable], states: Mapping[str, TableStatus], now: datetime, every: str = DEFAULT_EVERY
 ) -> list[WantedTable]:
-    """The tables of the next run: those that are due, the longest waiting first. `states`: by resource.
+    """Return the tables of the next run: those that are due, the longest waiting first. `states`: by resource.
 
     A run with a continuous table lasts for `CONTINUOUS_S`, so it takes those that will be due meanwhile as well.
     """

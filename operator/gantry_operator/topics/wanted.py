@@ -50,7 +50,7 @@ def known_of(status: Mapping[str, Any], fields: tuple[str, ...]) -> RecordedStat
 
 
 def _table_status(status: Mapping[str, Any]) -> TableStatus | None:
-    """What a status says of the table; None: nothing, or what another version wrote."""
+    """Return what a status says of the table; None: nothing, or what another version wrote."""
     found = status.get("table")
     try:
         return None if found is None else TableStatus.model_validate(found)

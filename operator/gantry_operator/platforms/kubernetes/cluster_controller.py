@@ -318,7 +318,7 @@ class ClusterController:
         self._migration_requests.look()
 
     def _migration(self) -> AbstractAsyncContextManager[Edge]:
-        """Raises Refused."""
+        """Open the edge of a migration. Raises Refused."""
         if self.control.cluster is None or self.control.plan is None:
             raise Refused("the groups are not known yet")
         return self.platform.migration(self.control.cluster, self.control.plan)

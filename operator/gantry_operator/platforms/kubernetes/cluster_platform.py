@@ -120,7 +120,7 @@ class ClusterPlatform:
 
     @asynccontextmanager
     async def migration(self, cluster: BrokerCluster, wanted: Plan) -> AsyncIterator[Edge]:
-        """What a cutover from RocketMQ asks and changes. Raises Refused, ApiError, ApiUnavailable."""
+        """Yield what a cutover from RocketMQ asks and changes. Raises Refused, ApiError, ApiUnavailable."""
         source = None if cluster.spec.bootstrap is None else cluster.spec.bootstrap.fromRocketMQ
         if source is None:
             raise Refused("the cluster has no spec.bootstrap.fromRocketMQ")

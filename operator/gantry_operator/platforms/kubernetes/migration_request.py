@@ -39,7 +39,7 @@ def new_request(op: str, *, lag_mib: int = 64, settle_s: float = 6.0, timeout_s:
 
 
 def parse_request(text: str) -> MigrationRequest:
-    """Raises ValueError, which says what to write."""
+    """Read a request. Raises ValueError, which says what to write."""
     op, *words = text.split(" #")[0].split() or [""]
     if op not in ("cutover", "abort"):
         raise ValueError(f"{text[:100]!r}: write cutover or abort")
@@ -75,5 +75,5 @@ def read_record(text: str | None) -> Record:
 
 
 def written(record: Record) -> str:
-    """The content of the annotation."""
+    """Return the content of the annotation."""
     return json.dumps(record.to_json())

@@ -74,7 +74,7 @@ class MigrationRequests:
             self._task = asyncio.create_task(self._answer(text))
 
     async def close(self) -> None:
-        """What has begun goes on with the next operator."""
+        """End the work under way. What has begun goes on with the next operator."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -92,7 +92,7 @@ class MigrationRequests:
         self._on_end()
 
     async def _perform(self, text: str) -> str:
-        """Raises ApiError, ApiUnavailable."""
+        """Carry out a request. Raises ApiError, ApiUnavailable."""
         shown: list[Phase] = []
 
         def say(phase: Phase, waits: str) -> None:

@@ -31,12 +31,12 @@ MAX_REPORT: Final = 2_097_152
 
 
 def tables_folder(folder: ClusterFolder) -> Path:
-    """The folder with tables, their catalog, and the order and the report of the newest run."""
+    """Return the folder with tables, their catalog, and the order and the report of the newest run."""
     return folder.root / "tables"
 
 
 def local_catalog(folder: ClusterFolder, tables: Tables | None) -> dict[str, str]:
-    """The properties of the cluster's catalog: those of the spec, or a catalog in SQLite. Raises OSError."""
+    """Return the properties of the cluster's catalog: those of the spec, or a catalog in SQLite. Raises OSError."""
     if tables is not None and tables.catalog:
         secret = {} if tables.catalogSecret is None else _properties(secret_folder(tables.catalogSecret))
         return {**tables.catalog, **secret}
@@ -140,7 +140,7 @@ class LocalTableRuns:
         save_record(folder.process(PROCESS), record)
 
     def _credentials(self, cluster: BrokerCluster, spec: Tables) -> str | None:
-        """A folder with the keys of the user that reads; None: the cluster has no authentication."""
+        """Return a folder with the keys of the user that reads; None: the cluster has no authentication."""
         if authentication(cluster) == "Disabled" and spec.user is None:
             return None
         if spec.user is None:

@@ -41,7 +41,7 @@ RATE = 32 * 1024 * 1024
 
 
 def name_of(cluster: str) -> str:
-    """The name of all objects of a cluster's report."""
+    """Return the name of all objects of a cluster's report."""
     return f"{cluster}-analytics"
 
 
@@ -76,7 +76,7 @@ def render(
 
 
 def pods_of(cluster: BrokerCluster, spec: Analytics, image: str, *, token: bool) -> SparkPods:
-    """The pods of the report."""
+    """Return the pods of the report."""
     secrets = [(f"archive-{n}", *pair) for n, pair in enumerate(_archive_secrets(cluster, spec).items())]
     return SparkPods(
         cluster, name_of(cluster.name), COMPONENT, JOB_LABEL, image, spec.executors, spec.resources, spec.sparkConf,
@@ -85,8 +85,8 @@ def pods_of(cluster: BrokerCluster, spec: Analytics, image: str, *, token: bool)
 
 
 def page_secret(cluster: BrokerCluster) -> dict[str, Any]:
-    """The Secret into which the driver writes the page of the report, for the console. The page has keys of messages,
-    so it is no ConfigMap, which more people may read.
+    """Return the Secret into which the driver writes the page of the report, for the console. The page has keys of
+    messages, so it is no ConfigMap, which more people may read.
     """
     return {
         "apiVersion": "v1",
@@ -97,7 +97,7 @@ def page_secret(cluster: BrokerCluster) -> dict[str, Any]:
 
 
 def role(cluster: BrokerCluster) -> dict[str, Any]:
-    """The driver's rights: its executor pods, and changes of the Secret with the page."""
+    """Return the driver's rights: its executor pods, and changes of the Secret with the page."""
     pods = pods_of(cluster, cluster.spec.analytics or Analytics(), "", token=False)
     page = {"apiGroups": [""], "resources": ["secrets"], "resourceNames": [name_of(cluster.name)], "verbs": ["patch"]}
     return spark.role(pods, [page])
@@ -109,7 +109,7 @@ def pod_labels(cluster: str) -> dict[str, str]:
 
 
 def arguments(cluster: BrokerCluster, spec: Analytics, broker_urls: Sequence[str], *, token: bool) -> list[str]:
-    """The report's arguments (`python -m gantry_spark.main`)."""
+    """Return the report's arguments (`python -m gantry_spark.main`)."""
     out = [
         "report",
         *_source(cluster, spec, broker_urls),
@@ -132,7 +132,7 @@ def arguments(cluster: BrokerCluster, spec: Analytics, broker_urls: Sequence[str
 
 
 def _source(cluster: BrokerCluster, spec: Analytics, broker_urls: Sequence[str]) -> list[str]:
-    """The arguments that say where the logs are."""
+    """Return the arguments that say where the logs are."""
     archive = cluster.spec.archive
     if spec.source == "Brokers" or archive is None:
         return ["--brokers", ",".join(broker_urls)]
@@ -150,7 +150,7 @@ def _source(cluster: BrokerCluster, spec: Analytics, broker_urls: Sequence[str])
 
 
 def _archive_secrets(cluster: BrokerCluster, spec: Analytics) -> dict[str, str]:
-    """The Secrets that Spark needs for the archive, with the folder of each."""
+    """Return the Secrets that Spark needs for the archive, with the folder of each."""
     archive = cluster.spec.archive
     if spec.source == "Brokers" or archive is None:
         return {}
@@ -167,8 +167,8 @@ def spark_conf(cluster: BrokerCluster, spec: Analytics, image: str, *, token: bo
 def cron_job(
     cluster: BrokerCluster, spec: Analytics, broker_urls: Sequence[str], pods: SparkPods, *, hold: bool
 ) -> dict[str, Any]:
-    """The schedule, under Kubernetes' own rules for history, deadlines and concurrency. A run that falls due while
-    it is suspended starts afterwards, within the starting deadline.
+    """Return the schedule, under Kubernetes' own rules for history, deadlines and concurrency. A run that falls due
+    while it is suspended starts afterwards, within the starting deadline.
     """
     wanted: dict[str, Any] = {
         "schedule": spec.schedule,

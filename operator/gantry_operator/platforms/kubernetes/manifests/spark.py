@@ -65,7 +65,7 @@ def service_account(p: SparkPods) -> dict[str, Any]:
 
 
 def role(p: SparkPods, more: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
-    """The driver's rights: create, watch, label and delete its executor pods, and `more`.
+    """Return the driver's rights: create, watch, label and delete its executor pods, and `more`.
 
     `spark_conf` turns off Spark's Services, config maps and volume claims for executors, so that the driver needs no
     right that would let it change those of brokers.
@@ -94,7 +94,7 @@ def role_binding(p: SparkPods) -> dict[str, Any]:
 
 
 def claim(p: SparkPods, size: str, class_name: str | None) -> dict[str, Any]:
-    """The volume claim."""
+    """Return the volume claim."""
     wanted: dict[str, Any] = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": size}}}
     if class_name is not None:
         wanted["storageClassName"] = class_name
@@ -118,7 +118,7 @@ def labels(p: SparkPods) -> dict[str, str]:
 
 
 def template(p: SparkPods) -> dict[str, Any]:
-    """The ConfigMap with the template of executor pods: settings that Spark's configuration lacks."""
+    """Return the ConfigMap with the template of executor pods: settings that Spark's configuration lacks."""
     pod: dict[str, Any] = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -237,7 +237,7 @@ def _heap(resources: Mapping[str, str]) -> int:
 
 
 def driver(p: SparkPods, args: Sequence[str], *, executors: bool = True) -> dict[str, Any]:
-    """The spec of the driver's pod. `executors`: it may create pods."""
+    """Return the spec of the driver's pod. `executors`: it may create pods."""
     mounts: list[dict[str, Any]] = [{"name": "scratch", "mountPath": "/tmp"}]
     volumes: list[dict[str, Any]] = [{"name": "scratch", "emptyDir": {}}]
     if executors:

@@ -33,12 +33,12 @@ class NotPossible(ValueError):
 
 
 def name_of(cluster: str) -> str:
-    """The name of all objects of a cluster's tables."""
+    """Return the name of all objects of a cluster's tables."""
     return f"{cluster}-tables"
 
 
 def pods_of(cluster: BrokerCluster, spec: Tables, spark_image: str) -> SparkPods:
-    """The pods of a run. Raises NotPossible."""
+    """Return the pods of a run. Raises NotPossible."""
     if not spark_image:  # Then the chart grants no rights to Jobs.
         raise NotPossible("no image with Spark is known: name one in the operator's chart")
     image = spec.image or spark_image
@@ -58,7 +58,7 @@ def pods_of(cluster: BrokerCluster, spec: Tables, spark_image: str) -> SparkPods
 
 
 def objects(pods: SparkPods, spec: Tables) -> list[dict[str, Any]]:
-    """What must exist before a Job."""
+    """Return what must exist before a Job."""
     out = [access.reports_policy(pods.cluster, pods.name, COMPONENT, names.TABLES_LABEL)]
     if pods.claim:
         out.append(spark.claim(pods, spec.volume.size, spec.volume.className))
@@ -71,7 +71,7 @@ def order(
     cluster: BrokerCluster, plan: Plan, pods: SparkPods, spec: Tables, name: str, tables: Sequence[TableOrder],
     lasts_s: float,
 ) -> RunOrder:  # fmt: skip
-    """The order of a run."""
+    """Return the order of a run."""
     catalog = dict(spec.catalog) or {
         "type": "sql",
         "uri": f"sqlite:///{VOLUME}/catalog.db",
@@ -97,7 +97,7 @@ def order(
 
 
 def job(pods: SparkPods, ordered: RunOrder) -> dict[str, Any]:
-    """The Job of one run. It is not repeated: the next run comes anyway, and continues."""
+    """Return the Job of one run. It is not repeated: the next run comes anyway, and continues."""
     labels = spark.labels(pods)
     args = ["tables", "--order", ordered.model_dump_json(exclude_defaults=True)]
     return {
@@ -119,7 +119,7 @@ def job(pods: SparkPods, ordered: RunOrder) -> dict[str, Any]:
 
 
 def order_of(job: Mapping[str, Any]) -> RunOrder | None:
-    """The order in a Job; None: it has none that this version can read."""
+    """Return the order in a Job; None: it has none that this version can read."""
     try:
         args = job["spec"]["template"]["spec"]["containers"][0]["args"]
         return RunOrder.model_validate_json(args[args.index("--order") + 1])

@@ -89,7 +89,7 @@ class KubernetesTableRuns:
         )
 
     def _pod(self, job: Object) -> Object | None:
-        """The newest pod of a Job. Executors have the same labels, but another owner."""
+        """Return the newest pod of a Job. Executors have the same labels, but another owner."""
         uid = job["metadata"].get("uid")
         mine = [
             pod
@@ -139,7 +139,7 @@ class KubernetesTableRuns:
 
 
 def _left_by(pod: Object | None) -> tuple[RunReport | None, str]:
-    """The report in the termination message of a pod, and why its container ended."""
+    """Return the report in the termination message of a pod, and why its container ended."""
     for container in ((pod or {}).get("status") or {}).get("containerStatuses", []):
         terminated = (container.get("state") or {}).get("terminated")
         if terminated is None:

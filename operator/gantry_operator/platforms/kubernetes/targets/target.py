@@ -455,7 +455,7 @@ def _no_groups(error: ManifestError) -> TargetError:
 
 
 def migration_of(resource: Object) -> Record:
-    """The record of a cutover. Raises TargetError for an invalid one."""
+    """Return the record of a cutover. Raises TargetError for an invalid one."""
     try:
         return migration_request.read_record(
             (resource["metadata"].get("annotations") or {}).get(migration_request.MIGRATION)
