@@ -272,13 +272,15 @@ async def test_a_former_master_keeps_its_label_for_a_moment_only_whatever_is_ref
 
     monkeypatch.setattr(api, "apply", refuse)
     async with kept(fake, api) as controller:
-        controller.platform.pods._grace_until["demo-a-0"] = time.monotonic() + 0.5
+        pods = controller.platform.pods
+        pods._grace_until["demo-a-0"] = time.monotonic() + 60
         await until(lambda: controller.control.controllers)
         if refused == "the spec":
             changed = fake.objects["BrokerCluster", "mq", "demo"] | {"spec": {"mode": 7}}
             controller.update(changed | {"metadata": changed["metadata"] | {"generation": 2}})
             await until(lambda: controller.control.refused)
         assert roles(fake) == ["master", "master"]
+        pods._grace_until["demo-a-0"] = time.monotonic()
         await until(lambda: roles(fake) == ["slave", "master"])
 
 
