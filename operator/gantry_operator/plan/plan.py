@@ -96,7 +96,7 @@ class Plan:
         return found
 
     def members_named(self, names: Sequence[str]) -> list[MemberPlan]:
-        """The members with these names, and those of groups with these names; none: all. Raises KeyError."""
+        """Return the members with these names, and those of groups with these names; none: all. Raises KeyError."""
         groups = {g.name: list(g.members) for g in self.groups}
         found = [m for name in names for m in groups.get(name) or [self.member(name)]]
         return list(dict.fromkeys(found)) if names else list(self.members)
