@@ -83,6 +83,12 @@ class ArchivePlace(FileConfig):
         None, description="A folder with a file for each credential; None: the identity of the process."
     )
     key_file: Path | None = Field(None, description="The key of the encryption, in Base64; None: no encryption.")
+    read_cache_bytes: int = Field(
+        1 << 30, ge=0, description="Bytes of the disk for old messages read from it; 0: none are read from it."
+    )
+    read_rate_bytes: int | None = Field(
+        64 << 20, ge=1, description="Bytes a second that are fetched for readers at most; None: no limit."
+    )
 
 
 class ArchiveConfig(ArchivePlace):

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from gantry_broker.broker.archive_reads import ArchiveReads
 from gantry_broker.broker.clock import Clock
 from gantry_broker.broker.confirmed import ConfirmedRecords
 from gantry_broker.broker.errors import NotStored, NotWritable
@@ -134,10 +135,13 @@ class World:
         creation = OnDemandCreation(
             settings, self.meta, self.changes, role=self.role, health=health, slices=slices, clock=self.clock
         )  # type: ignore[arg-type]
+        no_archive: Any = SimpleNamespace(archive=None, follow=None)
+        archive_reads = ArchiveReads(no_archive, self.store, self.meta, self.clock, lambda: None)
         self.pop = PopService(
             self.store, HOST, BROKER, 1 << 30, meta=self.meta, writer=self, changes=self.changes, creation=creation,
             role=self.role, health=health, filters=Filters(), confirmed=self.confirmed,
-            counts=MessageCounts(stats, "demo"), stats=stats, events=self.events, slices=slices, clock=self.clock,
+            archive_reads=archive_reads, counts=MessageCounts(stats, "demo"), stats=stats, events=self.events,
+            slices=slices, clock=self.clock,
         )  # type: ignore[arg-type]  # fmt: skip
 
     # ---- in place of LogWriter

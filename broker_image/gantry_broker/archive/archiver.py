@@ -1,8 +1,8 @@
 """The edge of the archive in a broker: one thread that reads confirmed records from the disk and uploads them.
 
 The event loop only gives the thread a view of the log, and reads its report. Compression, checksums and calls of the
-object store run in the thread; it holds one part at a time (`upload.PART`, twice while it is sent). A failing store is
-asked again with growing pauses; senders notice nothing.
+object store run in the thread and in a few beside it. While the archive is behind, one part is sent while the next is
+made, within `MEMORY`. A failing store is asked again with growing pauses; senders notice nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from gantry_broker.archive.chain import Archive, GroupArchive
 from gantry_broker.archive.errors import ArchiveError, Damaged, Fenced, Overtaken
 from gantry_broker.archive.manifest import Change, Gap, Owner, Part, State
 from gantry_broker.archive.segment import BLOCK, SegmentWriter, read_range
-from gantry_broker.archive.threads import in_daemon_thread
+from gantry_broker.archive.threads import in_background, in_daemon_thread
 from gantry_broker.archive.upload import Begin, Cut, MarkGap, Merge, Prune, Settings, Upload, View, Wait, Waiting
 from gantry_broker.store.log.epochs import EpochStart
 from gantry_broker.store.log.read_only_log import ReadOnlyLog
@@ -46,6 +47,12 @@ CLEAN_S: Final = 3_600.0
 """Seconds between two searches for objects and entries that no reader needs."""
 COMPARE_S: Final = 60.0
 """Seconds for which the difference between this clock and the store's counts: a clock may be set at any time."""
+PARTS_AT_ONCE: Final = 4
+"""Parts that one entry of the manifest adds while the archive is behind."""
+COMPRESSING: Final = 2
+"""Threads that compress."""
+MEMORY: Final = 64 << 20
+"""Bytes of parts that are sent or put together, at most; a part of the largest size is always let through."""
 AHEAD_MS: Final = 60_000
 """A clock that is ahead by so much is worth a warning."""
 GRACE_MS: Final = 24 * 3_600_000
@@ -153,6 +160,11 @@ class Archiver:
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._stopping = threading.Event()
+
+    @property
+    def state(self) -> State | None:
+        """The newest state of the manifest that is known; None: none was read since the start."""
+        return self._noted
 
     @property
     def archived_to(self) -> int | None:
@@ -373,16 +385,58 @@ class Archiver:
             self._owner = None
             raise Fenced(f"the archive belongs to cluster {identity.cluster} ({identity.uid}) now")
 
-    def _writer(self, start: int, view: View) -> SegmentWriter:
-        return SegmentWriter(start, view.segment_size, self._delays, level=self._level, sealer=self._group.sealer)
+    def _writer(self, start: int, view: View, threads: Executor | None = None) -> SegmentWriter:
+        return SegmentWriter(
+            start, view.segment_size, self._delays, level=self._level, sealer=self._group.sealer, threads=threads
+        )
 
     def _upload(self, state: State, start: int, limit: int, most: int, view: View) -> None:
-        writer = self._writer(start, view)
-        with ReadOnlyLog(self._log_dir, view.segment_size) as disk:
-            while writer.end < limit and writer.end - start < most:
-                self._add_block(writer, disk, limit)
-        self._put(state, writer, view, removed=())
-        self._last_upload_ms = self._clock_ms()
+        """Upload one part, or some of them in one entry when the archive is behind: one is sent while the next is made.
+
+        Raises what the first failure was, once the parts before it are in the manifest.
+        """
+        sending: list[tuple[Future[Part], tuple[EpochStart, ...], int]] = []
+        failed: Exception | None = None
+        at, parts = start, PARTS_AT_ONCE if self._failures == 0 else 1
+        with ReadOnlyLog(self._log_dir, view.segment_size) as disk, ThreadPoolExecutor(COMPRESSING) as threads:
+            while at < limit and len(sending) < parts and not self._stopping.is_set():
+                try:
+                    writer = self._writer(at, view, threads)
+                    while writer.end < limit and writer.end - at < most:
+                        self._add_block(writer, disk, limit)
+                    self._wait_for_room(sending, writer.size)
+                    data, directory = writer.finish()
+                except (ArchiveError, OSError) as error:
+                    failed = error
+                    break
+                at = directory.end
+                del writer
+                self._throttle(len(data))
+                put = partial(self._group.put_part, data, directory, _epoch_of(view, at))
+                sending.append((in_background(put), directory.epochs, len(data)))
+                del data, put
+        added: list[Part] = []
+        epochs: list[EpochStart] = []
+        for sent, begun, _ in sending:
+            try:
+                added.append(sent.result())
+            except (ArchiveError, OSError) as error:
+                failed = error
+                break
+            epochs += begun
+        if added:
+            self._write(state, Change(added=tuple(added)), view, epochs)
+            self._note_sent(sum(part.size for part in added))
+            self._last_upload_ms = self._clock_ms()
+        if failed is not None:
+            raise failed
+
+    def _wait_for_room(self, sending: Sequence[tuple[Future[Part], tuple[EpochStart, ...], int]], size: int) -> None:
+        """Wait until a part of this size can be put together within the memory, which it takes twice."""
+        for sent, _, _ in sending:
+            if sum(s for future, _, s in sending if not future.done()) + 2 * size <= MEMORY:
+                return
+            wait([sent])
 
     def _add_block(self, writer: SegmentWriter, disk: ReadOnlyLog, limit: int) -> None:
         """Add a block to the object. Raises ArchiveError when the disk does not give what lies there."""
@@ -399,11 +453,13 @@ class Archiver:
 
     def _put(self, state: State, writer: SegmentWriter, view: View, removed: tuple[str, ...]) -> None:
         data, directory = writer.finish()
-        epoch = max((e.epoch for e in view.epochs if e.start < directory.end), default=0)
         self._throttle(len(data))
-        part = self._group.put_part(data, directory, epoch)
-        self._write(state, Change(added=(part,), removed=removed), view, () if removed else directory.epochs)
-        self.report = replace(self.report, uploaded_bytes=self.report.uploaded_bytes + len(data))
+        part = self._group.put_part(data, directory, _epoch_of(view, directory.end))
+        self._write(state, Change(added=(part,), removed=removed), view, ())
+        self._note_sent(len(data))
+
+    def _note_sent(self, size: int) -> None:
+        self.report = replace(self.report, uploaded_bytes=self.report.uploaded_bytes + size)
 
     def _throttle(self, size: int) -> None:
         rate = self._rate()
@@ -442,6 +498,11 @@ class Archiver:
         self._compare_clocks()
         before_ms = self._clock_ms() - self._ahead_ms - GRACE_MS
         self._group.remove_parts(self._group.orphans(state, before_ms))
+
+
+def _epoch_of(view: View, end: int) -> int:
+    """Return the leader epoch of the last record below an offset."""
+    return max((e.epoch for e in view.epochs if e.start < end), default=0)
 
 
 def _pause(failures: int) -> float:

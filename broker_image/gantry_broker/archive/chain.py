@@ -298,6 +298,10 @@ class GroupArchive:
         path = self._part(part.name)
         return RangeReader(path, part.size, lambda at, size: self._objects.get_range(path, at, size), self.sealer)
 
+    def range_of(self, name: str, at: int, size: int) -> bytes:
+        """Return bytes of a part's object, fewer at its end. Raises ArchiveError."""
+        return self._objects.get_range(self._part(name), at, size)
+
     def whole(self, part: Part) -> RangeReader:
         """Read a part at once, check its SHA-256, and return a reader of these bytes. Raises ArchiveError."""
         path = self._part(part.name)

@@ -25,3 +25,7 @@ class Unavailable(ArchiveError):
 
 class Missing(ArchiveError):
     """The archive has no such object, or not this part of the log."""
+
+
+class Replaced(ArchiveError):
+    """An object was merged into another one while it was read: the same call works now."""

@@ -21,10 +21,20 @@ from gantry_broker.archive.errors import ArchiveError, Missing, Unavailable
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-TIMEOUT_S: Final = 60
-"""Seconds of one request: a part that does not move for so long is tried again."""
-RETRY_S: Final = 30
-"""Seconds for which one call repeats requests that failed."""
+
+class Patience(NamedTuple):
+    """How long a call may take, in seconds."""
+
+    request_s: int
+    """Of one request: one that does not move for so long is tried again."""
+    retry_s: int
+    """For so long one call repeats requests that failed."""
+
+
+PATIENT: Final = Patience(60, 30)
+"""Of programs that have time."""
+BRIEF: Final = Patience(8, 4)
+"""Of reads that a client waits for."""
 SCHEMES: Final = ("s3", "gs", "az", "file")
 _KEYS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "s3": {
@@ -127,9 +137,10 @@ class Location(NamedTuple):
 class ObjectStore:
     """An object store behind a URL. It reads the credentials' files again once they change."""
 
-    def __init__(self, location: Location) -> None:
+    def __init__(self, location: Location, patience: Patience = PATIENT) -> None:
         """Open the place. Raises ArchiveError for a URL that cannot be."""
         self._location = location
+        self._patience = patience
         self._scheme = check_url(location.url)
         self._read: dict[str, str] | None = None
         self._store: Any = None
@@ -257,8 +268,9 @@ class ObjectStore:
             if self._scheme == "file":
                 folder = Path(urlsplit(url).path)
                 return LocalStore(str(folder), mkdir=True)
-            options: Any = {"timeout": timedelta(seconds=TIMEOUT_S), "connect_timeout": timedelta(seconds=5)}
-            retry: Any = {"max_retries": 5, "retry_timeout": timedelta(seconds=RETRY_S)}
+            request_s, retry_s = self._patience
+            options: Any = {"timeout": timedelta(seconds=request_s), "connect_timeout": timedelta(seconds=5)}
+            retry: Any = {"max_retries": 5, "retry_timeout": timedelta(seconds=retry_s)}
             config: Any = dict(values)
             if endpoint is not None:
                 config["endpoint"] = endpoint

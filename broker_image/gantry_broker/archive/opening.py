@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 
 from gantry_broker.archive.chain import Archive
 from gantry_broker.archive.errors import ArchiveError
-from gantry_broker.archive.objects import Location, ObjectStore
+from gantry_broker.archive.objects import PATIENT, Location, ObjectStore, Patience
 from gantry_broker.archive.sealing import sealer
 
 if TYPE_CHECKING:
     from gantry_broker.config import ArchivePlace
 
 
-def open_archive(place: ArchivePlace) -> Archive:
+def open_archive(place: ArchivePlace, patience: Patience = PATIENT) -> Archive:
     """Return the archive; nothing is read from it yet. Raises ArchiveError."""
     location = Location(place.url, place.endpoint, place.credentials, place.region)
-    return Archive(ObjectStore(location), sealer(_key(place.key_file)))
+    return Archive(ObjectStore(location, patience), sealer(_key(place.key_file)))
 
 
 def _key(path: Path | None) -> str | None:

@@ -1,10 +1,11 @@
 """One object of the archive with a range of the log: blocks of records, and an index of their queues and times.
 
-    magic (8)  block ...  piece ...  directory  footer (40)
+    magic (8)  block ...  piece ...  keys  directory  footer (44)
 
 A block is a zstd frame of about 1 MiB of whole records. A piece has, for one queue, the place, size, tag code and store
-time of each of its records. The directory (JSON, zstd) says where blocks and pieces lie. So a reader gets a range of
-the log, or the messages of one queue, by ranged reads. Each of these parts has a CRC-32 of its stored bytes.
+time of each of its records; the keys have the hash and the place of each message key. The directory (JSON, zstd) says
+where all of them lie. So a reader gets a range of the log, or the messages of one queue or one key, by ranged reads.
+Each of these parts has a CRC-32 of its stored bytes.
 `docs/archive-format.md` is the specification.
 """
 
@@ -17,19 +18,29 @@ import zlib
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
+from struct import Struct
 from typing import Any, Final, NamedTuple
 
 import orjson
 import zstandard
+from gantry_core import plain_records
 
 from gantry_broker.archive.errors import ArchiveError, Damaged, Missing
 from gantry_broker.archive.sealing import Plain, Sealer
+from gantry_broker.protocol.codes import CONTROL_TOPIC, SCHEDULE_TOPIC
+from gantry_broker.protocol.limits import MAX_KEYS
+from gantry_broker.store.index.consume_queue import ENTRY
+from gantry_broker.store.index.key_hash import KeyHasher
 from gantry_broker.store.log.epochs import EpochStart, epoch_of
 from gantry_broker.store.log.record_reader import (
     Damage,
     Meta,
+    in_index,
     in_queue,
+    index_keys,
+    read_next,
     read_records,
     tags_code,
 )
@@ -38,6 +49,8 @@ VERSION: Final = 1
 MAGIC: Final = b"GANTRYA1"
 BLOCK: Final = 1 << 20
 """Bytes of the log in a block; one record more where it does not end at this size."""
+BLOCKS_AHEAD: Final = 3
+"""Blocks that wait to be compressed, at most."""
 MAX_DIRECTORY: Final = 64 << 20
 """Bytes of a directory, compressed or not: larger ones are refused."""
 MAX_BLOCK: Final = 80 << 20
@@ -51,6 +64,16 @@ ENCRYPTED: Final = 1
 _COLUMNS: Final = ("q", "i", "q", "q")
 """Place, size, tag code, store time in ms of each record: arrays, little endian, one after the other."""
 _ROW: Final = 8 + 4 + 8 + 8
+_KEY_COLUMNS: Final = ("i", "q")
+"""Hash and place of each key, by hash and then by place: arrays, little endian, one after the other."""
+_KEY_ROW: Final = 4 + 8
+_KEY: Final = Struct(">iqq")
+"""Hash, place and store time of a key, as `plain_records` has them."""
+_STORE_MS: Final = Struct(">q")
+_STORE_MS_AT: Final = 56
+"""Of a record whose hosts are IPv4."""
+_UNUSUAL: Final = (CONTROL_TOPIC, SCHEDULE_TOPIC)
+"""Topics whose records need a look at more than queue and keys."""
 
 
 class Block(NamedTuple):
@@ -74,6 +97,26 @@ class Piece(NamedTuple):
     at: int
     size: int
     crc: int
+
+
+class Keys(NamedTuple):
+    """The keys of an object: how many, their place in the object, the CRC of their stored bytes."""
+
+    rows: int
+    at: int
+    size: int
+    crc: int
+
+
+class Columns(NamedTuple):
+    """The records of a queue in one object, by row: row i has queue offset `first + i`. A place of -1 is no record."""
+
+    first: int
+    places: array[int]
+    sizes: array[int]
+    tags: array[int]
+    times: array[int]
+    """Store times in ms."""
 
 
 class Entry(NamedTuple):
@@ -101,6 +144,8 @@ class Directory:
     """The leader epochs that begin in it."""
     blocks: tuple[Block, ...]
     queues: dict[tuple[str, int], Piece]
+    keys: Keys | None = None
+    """None: the object was written before archives had keys."""
 
     def blocks_of(self, start: int, end: int) -> list[Block]:
         """Return the blocks with bytes of [start, end)."""
@@ -122,112 +167,200 @@ class _Queue:
     tags: array[int] = field(default_factory=lambda: array("q"))
     times: array[int] = field(default_factory=lambda: array("q"))
 
+    def fill(self, number: int) -> None:
+        """Add rows without a record up to a queue offset.
+
+        Numbers of a queue have no holes in the log of one leader; where they do, a place of -1 says "no record".
+        """
+        missing = number - self.first - len(self.places)
+        if missing > 0:
+            self.places.extend([-1] * missing)
+            for column in (self.sizes, self.tags, self.times):
+                column.extend([0] * missing)
+
+
+@dataclass(slots=True)
+class _Found:
+    """What the records of one block add to an object."""
+
+    runs: list[tuple[bytes, int, int, Sequence[int], Sequence[int], Sequence[int], Sequence[int]]] = field(
+        default_factory=list
+    )
+    """Topic, queue, first queue offset; places, sizes, tag codes, store times."""
+    keys: list[tuple[int, int]] = field(default_factory=list)
+    """Hash and place."""
+    epochs: list[EpochStart] = field(default_factory=list)
+    records: int = 0
+    low: int = 0
+    """The lowest store time that is not 0. `high`: the highest."""
+    high: int = 0
+
+    def note_ms(self, low: int, high: int) -> None:
+        self.low = min(self.low or low, low or self.low)
+        self.high = max(self.high, high)
+
 
 class SegmentWriter:
     """Builds one object in memory from the log's bytes, in order. The caller bounds how many bytes it adds."""
 
     def __init__(
-        self, start: int, segment_size: int, delays: Sequence[int], *, level: int = 3, sealer: Sealer | None = None
+        self,
+        start: int,
+        segment_size: int,
+        delays: Sequence[int],
+        *,
+        level: int = 3,
+        sealer: Sealer | None = None,
+        threads: Executor | None = None,
     ) -> None:
-        """`start`: offset of the log; `delays`: as for `tags_code`; `level`: of zstd, 0 stores blocks as they are."""
+        """`start`: offset of the log; `delays`: as for `tags_code`; `level`: of zstd, 0 stores blocks as they are.
+        `threads`: blocks are compressed there while others are read; None: at once.
+        """
         self.start = self.end = start
         self._segment_size = segment_size
         self._delays = delays
         self._sealer: Sealer = sealer or Plain()
-        self._compress: Callable[[bytes], bytes] = zstandard.ZstdCompressor(level=level).compress
-        self._parts: list[bytes] = [MAGIC]
-        self._size = len(MAGIC)
-        self._blocks: list[Block] = []
+        self._level = level
+        self._threads = threads
+        self._added: list[tuple[int, int, int, int, Future[bytes] | bytes]] = []
+        """Start, end, lowest and highest store time of each block, and its stored bytes."""
         self._queues: dict[tuple[bytes, int], _Queue] = {}
+        self._hashers: dict[bytes, KeyHasher] = {}
+        self._keys: list[tuple[int, int]] = []
         self._epochs: list[EpochStart] = []
         self._records = 0
         self._first_ms = self._last_ms = 0
 
     def add(self, data: bytes) -> None:
         """Add whole records and fillers that lie at `end`. Raises Damaged: nothing is added then."""
-        begun = at = self.end
-        low, high = 0, 0
-        found: list[tuple[bytes, int, int, int, int, bytes, int]] = []
-        epochs: list[EpochStart] = []
-        records = 0
-        try:
-            for item in read_records(data, begun, self._segment_size, check=True):
-                if isinstance(item, int):
-                    at += item
-                    continue
-                if isinstance(item, Meta):
-                    at, size, topic, queue_id, number = (
-                        item.phys,
-                        item.size,
-                        item.topic,
-                        item.queue_id,
-                        item.queue_offset,
-                    )
-                    flags, ms, properties = item.sys_flag, item.store_ms, item.properties
-                    epoch = epoch_of(item)
-                    if epoch is not None:
-                        epochs.append(EpochStart(epoch, item.phys))
-                else:
-                    at, size, topic, queue_id, number, flags, ms, properties = item
-                if in_queue(flags):
-                    if queue_id < 0 or number < 0:
-                        raise Damage(f"impossible queue {queue_id} or queue offset {number}")
-                    found.append((topic, queue_id, number, at, size, properties, ms))
-                low = min(low or ms, ms)
-                high = max(high, ms)
-                records += 1
-                at += size
-        except Damage as error:
-            raise Damaged(f"the record at {at} of the log: {error}") from None
-        if at != begun + len(data):
-            raise Damaged(f"the bytes at {begun} of the log end within a filler")
-        self._append_block(data, low, high)
-        for topic, queue_id, number, phys, size, properties, ms in found:
+        found = self._read(data)
+        for topic, queue_id, number, places, sizes, tags, times in found.runs:
             queue = self._queues.get((topic, queue_id))
             if queue is None:
                 queue = self._queues[topic, queue_id] = _Queue(number)
-            # Numbers of a queue have no holes in the log of one leader; where they do, zeros say "no record".
-            for _ in range(number - queue.first - len(queue.places)):
-                queue.places.append(-1)
-                queue.sizes.append(0)
-                queue.tags.append(0)
-                queue.times.append(0)
-            queue.places.append(phys)
-            queue.sizes.append(size)
-            queue.tags.append(_tag(topic, properties, ms, self._delays))
-            queue.times.append(ms)
-        self._epochs += epochs
-        self._records += records
-        self._first_ms = min(self._first_ms or low, low or self._first_ms)
-        self._last_ms = max(self._last_ms, high)
+            queue.fill(number)
+            queue.places.extend(places)
+            queue.sizes.extend(sizes)
+            queue.tags.extend(tags)
+            queue.times.extend(times)
+        self._keys += found.keys
+        self._epochs += found.epochs
+        self._records += found.records
+        self._first_ms = min(self._first_ms or found.low, found.low or self._first_ms)
+        self._last_ms = max(self._last_ms, found.high)
+        end = self.end + len(data)
+        context = _context(self.start, "block", self.end)
+        stored: Future[bytes] | bytes
+        if self._threads is None:
+            stored = self._stored(data, context)
+        else:
+            stored = self._threads.submit(self._stored, data, context)
+        self._added.append((self.end, end, found.low, found.high, stored))
+        self.end = end
+        if len(self._added) > BLOCKS_AHEAD and not isinstance(ahead := self._added[-1 - BLOCKS_AHEAD][-1], bytes):
+            ahead.result()  # Blocks that wait for a thread are not compressed yet: a few of them are enough.
+
+    def _stored(self, data: bytes, context: bytes) -> bytes:
+        return self._sealer.seal(zstandard.ZstdCompressor(level=self._level).compress(data), context)
+
+    def _read(self, data: bytes) -> _Found:
+        """Return what the records at `end` add. Raises Damaged."""
+        found = _Found()
+        base, have, done = self.end, len(data), 0
+        try:
+            while done < have:
+                done = self._read_plain(data, done, found)
+                if done == have:
+                    break
+                record = read_next(data, done, base, self._segment_size, check=True)
+                if isinstance(record, int):
+                    if done + record > have:
+                        raise Damaged(f"the bytes at {base} of the log end within a filler")
+                    done += record
+                    continue
+                self._note(record, found)
+                done += record.size
+        except (Damage, ValueError) as error:
+            raise Damaged(f"the record at {base + done} of the log: {error}") from None
+        return found
+
+    def _read_plain(self, data: bytes, at: int, found: _Found) -> int:
+        """Read plain records from an index on, and return the index behind the last one."""
+        base = self.end
+        done, runs, keys, first_ms, last_ms, steps = plain_records(
+            data, at, base, self._segment_size, True, _UNUSUAL, MAX_KEYS, len(data), 0
+        )
+        if done == at:
+            return at
+        ms_of = _STORE_MS.unpack_from
+        covered = count = 0
+        for topic, queue_id, number, packed in runs:
+            places, sizes, tags = zip(*ENTRY.iter_unpack(packed), strict=True)
+            times = [ms_of(data, place - base + _STORE_MS_AT)[0] for place in places]
+            found.runs.append((topic, queue_id, number, places, sizes, tags, times))
+            covered += sum(sizes)
+            count += len(places)
+        found.keys += [(key, place) for key, place, _ in _KEY.iter_unpack(keys)]
+        if steps or covered != done - at:  # A clock went back, or records are in no queue: look at each of them.
+            for item in read_records(data[at:done], base + at, self._segment_size, check=False):
+                assert not isinstance(item, int)
+                ms = item.store_ms if isinstance(item, Meta) else item[6]
+                found.note_ms(ms, ms)
+                found.records += 1
+        else:
+            found.note_ms(first_ms, last_ms)
+            found.records += count
+        return done
+
+    def _note(self, record: Meta, found: _Found) -> None:
+        """Note a record that is not plain."""
+        epoch = epoch_of(record)
+        if epoch is not None:
+            found.epochs.append(EpochStart(epoch, record.phys))
+        ms = record.store_ms
+        if in_queue(record.sys_flag):
+            tag = _tag(record.topic, record.properties, ms, self._delays)
+            found.runs.append(
+                (record.topic, record.queue_id, record.queue_offset, (record.phys,), (record.size,), (tag,), (ms,))
+            )
+        if in_index(record.sys_flag) and record.topic != CONTROL_TOPIC.encode():
+            hasher = self._hashers.get(record.topic)
+            if hasher is None:
+                hasher = self._hashers[record.topic] = KeyHasher(record.topic.decode("utf-8", "replace"))
+            found.keys += [(hasher.hash(key), record.phys) for key in index_keys(record.properties)]
+        found.note_ms(ms, ms)
+        found.records += 1
 
     @property
     def size(self) -> int:
-        """Stored bytes so far, without pieces and directory."""
-        return self._size
-
-    def _append_block(self, data: bytes, low: int, high: int) -> None:
-        stored = self._sealer.seal(self._compress(data), _context(self.start, "block", self.end))
-        end = self.end + len(data)
-        self._blocks.append(Block(self.end, end, self._size, len(stored), zlib.crc32(stored), low, high))
-        self._put(stored)
-        self.end = end
-
-    def _put(self, stored: bytes) -> None:
-        self._parts.append(stored)
-        self._size += len(stored)
+        """Stored bytes of the blocks so far; it waits for those that are being compressed."""
+        return sum(len(s if isinstance(s, bytes) else s.result()) for *_, s in self._added)
 
     def finish(self) -> tuple[bytes, Directory]:
         """Return the whole object and its directory."""
+        out: list[bytes] = [MAGIC]
+        size = len(MAGIC)
+
+        def put(stored: bytes) -> tuple[int, int, int]:
+            nonlocal size
+            at = size
+            out.append(stored)
+            size += len(stored)
+            return at, len(stored), zlib.crc32(stored)
+
+        blocks = []
+        for start, end, low, high, stored in self._added:
+            at, length, crc = put(stored if isinstance(stored, bytes) else stored.result())
+            blocks.append(Block(start, end, at, length, crc, low, high))
         queues: dict[tuple[str, int], Piece] = {}
         for (topic, queue_id), queue in self._queues.items():
-            plain = b"".join(
-                _little(column).tobytes() for column in (queue.places, queue.sizes, queue.tags, queue.times)
-            )
             name = topic.decode("utf-8", "surrogateescape")
-            stored = self._sealer.seal(self._compress(plain), _context(self.start, f"piece {name} {queue_id}", 0))
-            queues[name, queue_id] = Piece(queue.first, len(queue.places), self._size, len(stored), zlib.crc32(stored))
-            self._put(stored)
+            columns = (queue.places, queue.sizes, queue.tags, queue.times)
+            stored = self._stored(_packed(columns), _context(self.start, f"piece {name} {queue_id}", 0))
+            queues[name, queue_id] = Piece(queue.first, len(queue.places), *put(stored))
+        self._keys.sort()
+        by_hash = (array("i", [key for key, _ in self._keys]), array("q", [place for _, place in self._keys]))
+        keys = Keys(len(self._keys), *put(self._stored(_packed(by_hash), _context(self.start, "keys", 0))))
         directory = Directory(
             self.start,
             self.end,
@@ -236,15 +369,14 @@ class SegmentWriter:
             self._first_ms,
             self._last_ms,
             tuple(self._epochs),
-            tuple(self._blocks),
+            tuple(blocks),
             queues,
+            keys,
         )
-        stored = self._sealer.seal(self._compress(_to_json(directory)), _context(self.start, "directory", 0))
+        at, length, crc = put(self._stored(_to_json(directory), _context(self.start, "directory", 0)))
         flags = ENCRYPTED if self._sealer.key_id else 0
-        footer = _FOOTER.pack(self._size, len(stored), zlib.crc32(stored), VERSION, flags, self.start, MAGIC)
-        self._put(stored)
-        self._put(footer)
-        return b"".join(self._parts), directory
+        out.append(_FOOTER.pack(at, length, crc, VERSION, flags, self.start, MAGIC))
+        return b"".join(out), directory
 
 
 class RangeReader:
@@ -294,27 +426,40 @@ class RangeReader:
             raise Damaged(f"{self._name}: the block at {block.start} has {len(data)} bytes")
         return data
 
-    def entries(self, directory: Directory, topic: str, queue_id: int) -> list[Entry]:
-        """Read the entries of a queue, in order, without its holes; [] without a record. Raises as `block`."""
+    def columns(self, directory: Directory, topic: str, queue_id: int) -> Columns | None:
+        """Read the rows of a queue; None without a record. Raises as `block`."""
         piece = directory.queues.get((topic, queue_id))
         if piece is None:
-            return []
+            return None
+        what = f"piece {topic} {queue_id}"
         stored = self._fetch(piece.at, piece.size)
-        context = _context(directory.start, f"piece {topic} {queue_id}", 0)
-        data = self._plain(stored, piece.size, piece.crc, context, MAX_PIECE, f"piece of {topic} {queue_id}")
+        data = self._plain(stored, piece.size, piece.crc, _context(directory.start, what, 0), MAX_PIECE, what)
         if len(data) != piece.length * _ROW:
-            raise Damaged(
-                f"{self._name}: the piece of {topic} {queue_id} has {len(data)} bytes for {piece.length} records"
-            )
-        columns, at = [], 0
-        for kind in _COLUMNS:
-            column = array(kind)
-            size = column.itemsize * piece.length
-            column.frombytes(data[at : at + size])
-            columns.append(_little(column))
-            at += size
-        numbers = range(piece.first, piece.first + piece.length)
-        return [Entry(*row) for row in zip(numbers, *columns, strict=True) if row[1] >= 0]
+            raise Damaged(f"{self._name}: the {what} has {len(data)} bytes for {piece.length} records")
+        places, sizes, tags, times = _unpacked(data, _COLUMNS, piece.length)
+        return Columns(piece.first, places, sizes, tags, times)
+
+    def entries(self, directory: Directory, topic: str, queue_id: int) -> list[Entry]:
+        """Read the entries of a queue, in order, without its holes; [] without a record. Raises as `block`."""
+        found = self.columns(directory, topic, queue_id)
+        if found is None:
+            return []
+        numbers = range(found.first, found.first + len(found.places))
+        return [Entry(*row) for row in zip(numbers, *found[1:], strict=True) if row[1] >= 0]
+
+    def keys(self, directory: Directory) -> tuple[array[int], array[int]]:
+        """Read the hashes of all keys, in order, and the place of the record of each. Raises as `block`, and Missing
+        for an object without keys.
+        """
+        keys = directory.keys
+        if keys is None:
+            raise Missing(f"{self._name}: it has no keys")
+        stored = self._fetch(keys.at, keys.size)
+        data = self._plain(stored, keys.size, keys.crc, _context(directory.start, "keys", 0), MAX_PIECE, "keys")
+        if len(data) != keys.rows * _KEY_ROW:
+            raise Damaged(f"{self._name}: the keys have {len(data)} bytes for {keys.rows}")
+        hashes, places = _unpacked(data, _KEY_COLUMNS, keys.rows)
+        return hashes, places
 
     def _plain(self, stored: bytes, size: int, crc: int, context: bytes, most: int, what: str) -> bytes:
         if len(stored) != size or zlib.crc32(stored) != crc:
@@ -367,6 +512,21 @@ def _context(start: int, what: str, at: int) -> bytes:
     return f"{start}\0{what}\0{at}".encode("utf-8", "surrogateescape")
 
 
+def _packed(columns: Sequence[array[int]]) -> bytes:
+    return b"".join(_little(column).tobytes() for column in columns)
+
+
+def _unpacked(data: bytes, kinds: Sequence[str], rows: int) -> list[array[int]]:
+    columns, at = [], 0
+    for kind in kinds:
+        column = array(kind)
+        size = column.itemsize * rows
+        column.frombytes(data[at : at + size])
+        columns.append(_little(column))
+        at += size
+    return columns
+
+
 def _little(column: array[int]) -> array[int]:
     if sys.byteorder == "big":
         column = array(column.typecode, column)
@@ -390,6 +550,7 @@ def _to_json(directory: Directory) -> bytes:
                 [base64.b64encode(topic.encode("utf-8", "surrogateescape")).decode(), queue_id, *piece]
                 for (topic, queue_id), piece in directory.queues.items()
             ],
+            "keys": None if directory.keys is None else list(directory.keys),
         }
     )
 
@@ -412,6 +573,7 @@ def _from_json(name: str, data: bytes) -> Directory:
                 )
                 for topic, queue_id, *piece in value["queues"]
             },
+            None if value.get("keys") is None else Keys(*map(_natural, value["keys"])),
         )
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
         raise Damaged(f"{name}: its directory is invalid: {error!r}") from None

@@ -1,4 +1,4 @@
-"""A call in a thread that the process does not wait for when it ends: an object store may take minutes to answer."""
+"""Calls in threads that the process does not wait for when it ends: an object store may take minutes to answer."""
 
 from __future__ import annotations
 
@@ -6,9 +6,26 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TypeVar
 
 T = TypeVar("T")
+
+
+def in_background(call: Callable[[], T]) -> Future[T]:
+    """Start a call; the future has what it returns or raises."""
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result = call()
+        except BaseException as error:
+            done.set_exception(error)
+        else:
+            done.set_result(result)
+
+    threading.Thread(target=run, name="archive", daemon=True).start()
+    return done
 
 
 async def in_daemon_thread(call: Callable[[], T]) -> T:

@@ -13,6 +13,8 @@ from gantry_broker.contracts.models import ArchiveStatus
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from gantry_broker.archive.manifest import State
+    from gantry_broker.broker.archive_reads import ArchiveReads
     from gantry_broker.broker.clock import Clock
     from gantry_broker.broker.events import Events
     from gantry_broker.broker.site import Site
@@ -83,6 +85,11 @@ class Archiving:
         """What is known of the archive; None: there is none."""
         return None if self._archiver is None else self._archiver.report
 
+    @property
+    def state(self) -> State | None:
+        """The newest state of the manifest that is known; None: none."""
+        return None if self._archiver is None else self._archiver.state
+
     def finish(self, token: str, end: int) -> None:
         """Archive everything up to `end`, and close the archive with this token. Raises NoArchive."""
         if self._archiver is None:
@@ -128,8 +135,8 @@ class Archiving:
         return upload.has_turn(leadership, self._number, behind_ms, self._settings.interval_ms)
 
 
-def archive_status(report: Report | None) -> ArchiveStatus | None:
-    """The report as the HTTP interface shows it."""
+def archive_status(report: Report | None, reads: ArchiveReads) -> ArchiveStatus | None:
+    """The report as the HTTP interface shows it, and what was read for clients."""
     if report is None:
         return None
     return ArchiveStatus(
@@ -148,4 +155,10 @@ def archive_status(report: Report | None) -> ArchiveStatus | None:
         error_ms=report.error_ms,
         fenced=report.fenced,
         closed=report.closed,
+        reads_to=reads.tiered.view.complete_to if reads.tiered is not None else 0,
+        read_messages=reads.served.messages,
+        read_bytes=reads.served.bytes,
+        read_cache_bytes=reads.tiered.cache_bytes if reads.tiered is not None else 0,
+        read_error=reads.error,
+        read_error_ms=reads.error_ms,
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gantry_broker.broker.access_control import AccessControl
+    from gantry_broker.broker.archive_reads import ArchiveReads
     from gantry_broker.broker.archiving import Archiving
     from gantry_broker.broker.clients import ClientTable
     from gantry_broker.broker.clock import Clock
@@ -66,6 +67,7 @@ class BrokerContext:
     topic_retention: TopicRetention
     log_repair: LogRepair
     archiving: Archiving
+    archive_reads: ArchiveReads
     sites: Sites
 
     replication: ReplicationService

@@ -120,6 +120,11 @@ class Following:
         """Held while the log is compared and continued: a promotion waits for its end."""
 
     @property
+    def state(self) -> State | None:
+        """The newest state of the manifest that is known; None: none was read since the start."""
+        return self._state
+
+    @property
     def ready(self) -> bool:
         """Whether it has read the archive, and serves what it has of it."""
         return self.report.known

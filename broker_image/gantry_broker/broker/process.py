@@ -108,6 +108,7 @@ class BrokerProcess:
         parts.tasks.start()
         broker.log_repair.start()
         broker.archiving.start()
+        broker.archive_reads.start()
         broker.sites.start()
         log.info(
             "%s of %s/%s serves port %d, HTTP %d; log %d to %d, confirmed %d",
@@ -130,6 +131,7 @@ class BrokerProcess:
         await parts.snapshots.close()
         await broker.log_repair.close()
         await broker.archiving.close()
+        await broker.archive_reads.close()
         await broker.sites.close()
         await parts.registrar.close()
         parts.group_address.close()

@@ -20,6 +20,7 @@ from gantry_broker.store.errors import StoreError
 from gantry_broker.timeslice import SLICE_S
 
 if TYPE_CHECKING:
+    from gantry_broker.broker.archive_reads import ArchiveReads
     from gantry_broker.broker.archiving import Archiving
     from gantry_broker.broker.clock import Clock
     from gantry_broker.broker.disk_watch import DiskWatch
@@ -44,9 +45,11 @@ class LogRetention:
         meta: Metadata,
         replication: ReplicationService,
         archiving: Archiving,
+        archive_reads: ArchiveReads,
         clock: Clock,
     ) -> None:
         self._archiving = archiving
+        self._archive_reads = archive_reads
         self._disk = disk
         self._store = store
         self._meta = meta
@@ -70,7 +73,7 @@ class LogRetention:
             min(offset for offset in needed if offset is not None),
             disk=self._disk.since(store.removals.ended),
         )
-        self._meta.forget_deletions(start)
+        self._meta.forget_deletions(self._archive_reads.kept_from(start))
         return False
 
 
@@ -84,9 +87,11 @@ class TopicRetention:
         changes: MetadataChanges,
         role: RoleState,
         health: MemberHealth,
+        archive_reads: ArchiveReads,
         clock: Clock,
     ) -> None:
         self._store = store
+        self._archive_reads = archive_reads
         self._meta = meta
         self._changes = changes
         self._role = role
@@ -144,6 +149,9 @@ class TopicRetention:
                     break
                 moves, end = moves or expired, min(end, first)
             # Records lie in the order of their store times. Where clocks differed, the younger one is kept.
+            if not moves:
+                archived = self._archive_reads.expired.get(name, 0)
+                end, moves = min(archived, self._store.log.start), archived > 0
             if moves and end > self._meta.working.expired.get(name, 0):
                 yield name, end
 

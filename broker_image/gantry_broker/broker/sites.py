@@ -21,6 +21,7 @@ from gantry_broker.contracts.models import (
 
 if TYPE_CHECKING:
     from gantry_broker.archive.archiver import Report
+    from gantry_broker.archive.manifest import State
     from gantry_broker.broker.archiving import Archiving
     from gantry_broker.broker.clock import Clock
     from gantry_broker.broker.events import Events
@@ -77,6 +78,11 @@ class Sites:
     def report(self) -> Report | None:
         """What a standby knows of the archive; None: it is none."""
         return None if self._following is None else self._following.report
+
+    @property
+    def state(self) -> State | None:
+        """The newest state of the manifest that a standby knows; None: it is none."""
+        return None if self._following is None else self._following.state
 
     @property
     def reason(self) -> str:

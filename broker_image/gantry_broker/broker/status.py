@@ -42,7 +42,7 @@ def member_status(broker: BrokerContext, connections: int) -> MemberStatus:
         certificates=broker.tls.expiry(),
         access=AccessStatus(version=broker.access.version, changes=len(broker.access.changes)),
         marks=GroupMarks(drain=marks.get(DRAIN, ""), joined=JOINED in marks, released=RELEASED in marks),
-        archive=archive_status(broker.sites.report or broker.archiving.report),
+        archive=archive_status(broker.sites.report or broker.archiving.report, broker.archive_reads),
         site=broker.sites.status(),
         rates=Rates(
             messages_in=broker.stats.tps("BROKER_PUT_NUMS", config.cluster, now),

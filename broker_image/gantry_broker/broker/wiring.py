@@ -14,6 +14,7 @@ import orjson
 from gantry_broker import descriptors
 from gantry_broker.admission import owners_of
 from gantry_broker.broker.access_control import AccessControl
+from gantry_broker.broker.archive_reads import ArchiveReads
 from gantry_broker.broker.archiving import Archiving
 from gantry_broker.broker.clients import ClientTable
 from gantry_broker.broker.clock import Clock
@@ -194,8 +195,10 @@ def wire(
         config, store, replication=replication, role=role, health=health, archiving=archiving, changes=changes,
         events=events, clock=clock,
     )  # fmt: skip
-    retention = LogRetention(store, disk, meta, replication, archiving, clock)
-    topic_retention = TopicRetention(store, meta, changes, role, health, clock)
+    archive_reads = ArchiveReads(config, store, meta, clock, lambda: sites.state or archiving.state)
+    access.stored_topics.archived = archive_reads.topic_of
+    retention = LogRetention(store, disk, meta, replication, archiving, archive_reads, clock)
+    topic_retention = TopicRetention(store, meta, changes, role, health, archive_reads, clock)
     transactions = Transactions(
         config, store, store_host, delay_levels, meta=meta, writer=writer, creation=creation, clients=clients,
         next_opaque=next_opaque, role=role, confirmed=confirmed, events=events, clock=clock,
@@ -215,14 +218,14 @@ def wire(
     checks = PullChecks(settings, meta, role, filters=filters, clients=clients, creation=creation)
     pulls = PullService(
         store, meta, role, held=held, filters=filters, checks=checks,
-        slave_reads=SlaveReads(settings, store, replication, memory), counts=counts, latencies=latencies, slices=slices,
-        clock=clock,
+        slave_reads=SlaveReads(settings, store, replication, memory), archive_reads=archive_reads, counts=counts,
+        latencies=latencies, slices=slices, clock=clock,
     )  # fmt: skip
     confirmed.wake_pulls = pulls.wake
     pop = PopService(
         store, store_host, config.group, memory, meta=meta, writer=writer, changes=changes, creation=creation,
-        role=role, health=health, filters=filters, confirmed=confirmed, counts=counts, stats=stats, events=events,
-        slices=slices, clock=clock,
+        role=role, health=health, filters=filters, confirmed=confirmed, archive_reads=archive_reads, counts=counts,
+        stats=stats, events=events, slices=slices, clock=clock,
     )  # fmt: skip
     context = BrokerContext(
         config=config,
@@ -237,6 +240,7 @@ def wire(
         topic_retention=topic_retention,
         log_repair=log_repair,
         archiving=archiving,
+        archive_reads=archive_reads,
         sites=sites,
         replication=replication,
         role=role,

@@ -182,6 +182,12 @@ class ArchiveStatus(_Model):
     error_ms: int = 0
     fenced: str = Field("", description="Why this cluster may not write to it at all.")
     closed: str = Field("", description="The token with which this cluster handed it over.")
+    reads_to: Offset = Field(0, description="Old messages of the log up to here can be read from it.")
+    read_messages: int = Field(0, description="Messages for clients that were read from it since the start.")
+    read_bytes: int = Field(0, description="Their bytes.")
+    read_cache_bytes: int = Field(0, description="What this disk keeps of it for readers.")
+    read_error: str = Field("", description="Why the last read for clients failed.")
+    read_error_ms: int = 0
 
 
 class SiteRequest(_Model):

@@ -22,6 +22,7 @@ from gantry_operator.api.base import (
     VolumeSize,
     Window,
     between,
+    more_than_nothing,
     parse_duration,
 )
 from gantry_operator.api.migration import FromRocketMQ
@@ -105,6 +106,12 @@ class Archive(ArchivePlace):
         description="Brokers keep expired records until they are archived, up to so many bytes. Beyond that they go "
         "unarchived, with an event and a condition.",
     )
+    readCache: VolumeSize = Field(
+        "1Gi",
+        description="Messages that the disk of a broker no longer has are read from the archive. Each broker keeps so "
+        "many bytes of it on its disk for readers. 0: such messages are not read.",
+    )
+    readRate: VolumeSize = Field("64Mi", description="Bytes a second that each broker fetches for readers at most.")
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -113,6 +120,7 @@ class Archive(ArchivePlace):
             lambda a: 1 <= parse_duration(a.interval) <= 86_400,
             "interval",
         ),
+        more_than_nothing("readRate"),
     )
 
 

@@ -100,6 +100,10 @@ class ArchiveRow(_Status):
     bytes: int | None = Field(None, description="Size of its objects.")
     objects: int | None = Field(None, description="Their number.")
     gaps: int = Field(0, description="Ranges of the log that it lacks for ever.")
+    readMessages: int | None = Field(
+        None, description="Messages for clients that its members have read from it since their starts."
+    )
+    readError: str = Field("", description="Why the last read for clients failed, if it lasts.")
     error: str = Field("", description="The last failure, if it lasts.")
     errorTime: str | None = Field(None, description="When that was.")
 

@@ -40,6 +40,8 @@ def archive_row(said: Sequence[Mapping[str, Any]]) -> ArchiveRow | None:
             "bytes": int(best.get("size_bytes", 0)),
             "objects": int(best.get("objects", 0)),
             "gaps": int(best.get("gaps", 0)),
+            "readMessages": sum(int(s.get("read_messages", 0)) for s in said),
+            "readError": next((str(s["read_error"]) for s in said if s.get("read_error")), ""),
         }
     )
 

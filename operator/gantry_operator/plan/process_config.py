@@ -100,6 +100,8 @@ class ArchiveFiles:
             compression=archive.compression,
             rate_bytes=None if rate is None else max(int(parse_quantity(rate)), 1),
             max_local_lag_bytes=int(parse_quantity(archive.maxLocalLag)),
+            read_cache_bytes=int(parse_quantity(archive.readCache)),
+            read_rate_bytes=max(int(parse_quantity(archive.readRate)), 1),
         )
 
     def restore(self, bootstrap: Bootstrap | None, group: str) -> RestoreConfig | None:

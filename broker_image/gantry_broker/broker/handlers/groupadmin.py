@@ -9,6 +9,7 @@ import orjson
 
 from gantry_broker.broker.clients import Client, ConsumerGroup, Link
 from gantry_broker.broker.errors import RequestRejected
+from gantry_broker.broker.handlers.offsets import offset_at_time
 from gantry_broker.broker.handlers.requests import json_body, json_object, ok
 from gantry_broker.broker.handlers.topicadmin import MAX_TOPICS_AT_ONCE
 from gantry_broker.broker.metadata.tables import offset_key, position
@@ -183,7 +184,9 @@ async def consume_directly(broker: BrokerContext, conn: Connection, frame: Frame
     if header.msgId:
         try:
             _, _, phys = parse_message_id(header.msgId)
-            body = broker.store.reader.named_record(phys).encode()
+            archived = broker.archive_reads.may_have_place(phys)
+            record = await broker.archive_reads.record(phys) if archived else broker.store.reader.named_record(phys)
+            body = record.encode()
         except (ValueError, StoreError) as error:
             raise BadField("msgId", header.msgId[:80], f"the id of a message of this broker ({error})") from None
     return await _ask_client(broker, frame, header.consumerGroup, header.clientId, body)
@@ -228,7 +231,7 @@ async def progress(broker: BrokerContext, group: str, topic: str) -> dict[Messag
     offsets = broker.meta.working.offsets.get(offset_key(topic, group), {})
     popped = {queue.queue_id: queue.next_offset for queue in broker.pop.in_flight(group, topic)}
     async for queue_id in broker.slices.sliced(range(config.read_queues)):
-        low, high = broker.store.reader.bounds(topic, queue_id)
+        low, high = broker.archive_reads.bounds(topic, queue_id)
         at = position(offsets, queue_id, low, high)
         last = broker.store.reader.store_time(topic, queue_id, at - 1) if at > 0 else 0
         table[MessageQueue(topic, broker.config.group, queue_id)] = ConsumeOffset(
@@ -341,7 +344,7 @@ async def correction_offset(broker: BrokerContext, conn: Connection, frame: Fram
         if group in skipped:
             continue
         for queue_id, offset in tables.offsets.get(f"{header.topic}@{group}", {}).items():
-            if offset >= broker.store.reader.min_offset(header.topic, queue_id):
+            if offset >= broker.archive_reads.min_offset(header.topic, queue_id):
                 lowest[queue_id] = min(lowest.get(queue_id, offset), offset)
     if header.compareGroup:
         for queue_id, offset in tables.offsets.get(f"{header.topic}@{header.compareGroup}", {}).items():
@@ -405,7 +408,7 @@ async def reset_offsets(broker: BrokerContext, conn: Connection, frame: Frame) -
     table: dict[MessageQueue, int] = {}
     async for queue_id in broker.slices.sliced(queues):
         now = broker.meta.working.offset(header.topic, header.group, queue_id)
-        wanted = _reset_to(broker, header, queue_id)
+        wanted = await _reset_to(broker, header, queue_id)
         if now < 0 or header.isForce or wanted <= now or header.timestamp < 0 or server_side:
             table[MessageQueue(header.topic, broker.config.group, queue_id)] = wanted
         else:
@@ -435,9 +438,10 @@ def _as_item(queue: MessageQueue, offset: int) -> dict[str, Any]:
     return {"brokerName": queue.broker, "queueId": queue.queue_id, "topic": queue.topic, "offset": offset}
 
 
-def _reset_to(broker: BrokerContext, header: ResetOffsetHeader, queue_id: int) -> int:
+async def _reset_to(broker: BrokerContext, header: ResetOffsetHeader, queue_id: int) -> int:
     if header.queueId is not None and header.offset is not None and header.offset != -1:
-        low, high = broker.store.reader.bounds(header.topic, queue_id)
+        low = broker.archive_reads.min_offset(header.topic, queue_id)
+        high = broker.store.reader.max_offset(header.topic, queue_id)
         if not low <= header.offset <= high:
             raise RequestRejected(
                 ResponseCode.SYSTEM_ERROR,
@@ -446,7 +450,8 @@ def _reset_to(broker: BrokerContext, header: ResetOffsetHeader, queue_id: int) -
         return int(header.offset)
     if header.timestamp < 0:
         return broker.store.reader.max_offset(header.topic, queue_id)
-    return broker.store.reader.offset_at_time(header.topic, queue_id, int(header.timestamp))
+    found = offset_at_time(broker, header.topic, queue_id, int(header.timestamp))
+    return found if isinstance(found, int) else await found
 
 
 MAX_STATUS: Final = 64 * 1024

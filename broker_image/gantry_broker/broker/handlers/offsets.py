@@ -135,18 +135,50 @@ async def _max_when_settled(broker: BrokerContext, frame: Frame, header: QueueHe
 def min_offset(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
     header = QueueHeader.parse(frame)
     known_queue(broker, header.topic, header.queueId)
-    return ok(frame, {"offset": str(broker.store.reader.min_offset(header.topic, header.queueId))})
+    return ok(frame, {"offset": str(broker.archive_reads.min_offset(header.topic, header.queueId))})
 
 
-def search_offset(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+def search_offset(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame | Coroutine[None, None, Frame]:
     header = SearchOffsetHeader.parse(frame)
     known_queue(broker, header.topic, header.queueId)
-    offset = broker.store.reader.offset_at_time(header.topic, header.queueId, int(header.timestamp), upper=header.upper)
-    return ok(frame, {"offset": str(offset)})
+    found = offset_at_time(broker, header.topic, header.queueId, int(header.timestamp), upper=header.upper)
+    if isinstance(found, int):
+        return ok(frame, {"offset": str(found)})
+    return _when_found(frame, "offset", found)
 
 
-def earliest_store_time(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+def offset_at_time(
+    broker: BrokerContext, topic: str, queue_id: int, ms: int, *, upper: bool = False
+) -> int | Coroutine[None, None, int]:
+    """Returns the offset of a queue for a time, as `MessageStore.offset_at_time`: here, or in the archive.
+
+    The coroutine raises RequestRejected.
+    """
+    store = broker.store
+    local = store.reader.offset_at_time(topic, queue_id, ms, upper=upper)
+    if not broker.archive_reads.may_have_time(topic, queue_id, ms):
+        return local
+    low, high = store.reader.bounds(topic, queue_id)
+    if upper and low < high and store.reader.store_time(topic, queue_id, local) in range(ms + 1):
+        return local  # The last one so far is a local one.
+    return _archived_at_time(broker, topic, queue_id, ms, local, upper=upper)
+
+
+async def _archived_at_time(
+    broker: BrokerContext, topic: str, queue_id: int, ms: int, local: int, *, upper: bool
+) -> int:
+    found = await broker.archive_reads.offset_at_time(topic, queue_id, ms, upper=upper)
+    return local if found is None else found
+
+
+async def _when_found(frame: Frame, name: str, found: Coroutine[None, None, int]) -> Frame:
+    return ok(frame, {name: str(await found)})
+
+
+def earliest_store_time(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame | Coroutine[None, None, Frame]:
     header = QueueHeader.parse(frame)
     known_queue(broker, header.topic, header.queueId)
-    minimum = broker.store.reader.min_offset(header.topic, header.queueId)
-    return ok(frame, {"timestamp": str(broker.store.reader.store_time(header.topic, header.queueId, minimum))})
+    first = broker.archive_reads.min_offset(header.topic, header.queueId)
+    if first < broker.store.reader.min_offset(header.topic, header.queueId):
+        return _when_found(frame, "timestamp", broker.archive_reads.store_time(header.topic, header.queueId, first))
+    return ok(frame, {"timestamp": str(broker.store.reader.store_time(header.topic, header.queueId, first))})

@@ -6,17 +6,20 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
+from gantry_broker.broker.archive_reads import Wanted
 from gantry_broker.broker.errors import RequestRejected
 from gantry_broker.broker.handlers.offsets import known_queue
 from gantry_broker.broker.handlers.requests import ok
 from gantry_broker.broker.handlers.retry import stored_record
 from gantry_broker.broker.metadata.topics import topic_fault
-from gantry_broker.protocol.codes import ResponseCode
+from gantry_broker.protocol.codes import GetStatus, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import BadField, ConsumeQueueHeader, QueryMessageHeader, ViewMessageHeader
-from gantry_broker.protocol.message import decode_records, tags_hash
+from gantry_broker.protocol.message import Record, decode_records, tags_hash
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from gantry_broker.broker.context import BrokerContext
     from gantry_broker.remoting.connection import Connection
 
@@ -26,7 +29,7 @@ MAX_KEY: Final = 4_096
 MAX_ENTRIES: Final = 512
 
 
-def query_message(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+def query_message(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame | Coroutine[None, None, Frame]:
     header = QueryMessageHeader.parse(frame)
     fault = topic_fault(header.topic, longest=255)
     if fault is not None:
@@ -35,9 +38,28 @@ def query_message(broker: BrokerContext, conn: Connection, frame: Frame) -> Fram
         raise BadField("key", header.key[:40], f"a text of 1 to {MAX_KEY} characters")
     unique = header.uniqueKeyQuery or header.indexType == "U"
     limit = MAX_FOUND if unique else min(max(header.maxNum, 1), MAX_FOUND)
-    found = broker.store.reader.query(
-        header.topic, header.key, limit, int(header.beginTimestamp), int(header.endTimestamp), unique, MAX_BYTES
+    begin_ms, end_ms = int(header.beginTimestamp), int(header.endTimestamp)
+    found = broker.store.reader.query(header.topic, header.key, limit, begin_ms, end_ms, unique, MAX_BYTES)
+    complete = len(found) >= limit or (unique and bool(found))
+    if not complete and broker.archive_reads.may_have_older(begin_ms):
+        return _with_archived(broker, frame, header, limit, unique, found)
+    return _found(broker, frame, found)
+
+
+async def _with_archived(
+    broker: BrokerContext, frame: Frame, header: QueryMessageHeader, limit: int, unique: bool, found: list[Record]
+) -> Frame:
+    """Adds the messages that only the archive has. Raises RequestRejected."""
+    begin_ms, end_ms = int(header.beginTimestamp), int(header.endTimestamp)
+    room = MAX_BYTES - sum(record.size for record in found)
+    older = await broker.archive_reads.query(
+        header.topic, header.key, limit - len(found), begin_ms, end_ms, unique, room
     )
+    return _found(broker, frame, [*found, *older])
+
+
+def _found(broker: BrokerContext, frame: Frame, found: list[Record]) -> Frame:
+    """Returns the answer to a query. Raises RequestRejected."""
     if not found:
         raise RequestRejected(ResponseCode.QUERY_NOT_FOUND, "can not find message, maybe time range not correct")
     body = bytearray()
@@ -52,9 +74,15 @@ def query_message(broker: BrokerContext, conn: Connection, frame: Frame) -> Fram
     return ok(frame, ext, bytes(body))
 
 
-def view_message(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+def view_message(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame | Coroutine[None, None, Frame]:
     header = ViewMessageHeader.parse(frame)
+    if broker.archive_reads.may_have_place(int(header.offset)):
+        return _view_archived(broker, frame, int(header.offset))
     return ok(frame, body=stored_record(broker, int(header.offset)).encode())
+
+
+async def _view_archived(broker: BrokerContext, frame: Frame, phys: int) -> Frame:
+    return ok(frame, body=(await broker.archive_reads.record(phys)).encode())
 
 
 async def query_consume_queue(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
@@ -67,7 +95,7 @@ async def query_consume_queue(broker: BrokerContext, conn: Connection, frame: Fr
     if header.index < 0 or not 0 < header.count <= MAX_ENTRIES:
         name = "index" if header.index < 0 else "count"
         raise BadField(name, str(getattr(header, name)), f"an index of 0 or more and a count from 1 to {MAX_ENTRIES}")
-    store = broker.store
+    store, reads = broker.store, broker.archive_reads
     members = broker.clients.consumers.get(header.consumerGroup or "")
     subscription = members.subscriptions.get(header.topic) if members is not None else None
     filter_data = "null" if header.consumerGroup else None
@@ -78,6 +106,8 @@ async def query_consume_queue(broker: BrokerContext, conn: Connection, frame: Fr
     while wanted > 0:
         await broker.slices.grant()
         got = store.reader.get(header.topic, header.queueId, offset, wanted, 1 << 20)
+        if got.status == GetStatus.OFFSET_TOO_SMALL and reads.may_have(header.topic, header.queueId, offset):
+            got = await reads.get(Wanted(header.topic, header.queueId, offset, wanted, 1 << 20))
         records = decode_records(got.data)
         if not records:
             break
@@ -96,6 +126,6 @@ async def query_consume_queue(broker: BrokerContext, conn: Connection, frame: Fr
         "filterData": filter_data,
         "queueData": entries,
         "maxQueueIndex": store.reader.max_offset(header.topic, header.queueId),
-        "minQueueIndex": store.reader.min_offset(header.topic, header.queueId),
+        "minQueueIndex": reads.min_offset(header.topic, header.queueId),
     }
     return ok(frame, body=orjson.dumps(body))

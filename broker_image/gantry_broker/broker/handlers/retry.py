@@ -19,7 +19,10 @@ from gantry_broker.protocol.message import Record, RecordError, parse_properties
 from gantry_broker.store.errors import StoreError
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from gantry_broker.broker.context import BrokerContext
+    from gantry_broker.protocol.bodies import SubscriptionGroup
     from gantry_broker.remoting.connection import Connection
     from gantry_broker.store.types import Put
 
@@ -29,7 +32,9 @@ FIRST_LEVEL: Final = 3
 """The first retry waits in delay level 3 (10 s), the second in level 4, and so on."""
 
 
-def send_back(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame | None:
+def send_back(
+    broker: BrokerContext, conn: Connection, frame: Frame
+) -> Frame | Coroutine[None, None, Frame | None] | None:
     header = SendBackHeader.parse(frame)
     fault = group_fault(header.group)
     if fault is not None:
@@ -45,7 +50,29 @@ def send_back(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame | 
         )
     if group.retry_queues <= 0:
         return ok(frame)
-    record = stored_record(broker, int(header.offset))
+    if broker.archive_reads.may_have_place(int(header.offset)):
+        return _send_back_archived(broker, conn, frame, header, group)
+    return _send_back(broker, conn, frame, header, group, stored_record(broker, int(header.offset)))
+
+
+async def _send_back_archived(
+    broker: BrokerContext, conn: Connection, frame: Frame, header: SendBackHeader, group: SubscriptionGroup
+) -> Frame | None:
+    """Raises RequestRejected."""
+    record = await broker.archive_reads.record(int(header.offset))
+    if not broker.role.leading:
+        raise RequestRejected(ResponseCode.SERVICE_NOT_AVAILABLE, broker.role.refusal())
+    return _send_back(broker, conn, frame, header, group, record)
+
+
+def _send_back(
+    broker: BrokerContext,
+    conn: Connection,
+    frame: Frame,
+    header: SendBackHeader,
+    group: SubscriptionGroup,
+    record: Record,
+) -> Frame | None:
     props = parse_properties(record.properties)
     props.setdefault(Prop.RETRY_TOPIC, record.topic)
     props[Prop.WAIT_STORE_MSG_OK] = "false"

@@ -163,7 +163,8 @@ async def topic_stats(broker: BrokerContext, conn: Connection, frame: Frame) -> 
     store = broker.store
     table = {}
     async for queue_id in broker.slices.sliced(range(max(config.write_queues, config.read_queues))):
-        low, high = store.reader.bounds(config.name, queue_id)
+        low = broker.archive_reads.min_offset(config.name, queue_id)
+        high = store.reader.max_offset(config.name, queue_id)
         last = store.reader.store_time(config.name, queue_id, high - 1) if high > low else 0
         table[MessageQueue(config.name, broker.config.group, queue_id)] = TopicOffset(low, high, max(last, 0))
     tps = broker.stats.tps("TOPIC_PUT_NUMS", config.name, broker.clock.unix_ms())

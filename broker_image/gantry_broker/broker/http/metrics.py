@@ -20,6 +20,7 @@ from gantry_broker.loopwatch import loop_families
 
 if TYPE_CHECKING:
     from gantry_broker.archive.archiver import Report
+    from gantry_broker.broker.archive_reads import ArchiveReads
     from gantry_broker.broker.context import BrokerContext
     from gantry_broker.broker.ports import Ports
     from gantry_broker.config import ArchiveConfig
@@ -82,6 +83,26 @@ def archive_families(
         ),
     ]
     return [*rows, *((name, "gauge", text, one(value)) for name, text, value in more)]
+
+
+def archive_read_families(
+    reads: ArchiveReads, one: Callable[[float], list[Row]]
+) -> list[tuple[str, Kind, str, list[Row]]]:
+    """Return what was read from the archive for clients; nothing where none is read from it."""
+    tiered = reads.tiered
+    if tiered is None:
+        return []
+    served, counters = reads.served, tiered.counters
+    return [
+        ("gantry_archive_read_messages_total", "counter", "Messages for clients from it.", one(served.messages)),
+        ("gantry_archive_read_bytes_total", "counter", "Bytes of these messages.", one(served.bytes)),
+        ("gantry_archive_read_refused_total", "counter", "Requests that clients repeat.", one(served.refused)),
+        ("gantry_archive_read_errors_total", "counter", "Failed calls for readers.", one(counters.errors)),
+        ("gantry_archive_read_failing", "gauge", "1 while the last read failed.", one(int(bool(reads.error)))),
+        ("gantry_archive_fetched_bytes_total", "counter", "Bytes fetched for readers.", one(counters.fetched_bytes)),
+        ("gantry_archive_cache_hits_total", "counter", "Pieces that the disk had.", one(counters.hits)),
+        ("gantry_archive_cache_bytes", "gauge", "What the disk keeps for readers.", one(tiered.cache_bytes)),
+    ]
 
 
 async def gantry_families(
@@ -251,6 +272,7 @@ async def gantry_families(
             one(broker.shared.cut),
         ),
         *archive_families(broker.sites.report or broker.archiving.report, broker.config.archive, one),
+        *archive_read_families(broker.archive_reads, one),
         ("gantry_unfinished_frame_bytes", "gauge", "Bytes of incomplete frames.", one(broker.shared.held)),
         *((name, kind, text, one(v)) for name, kind, text, v in loop_families(broker.loop_watch.holds, "gantry")),
         ("gantry_uptime_seconds", "gauge", "Since the process started.", one(time.time() - broker.started_ms / 1000)),

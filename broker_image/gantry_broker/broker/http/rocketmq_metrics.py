@@ -94,7 +94,7 @@ def queue_progress(broker: BrokerContext, key: str, offsets: Mapping[int, int]) 
     if config is None:
         return []
     pulled = broker.stats.pulled.get(key)
-    bounds = broker.store.reader.bounds
+    bounds = broker.archive_reads.bounds if broker.archive_reads.on else broker.store.reader.bounds
     rows = []
     for queue in range(config.read_queues):
         low, end = bounds(topic, queue)

@@ -28,7 +28,7 @@ async def broker_tables(broker: BrokerContext, times: StoreTimes, *, ages: bool 
     [first offset, next offset]; `in`: messages of producers since the start of the process. `lags`: by topic and group,
     queues as [queue, next offset of the queue, position of the group]. Over HTTP it has `undelivered` as well.
     """
-    store, stats, tables = broker.store, broker.stats, broker.meta.working
+    stats, tables = broker.stats, broker.meta.working
     topics: dict[str, Any] = {}
     async for name, config in broker.slices.sliced(list(tables.topics.items())):
         topics[name] = {
@@ -39,7 +39,7 @@ async def broker_tables(broker: BrokerContext, times: StoreTimes, *, ages: bool 
             "system": is_system_topic(name) or name in (broker.config.group, broker.config.cluster),
             "in": stats.total("TOPIC_PUT_NUMS", name),
             "bytes_in": stats.total("TOPIC_PUT_SIZE", name),
-            "queues": [[*store.reader.bounds(name, q)] for q in range(config.read_queues)],
+            "queues": [list(broker.archive_reads.bounds(name, q)) for q in range(config.read_queues)],
         }
     found, omitted = await lags(broker, times) if ages else ([], 0)
     unread = {(lag.topic, lag.group): lag.unread_ms for lag in found}

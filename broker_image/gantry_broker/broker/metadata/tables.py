@@ -163,6 +163,9 @@ class Tables:
         for name, below in change.get("expired", {}).items():
             if below > self.expired.get(name, 0):
                 self.expired[name] = below
+        for name, below in change.get("deleted", {}).items():
+            if below > self.deletion_watermarks.get(name, 0):
+                self.deletion_watermarks[name] = below
         for name, queues in change.get("ends", {}).items():
             self.ends.setdefault(name, {}).update((int(queue), end) for queue, end in queues.items())
         permission = "brokerPermission"
@@ -240,8 +243,7 @@ class Tables:
         The tables may change between two of them: each has the values of the moment in which it is taken, so that a
         change that the log has before it is in it, too.
 
-        It leaves out `ends` and `deletion_watermarks`: the queues themselves have the current ends, and the log has
-        each deletion that still matters.
+        It leaves out `ends`: the queues themselves have the current ones.
         """
         for names in _chunks(list(self.topics)):
             yield {"at": now_ms, "topics": [self.topics[name].to_json() for name in names if name in self.topics]}
@@ -259,6 +261,9 @@ class Tables:
             yield {"at": now_ms, "modes": {key: list(self.modes[key]) for key in keys if key in self.modes}}
         for names in _chunks(list(self.expired)):
             yield {"at": now_ms, "expired": {name: self.expired[name] for name in names if name in self.expired}}
+        marks = self.deletion_watermarks  # The archive has messages of topics whose deletion the log no longer has.
+        for names in _chunks(list(marks)):
+            yield {"at": now_ms, "deleted": {name: marks[name] for name in names if name in marks}}
         if self.settings:
             yield {"at": now_ms, "settings": {name: list(pair) for name, pair in self.settings.items()}}
         if self.marks:
@@ -395,7 +400,7 @@ class Metadata:
             return False
         self.changed = True
         shaped = self.confirmed.apply(change)
-        self._report_watermarks((*change.get("dropTopics", ()), *change.get("expired", ())))
+        self._report_watermarks((*change.get("dropTopics", ()), *change.get("expired", ()), *change.get("deleted", ())))
         self._report_ends({topic: self.confirmed.ends[topic] for topic in change.get("ends", ())})
         return shaped
 

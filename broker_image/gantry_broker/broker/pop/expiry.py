@@ -7,14 +7,16 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
+from gantry_broker.broker.archive_reads import Wanted as ArchiveRead
 from gantry_broker.broker.errors import NotWritable, RequestRejected
 from gantry_broker.broker.metadata.topics import topic_fault
 from gantry_broker.broker.pop.retry import revived
-from gantry_broker.protocol.codes import DLQ_PREFIX, Perm
+from gantry_broker.protocol.codes import DLQ_PREFIX, GetStatus, Perm
 from gantry_broker.protocol.message import QUEUE_OFFSET_AT, RecordError, decode_record
 from gantry_broker.store.errors import StoreError
 
 if TYPE_CHECKING:
+    from gantry_broker.broker.archive_reads import ArchiveReads
     from gantry_broker.broker.metadata.creation import OnDemandCreation
     from gantry_broker.broker.metadata.tables import Metadata
     from gantry_broker.broker.pop.clock import PopClock
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from gantry_broker.broker.role import RoleState
     from gantry_broker.broker.stats import Stats
     from gantry_broker.store.store import MessageStore
-    from gantry_broker.store.types import Put
+    from gantry_broker.store.types import Got, Put
 
 log = logging.getLogger(__name__)
 
@@ -52,12 +54,14 @@ class Expiry:
         creation: OnDemandCreation,
         role: RoleState,
         stats: Stats,
+        archive_reads: ArchiveReads,
         clock: PopClock,
         unlocked: Callable[[Sequence[QueueKey]], None],
     ) -> None:
         """`unlocked` gets orderly queues that are not blocked any more."""
         self._store = store
         self._log = pop_log
+        self._archive_reads = archive_reads
         self._meta = meta
         self._creation = creation
         self._role = role
@@ -133,8 +137,16 @@ class Expiry:
         queue, offset = item.queue, item.offset
         group_name, topic, queue_id = queue.key
         group = self._meta.working.groups.get(group_name)
-        got = self._store.reader.get(topic, queue_id, offset, 1, 1)
-        if got.damaged >= 0:
+        got: Got | None = self._store.reader.get(topic, queue_id, offset, 1, 1)
+        if got is not None and got.status == GetStatus.OFFSET_TOO_SMALL:
+            read = ArchiveRead(topic, queue_id, offset, 1, 1)
+            if self._archive_reads.may_have(topic, queue_id, offset):
+                got = self._archive_reads.ready(read)
+                if got is None:
+                    self._archive_reads.prepare_soon(read)
+                else:
+                    self._archive_reads.used(read)
+        if got is None or got.damaged >= 0:
             self._log.state.give_back(item, now_ms + AGAIN_MS)
             return None
         data, put = got.data, None

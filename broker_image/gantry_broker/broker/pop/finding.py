@@ -5,16 +5,18 @@ One step without a pause: what it reads and what it changes belong together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
+from gantry_broker.broker.archive_reads import Wanted as ArchiveRead
 from gantry_broker.broker.pop.requests import Pop, Popped, PopStatus
 from gantry_broker.broker.pop.state import MAX_OFFSET, MAX_QUEUES, Key, Queue
-from gantry_broker.protocol.codes import RETRY_PREFIX, Prop
-from gantry_broker.protocol.message import QUEUE_OFFSET_AT, RecordError, decode_record, repack_properties
+from gantry_broker.protocol.codes import RETRY_PREFIX, GetStatus, Prop
+from gantry_broker.protocol.message import QUEUE_OFFSET_AT, Record, RecordError, decode_record, repack_properties
 from gantry_broker.protocol.pop_handle import (
     NORMAL,
     ORDERLY_QUEUE,
@@ -27,6 +29,7 @@ from gantry_broker.protocol.pop_handle import (
 from gantry_broker.timeslice import SLICE_S
 
 if TYPE_CHECKING:
+    from gantry_broker.broker.archive_reads import ArchiveReads
     from gantry_broker.broker.clients import Subscription
     from gantry_broker.broker.metadata.tables import Metadata
     from gantry_broker.broker.pop.log import PopLog
@@ -77,17 +80,28 @@ class Found:
     full: bool = False
     """POP's memory is used up."""
     rest: int = 0
+    archived: list[ArchiveRead] = field(default_factory=list)
+    """Reads that only the archive can answer, and has not yet."""
 
 
 class Finder:
     """Takes messages for pops, and reads them for peeks."""
 
-    def __init__(self, store: MessageStore, meta: Metadata, log: PopLog, broker: str, memory_bytes: int) -> None:
+    def __init__(
+        self,
+        store: MessageStore,
+        meta: Metadata,
+        log: PopLog,
+        archive_reads: ArchiveReads,
+        broker: str,
+        memory_bytes: int,
+    ) -> None:
         """`broker`: the name in handles; `memory_bytes`: POP's memory, after which nothing is popped."""
         self._store = store
         self._settings = store.config.settings
         self._meta = meta
         self._log = log
+        self._archive_reads = archive_reads
         self._broker = broker
         self._memory_bytes = memory_bytes
         self._turns: dict[tuple[str, str], int] = {}
@@ -153,7 +167,7 @@ class Finder:
         if committed >= 0:
             return min(committed, high)
         if init_mode == 0 or topic.startswith(RETRY_PREFIX):
-            return low
+            return self._archive_reads.min_offset(topic, queue_id)
         if low <= 0:
             first = self._store.reader.get(topic, queue_id, 0, 1, 1, None)
             if not first.data or self._store.log.end - int.from_bytes(first.data[28:36], "big") <= RECENT_BYTES:
@@ -213,8 +227,8 @@ class Finder:
         """Continues behind messages that the log no longer has."""
         _, topic, queue_id = queue.key
         low = self._store.reader.min_offset(topic, queue_id)
-        if queue.next < low:
-            self._log.changes.advance(queue, low)
+        if queue.next < low and not self._archive_reads.may_have(topic, queue_id, queue.next):
+            self._log.changes.advance(queue, self._archive_reads.bounds(topic, queue_id)[0])
 
     def _rest(self, request: Pop) -> int:
         config = self._meta.working.topics.get(request.topic)
@@ -257,7 +271,7 @@ class Finder:
         offsets: list[int] = []
         pieces: list[bytes] = []
         for offset in [offset for offset in order.offsets if offset not in order.acked][:room]:
-            data = self._one(topic, queue_id, offset)
+            data = self._one(topic, queue_id, offset, found)
             if data is None:
                 return
             if data:
@@ -288,7 +302,7 @@ class Finder:
             if len(offsets) >= room:
                 behind.append((offset, count))
                 continue
-            data = self._one(topic, queue_id, offset)
+            data = self._one(topic, queue_id, offset, found)
             if data is None:
                 return
             if not data:
@@ -331,10 +345,22 @@ class Finder:
         found.count += given
         found.size += sum(map(len, pieces))
 
-    def _one(self, topic: str, queue_id: int, offset: int) -> bytes | None:
+    def _archived(self, read: ArchiveRead, found: Found) -> Got | None:
+        """Return what was read of the archive for a step; None: nothing yet."""
+        got = self._archive_reads.ready(read)
+        if got is None:
+            found.archived.append(read)
+        else:
+            self._archive_reads.used(read)
+        return got
+
+    def _one(self, topic: str, queue_id: int, offset: int, found: Found) -> bytes | None:
         """Return one record, b"" when it is gone; None: it cannot be read now."""
-        got = self._store.reader.get(topic, queue_id, offset, 1, 1)
-        if got.damaged >= 0:
+        got: Got | None = self._store.reader.get(topic, queue_id, offset, 1, 1)
+        gone = got is not None and got.status == GetStatus.OFFSET_TOO_SMALL
+        if gone and self._archive_reads.may_have(topic, queue_id, offset):
+            got = self._archived(ArchiveRead(topic, queue_id, offset, 1, 1), found)
+        if got is None or got.damaged >= 0:
             return None
         if got.data and int.from_bytes(got.data[QUEUE_OFFSET_AT : QUEUE_OFFSET_AT + 8], "big") == offset:
             return without_handles(got.data)
@@ -349,7 +375,17 @@ class Finder:
             return None
         max_bytes = max(self._settings.maxTransferBytesOnMessageInMemory - found.size, 1)
         got: Got | None = None
-        if wanted.condition is not None:
+        if at < self._store.reader.min_offset(topic, queue_id) and self._archive_reads.may_have(topic, queue_id, at):
+            request, key = wanted.request, ""
+            matches: Callable[[Record], bool] | None = None
+            if (condition := wanted.condition) is not None:
+                matches = partial(_matches, condition)
+                key = f"{request.expression_type} {request.expression}"
+            read = ArchiveRead(topic, queue_id, at, room, max_bytes, wanted.codes, matches, key)
+            got = self._archived(read, found)
+            if got is None:
+                return None
+        elif wanted.condition is not None:
             condition = wanted.condition
             got = self._store.reader.get(
                 topic, queue_id, at, room, max_bytes, None, lambda record: condition(record.props),
@@ -396,11 +432,15 @@ class Finder:
                 break
             queue = self._log.state.queues.get((request.group, topic, queue_id))
             at = self.begin(request.group, topic, queue_id, request.init_mode) if queue is None else queue.next
-            at = max(at, self._store.reader.min_offset(topic, queue_id))
+            at = max(at, self._archive_reads.bounds(topic, queue_id)[0])
             got = self._read(wanted, topic, queue_id, at, room, found, ends)
             if got is not None and len(got[0]):
                 self._give(found, request, topic, queue_id, *got[:2])
         return found
+
+
+def _matches(condition: Filter, record: Record) -> bool:
+    return condition(record.props)
 
 
 def as_of_topic(data: bytes, topic: str, handle: str) -> bytes:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
+from gantry_broker.broker.archive_reads import busy
 from gantry_broker.broker.errors import NotWritable, RequestRejected
 from gantry_broker.broker.pop.clock import PopClock
 from gantry_broker.broker.pop.expiry import Expiry
@@ -37,6 +38,7 @@ from gantry_broker.protocol.pop_handle import ORDERLY_QUEUE, BadHandle, Handle, 
 from gantry_broker.timeslice import SLICE_S
 
 if TYPE_CHECKING:
+    from gantry_broker.broker.archive_reads import ArchiveReads
     from gantry_broker.broker.clock import Clock
     from gantry_broker.broker.confirmed import ConfirmedRecords
     from gantry_broker.broker.events import Events
@@ -94,6 +96,7 @@ class PopService:
         health: MemberHealth,
         filters: Filters,
         confirmed: ConfirmedRecords,
+        archive_reads: ArchiveReads,
         counts: MessageCounts,
         stats: Stats,
         events: Events,
@@ -122,7 +125,8 @@ class PopService:
             clock=clock,
             pop_clock=self._clock,
         )
-        self._finder = Finder(store, meta, self._log, broker, memory_bytes // MEMORY_SHARE)
+        self._archive_reads = archive_reads
+        self._finder = Finder(store, meta, self._log, archive_reads, broker, memory_bytes // MEMORY_SHARE)
         self._waiting = WaitingPops()
         self._notified = WaitingPops(MAX_NOTIFICATIONS, MAX_NOTIFICATIONS)
         """Waiting NOTIFICATIONs."""
@@ -133,6 +137,7 @@ class PopService:
             creation=creation,
             role=role,
             stats=stats,
+            archive_reads=archive_reads,
             clock=self._clock,
             unlocked=self.wake,
         )
@@ -161,7 +166,9 @@ class PopService:
             if found.count:
                 await self._log.stored()
                 return self._answer(found, request)
-            if not found.more:
+            if found.archived:
+                await self._archive_reads.prepare(found.archived[0])
+            elif not found.more:
                 break
             await self._slices.grant()
         if found.full:
@@ -204,6 +211,9 @@ class PopService:
         if not self._log.ready.is_set():
             raise self._busy()
         found = self._finder.peek(wanted, self._clock.unix_ms())
+        if not found.count and found.archived:
+            self._archive_reads.prepare_soon(found.archived[0])
+            raise busy("the first message is on its way")
         if not found.count:
             return self._none(found.now_ms, request, PopStatus.NO_MESSAGE)
         return answer(found, request)

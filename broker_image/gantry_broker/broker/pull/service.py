@@ -11,9 +11,11 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Container, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
+from gantry_broker.broker.archive_reads import Wanted
 from gantry_broker.broker.errors import RequestRejected
 from gantry_broker.broker.pull.answers import found_answer
 from gantry_broker.broker.pull.checks import Consumption, Pull, PullChecks
@@ -29,6 +31,7 @@ from gantry_broker.store.types import Got
 from gantry_broker.timeslice import SLICE_S
 
 if TYPE_CHECKING:
+    from gantry_broker.broker.archive_reads import ArchiveReads
     from gantry_broker.broker.clock import Clock
     from gantry_broker.broker.latencies import Latencies
     from gantry_broker.broker.metadata.tables import Metadata
@@ -99,6 +102,7 @@ class PullService:
         filters: Filters,
         checks: PullChecks,
         slave_reads: SlaveReads,
+        archive_reads: ArchiveReads,
         counts: MessageCounts,
         latencies: Latencies,
         slices: TimeSlices,
@@ -113,6 +117,8 @@ class PullService:
         self._check = checks.take
         self._check_again = checks.again
         self._slave_reads = slave_reads
+        self._archive_reads = archive_reads
+        self._with_archive = archive_reads.on
         self._count_gets = counts.gets
         self._latencies = latencies
         self._settling: asyncio.Task[None] | None = None
@@ -216,17 +222,16 @@ class PullService:
         made = self._check(conn, frame)
         if made.asked.sql is not None and self._slices.left_s <= 0:
             return self._pull_in_turn(made, begun)
-        self._serve(made, begun)
-        return None
+        return self._serve(made, begun)
 
     async def _pull_in_turn(self, made: Pull, begun: float) -> None:
         """Serves a pull with an SQL92 filter in a later slice, when this pass of the event loop has done enough."""
         await self._slices.grant()
-        if not made.conn.closed:
-            self._serve(made, begun)
+        if not made.conn.closed and (rest := self._serve(made, begun)) is not None:
+            await rest
 
-    def _serve(self, made: Pull, begun: float) -> None:
-        """`begun`: when the pull arrived, by `perf_counter`."""
+    def _serve(self, made: Pull, begun: float) -> Coroutine[None, None, None] | None:
+        """Answers a pull, holds it, or returns the rest of the work. `begun`: when it arrived, by `perf_counter`."""
         asked = made.asked
         if asked.sql is not None:
             made.filter = self._sql(asked.sql)
@@ -238,14 +243,40 @@ class PullService:
             if self._waits(made, self._clock.now_ms(), wait_ms):
                 if wait_ms:
                     self._gather(made.conn, wait_ms)
-                return
+                return None
         got, code = self._read(made, self._store.reader.together())
         if code == ResponseCode.PULL_NOT_FOUND and may_hold and self._hold(made, self._clock.now_ms()):
-            return
+            return None
+        if got.status == GetStatus.OFFSET_TOO_SMALL and code == ResponseCode.PULL_RETRY_IMMEDIATELY:
+            asked = made.asked
+            if self._archive_reads.may_have(asked.topic_name, made.queue_id, made.offset):
+                return self._from_archive(made, begun)
+        self._answered_now(made, got, code, begun)
+        return None
+
+    def _answered_now(self, made: Pull, got: Got, code: int, begun: float) -> None:
         self.answer(made, got, code)
         seconds = perf_counter() - begun
         self._latencies.pull.observe(seconds)
         self._latencies.rpc.observe(made.code, code, seconds)
+
+    async def _from_archive(self, made: Pull, begun: float) -> None:
+        """Answers a pull with messages that the local log no longer has. Raises RequestRejected."""
+        asked, condition = made.asked, made.filter
+        got = await self._archive_reads.get(
+            Wanted(
+                asked.topic_name,
+                made.queue_id,
+                made.offset,
+                min(asked.max_count, self._settings.maxTransferCountOnMessageInMemory),
+                self._settings.maxTransferBytesOnMessageInMemory,
+                asked.codes,
+                None if condition is None else lambda record: condition(parse_properties(record.properties)),
+            )
+        )
+        if not made.conn.closed:
+            code = ResponseCode.SUCCESS if got.count else ResponseCode.PULL_RETRY_IMMEDIATELY
+            self._answered_now(made, got, int(code), begun)
 
     def _hold(self, made: Pull, now_ms: int) -> bool:
         asked = made.asked
@@ -493,6 +524,8 @@ class PullService:
             code = ResponseCode.PULL_NOT_FOUND if made.offset == 0 else ResponseCode.PULL_OFFSET_MOVED
         else:
             code = _CODES[status]
+        if status == GetStatus.OFFSET_TOO_SMALL and self._with_archive:
+            got, code = self._below_local(made, got, code)
         if self._role.serves:
             if got.damaged >= 0:
                 code = ResponseCode.SYSTEM_ERROR
@@ -509,6 +542,16 @@ class PullService:
         elif code != ResponseCode.SUCCESS and status != GetStatus.NO_MATCHED_MESSAGE:
             code = ResponseCode.PULL_RETRY_IMMEDIATELY
         return got, int(code)
+
+    def _below_local(self, made: Pull, got: Got, code: ResponseCode) -> tuple[Got, ResponseCode]:
+        """Returns the answer to a pull below the local log as far as it is known without a read of the archive."""
+        reads, asked = self._archive_reads, made.asked
+        if reads.may_have(asked.topic_name, made.queue_id, made.offset):
+            return replace(got, next_offset=made.offset), ResponseCode.PULL_RETRY_IMMEDIATELY
+        floor = reads.floor(asked.topic_name, made.queue_id)
+        if floor is not None and floor < got.min_offset:
+            got = replace(got, next_offset=floor, min_offset=floor)
+        return got, code
 
     def answer(self, made: Pull, got: Got, code: int) -> None:
         if code == _FOUND:
@@ -556,9 +599,10 @@ class PullService:
             entry.count += got.count
             entry.size += len(data)
             entry.offsets[made.queue_id] = following
-        made.conn.write(
-            found_answer(made.opaque, made.serialize, suggest, following, got.min_offset, got.max_offset, data)
-        )
+        low = got.min_offset
+        if low and self._with_archive:
+            low = self._archive_reads.bounds(asked.topic_name, made.queue_id)[0]
+        made.conn.write(found_answer(made.opaque, made.serialize, suggest, following, low, got.max_offset, data))
 
     def _suggest(self, made: Pull, got: Got, code: int) -> int:
         """Returns the brokerId from which the consumer should pull next; 0 is the master."""
