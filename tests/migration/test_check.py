@@ -54,7 +54,7 @@ def test_what_comes_has_its_size_and_what_is_not_known_has_a_dash() -> None:
         ({"look": look(enableControllerMode="true")}, "controller mode", "refused"),
         ({"look": replace(look(), version="V4_3_0")}, "version", "refused"),
         ({"ha_problem": "no answer"}, "HA port", "refused"),
-        ({"ordered": 3}, "order configuration", "missing"),
+        ({"ordered": 3}, "order configuration", "comes"),
     ],
 )
 def test_what_does_not_come_is_named(more: dict[str, Any], item: str, kind: str) -> None:

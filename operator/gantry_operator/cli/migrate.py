@@ -461,6 +461,7 @@ def cutover(
                 _show_steps(begun, limits, {n: s.lag or 0 for n, s in seen.items()})
                 return
             await _save_record(folder, begun)
+            await _copy_order(folder, edge)
             shown = _Shown()
             began = time.monotonic()
             await drive(edge, begun, limits, partial(_save_record, folder), timeout=timeout, say=shown)
@@ -471,6 +472,23 @@ def cutover(
         run_async(go())
     except steps.Refused as error:
         raise CliError(str(error)) from None
+
+
+async def _copy_order(folder: ClusterFolder, edge: Edge) -> None:
+    """A failure costs no cutover: clients keep the source's NameServers, which have it."""
+    from gantry_broker.client import Admin
+
+    from gantry_operator.actions.local_target import LocalTarget
+    from gantry_operator.migration.edge import FAILURES
+
+    try:
+        async with (
+            LocalTarget(folder).clients() as ours,
+            Admin(ours.name_servers, credentials=ours.credentials, tls=ours.tls) as own,
+        ):
+            await edge.copy_order(own)
+    except FAILURES as error:
+        note(f"the order configuration of topics is not copied to the new NameServers: {error}")
 
 
 class _Shown:

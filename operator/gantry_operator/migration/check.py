@@ -78,7 +78,12 @@ def findings(facts: Facts, settings: BrokerSettings) -> list[Finding]:
                              "comes again, with all behind it"))  # fmt: skip
     if facts.ordered:
         found.append(
-            Finding("missing", "order configuration", str(facts.ordered), "it stays in the source's NameServers")
+            Finding(
+                "comes",
+                "order configuration",
+                str(facts.ordered),
+                "the cutover copies it; on Kubernetes it stays in the source's NameServers",
+            )
         )
     if config.get("aclEnable") == "true" or config.get("authenticationEnabled") == "true":
         found.append(Finding("missing", "users and rules", "-", "gantry user import; see docs/security.md"))

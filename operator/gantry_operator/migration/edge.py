@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gantry_broker.client import Admin, ClientError, Credentials
+from gantry_broker.client import Admin, BrokerError, ClientError, Credentials
 from gantry_broker.protocol import plausible
 from gantry_broker.protocol.bodies import BodyError
-from gantry_broker.protocol.codes import FORMER_MASTER_ID
+from gantry_broker.protocol.codes import FORMER_MASTER_ID, ORDER_TOPIC_NAMESPACE, ResponseCode
 from gantry_broker.protocol.digits import whole_number
 from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.remoting.tls import TlsOptions
@@ -115,6 +115,17 @@ class Edge:
     async def settings_of(self, address: str) -> dict[str, str]:
         """Return the settings of a source's broker. Raises as `FAILURES`."""
         return await next(iter(self._admins.values())).broker_config(address)
+
+    async def copy_order(self, target: Admin) -> int:
+        """Give the new cluster's NameServers the order configuration of the source's; return how many entries differed.
+        Raises as `FAILURES`.
+        """
+        count = 0
+        for name, value in (await _kv_table(next(iter(self._admins.values())), ORDER_TOPIC_NAMESPACE)).items():
+            if await target.get_kv(ORDER_TOPIC_NAMESPACE, name) != value:
+                await target.put_kv(ORDER_TOPIC_NAMESPACE, name, value)
+                count += 1
+        return count
 
     async def routes(self) -> Routes:
         """Return what each NameServer of the source says; None: it does not answer."""
@@ -235,6 +246,16 @@ class Edge:
                         await admin.update_broker_config(address, wanted)
         except FAILURES as error:
             raise Refused(f"group {group.name}: {source} did not take {changes}: {error}") from error
+
+
+async def _kv_table(admin: Admin, namespace: str) -> dict[str, str]:
+    """Empty when a NameServer has no such table."""
+    try:
+        return await admin.kv_table(namespace)
+    except BrokerError as error:
+        if error.code == ResponseCode.QUERY_NOT_FOUND:
+            return {}
+        raise
 
 
 def _copy_of(status: Mapping[str, Any]) -> tuple[str, str, int | None, bool]:
