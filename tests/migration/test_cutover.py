@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from benchmarks.rig.driver import Running
 from benchmarks.rig.processes import NamespaceUnavailable
 from tests.migration.scene import Scene, scene
 
@@ -69,3 +72,64 @@ def moves(made: Scene, client: str) -> None:
     assert pause < 25_000, said
     group = made.status()["groups"]["a"]
     assert (group["state"], group["routed"]) == ("leads", True), group
+
+
+@pytest.mark.timeout(290)
+@pytest.mark.parametrize(("server", "client"), [("server49", "49"), ("server55", "55")])
+def test_clients_return_when_a_cutover_is_killed_and_aborted(
+    java_side: Path, tmp_path: Path, server: str, client: str
+) -> None:
+    try:
+        with scene(tmp_path, server) as made:
+            goes_back(made, client)
+    except NamespaceUnavailable as error:
+        pytest.skip(f"the migration from Apache RocketMQ is not tested here: {error}")
+
+
+def go_on(writer: Running, until_ms: float) -> None:
+    """Wait until the source has acknowledged a message behind that time."""
+    while (line := writer.next(60)) is not None:
+        if line["event"] == "ok" and line["ms"] > until_ms:
+            return
+    raise AssertionError("the writer ended")
+
+
+def goes_back(made: Scene, client: str) -> None:
+    clients = made.driver(client)
+    clients.mqadmin("updateTopic", "-c", made.source.cluster, "-t", "Orders", "-r", "4", "-w", "4")
+    clients.run("produce", topic="Orders", count=100, size=1000, run="run")
+    reader = clients.start(
+        "consume", topic="Orders", group="billing", run="run", count=1_000_000, timeout_s=300, each=True
+    )
+    made.start()
+    writer = clients.start("failover", topic="Orders", run="run", first=100, size=1000, threads=2, pause_ms=5)
+    writer.wait_for("ok")
+    made.until_following()
+    words = [*made.source.prefix, sys.executable, "-m", "gantry_operator.cli", "migrate", "cutover"]
+    words += ["--dir", str(made.folder)]
+    with subprocess.Popen(words, env=made.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as popen:
+        made.until(
+            "clients are carried to the source", lambda s: (s["groups"]["a"]["copy"] or {}).get("carried", 0) > 1
+        )
+        popen.kill()
+    assert made.status()["phase"] in ("routing", "routed")
+    assert "has its permission back" in made.migrate("abort").stdout
+    began = time.time() * 1000
+    seen = made.status()
+    assert (seen["phase"], seen["groups"]["a"]["sourcePermission"], seen["groups"]["a"]["routed"]) == (
+        "following",
+        6,
+        False,
+    )
+    # Clients look for the route every 30 s: until then they are carried on. After that they need no Gantry.
+    go_on(writer, began + 35_000)
+    made.gantry("down", "--dir", str(made.folder))
+    go_on(writer, time.time() * 1000 + 2_000)
+    clients.run("stop")
+    sent = writer.finish()
+    assert not sent.of("failed"), "no send fails on the way there and back"
+    missing = {line["n"] for line in sent.of("ok")} | set(range(100))
+    while missing and (line := reader.next(60)) is not None:
+        if line["event"] == "message":
+            missing.discard(line["n"])
+    assert not missing

@@ -33,6 +33,8 @@ CONNECT_S: Final = 3.0
 READ: Final = 64 << 10
 MOST: Final = 10_000
 """Connections at once."""
+HEARTBEAT: Final = 256 << 10
+"""Bytes of a heartbeat at most. Longer frames are passed on in pieces, so that a connection holds little memory."""
 TLS: Final = b"\x16"
 """The first byte of a connection with TLS."""
 _LENGTHS: Final = Struct(">iI")
@@ -119,7 +121,8 @@ class Carrier:
             source_writer.write(first)
             works = [_copy(reader, source_writer), _copy(source_reader, writer)]
         else:
-            works = [_up(first, reader, source_writer, writer), _down(source_reader, writer)]
+            between = asyncio.Lock()
+            works = [_up(first, reader, source_writer, writer, between), _down(source_reader, writer, between)]
         ways = [asyncio.create_task(work) for work in works]
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -131,36 +134,60 @@ class Carrier:
 
 
 async def _up(
-    first: bytes, reader: asyncio.StreamReader, source: asyncio.StreamWriter, client: asyncio.StreamWriter
+    first: bytes,
+    reader: asyncio.StreamReader,
+    source: asyncio.StreamWriter,
+    client: asyncio.StreamWriter,
+    between: asyncio.Lock,
 ) -> None:
-    """Pass on what the client sends, frame by frame. `first`: its first byte."""
+    """Pass on what the client sends, frame by frame. `first`: its first byte. `between`: held while a frame is written
+    to the client.
+    """
     with contextlib.suppress(OSError, asyncio.IncompleteReadError, FrameError):
         while True:
             head = first + await reader.readexactly(_LENGTHS.size - len(first))
             first = b""
             length, mark = _LENGTHS.unpack(head)
-            size = mark & 0xFFFFFF
-            if not 4 + size <= length <= MAX_FRAME:
+            size, left = mark & 0xFFFFFF, length - 4
+            if not size <= left <= MAX_FRAME:
                 return
-            rest = await reader.readexactly(length - 4)
+            if left > HEARTBEAT:
+                source.write(head)
+                await _pass(reader, source, left)
+                continue
+            rest = await reader.readexactly(left)
             if code_of(mark >> 24, rest[:size]) == RequestCode.HEART_BEAT and names_consumers(rest[size:]):
                 (frame,) = FrameDecoder().feed(head + rest)
-                client.write(encode_frame(Frame.response_to(frame, ResponseCode.SUCCESS)))
+                async with between:
+                    client.write(encode_frame(Frame.response_to(frame, ResponseCode.SUCCESS)))
+                    await client.drain()
                 continue
             source.write(head + rest)
             await source.drain()
 
 
-async def _down(source: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
-    """Pass on what the source sends in whole frames: `_up` answers between them."""
+async def _down(source: asyncio.StreamReader, client: asyncio.StreamWriter, between: asyncio.Lock) -> None:
+    """Pass on what the source sends, frame by frame: `_up` answers between them."""
     with contextlib.suppress(OSError, asyncio.IncompleteReadError):
         while True:
             head = await source.readexactly(4)
             length = int.from_bytes(head, "big", signed=True)
             if not 4 <= length <= MAX_FRAME:
                 return
-            client.write(head + await source.readexactly(length))
-            await client.drain()
+            async with between:
+                client.write(head)
+                await _pass(source, client, length)
+
+
+async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, count: int) -> None:
+    """Pass so many bytes on, a piece at a time. Raises OSError, IncompleteReadError."""
+    while count:
+        data = await reader.read(min(count, READ))
+        if not data:
+            raise asyncio.IncompleteReadError(b"", count)
+        writer.write(data)
+        await writer.drain()
+        count -= len(data)
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
