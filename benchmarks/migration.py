@@ -35,7 +35,16 @@ def sends(clients: Driver, run: str, seconds: int) -> float:
 
 def following(made: Scene, clients: Driver, mib: int) -> dict[str, Any]:
     """Follow a log of so many MiB from its begin to its end."""
-    clients.run("produce", topic="Fill", count=mib * 16, size=64 << 10, run="fill", threads=4, within_s=600)
+    clients.run(
+        "produce",
+        topic="Fill",
+        count=mib * 16,
+        size=64 << 10,
+        run="fill",
+        threads=4,
+        compress_over=1 << 30,
+        within_s=600,
+    )
     before = sends(clients, "before", WINDOW_S)
     began = time.monotonic()
     made.start()

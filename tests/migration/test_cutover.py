@@ -19,6 +19,11 @@ FIRST = 3000
 """Messages before the copy begins."""
 
 
+def carried(made: Scene) -> None:
+    """Wait until a client has Gantry's address and is passed on to the source."""
+    made.until("clients are carried", lambda s: (s["groups"]["a"]["copy"] or {}).get("carried", 0) > 0, 120)
+
+
 @pytest.mark.timeout(290)
 @pytest.mark.parametrize(("server", "client"), [("server49", "49"), ("server55", "55")])
 def test_clients_go_on_through_a_cutover(java_side: Path, tmp_path: Path, server: str, client: str) -> None:
@@ -46,9 +51,7 @@ def moves(made: Scene, client: str) -> None:
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(made.migrate, "cutover")
         # They have Gantry's address before the source ends writes.
-        made.until(
-            "clients are carried to the source", lambda s: (s["groups"]["a"]["copy"] or {}).get("carried", 0) > 1
-        )
+        carried(made)
         said = running.result().stdout
     assert "Gantry leads" in said, said
     began = time.time() * 1000
@@ -108,9 +111,7 @@ def goes_back(made: Scene, client: str) -> None:
     words = [*made.source.prefix, sys.executable, "-m", "gantry_operator.cli", "migrate", "cutover"]
     words += ["--dir", str(made.folder)]
     with subprocess.Popen(words, env=made.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as popen:
-        made.until(
-            "clients are carried to the source", lambda s: (s["groups"]["a"]["copy"] or {}).get("carried", 0) > 1
-        )
+        carried(made)
         popen.kill()
     assert made.status()["phase"] in ("routing", "routed")
     assert "has its permission back" in made.migrate("abort").stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 from gantry_broker.broker.migration.errors import MigrationError
-from gantry_broker.broker.migration.exporting import CONF, convert, copy_files
+from gantry_broker.broker.migration.exporting import CONF, LogFiles, convert, copy_files
 from gantry_broker.client import Admin, Message, Producer
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.codes import CONTROL_TOPIC, POP_TOPIC
@@ -212,26 +213,50 @@ async def test_an_export_has_rocketmqs_files_only_and_what_waits(tmp_path: Path)
         copy_files(data, out)
 
 
-def test_the_command_exports_a_cluster_that_runs_and_one_that_is_down(tmp_path: Path) -> None:
-    manifest = tmp_path / "cluster.yaml"
-    spec = {"brokerGroups": [{"name": "a", "members": 2}, {"name": "b", "members": 1}], "broker": SMALL}
-    manifest.write_text(json.dumps(MANIFEST | {"spec": spec | {"proxy": {"replicas": 0}}}))
-    with gantry.Cluster(tmp_path / "cluster", manifest) as cluster:
-        cluster.gantry("topic", "create", "T", "--queues", "2")
-        cluster.gantry("produce", "T", "--count", "40")
-        running = json.loads(cluster.gantry("export", "--to", str(tmp_path / "running"), "-o", "json"))
-        cluster.gantry("down")
-        down = json.loads(cluster.gantry("export", "--to", str(tmp_path / "down"), "--group", "a", "-o", "json"))
-        with pytest.raises(RuntimeError, match="is not empty"):
-            cluster.gantry("export", "--to", str(tmp_path / "down"), "--group", "a")
-        with pytest.raises(RuntimeError, match="has no group 'c'"):
-            cluster.gantry("export", "--to", str(tmp_path / "other"), "--group", "c")
-    assert (running.keys(), down.keys()) == ({"a", "b"}, {"a"})
-    assert down["a"]["end"] >= running["a"]["end"] > 0
-    counts = []
-    for folder in (tmp_path / "running" / "a", tmp_path / "running" / "b", tmp_path / "down" / "a"):
-        store = opened(folder)
-        counts.append(sum(store.max_offset("T", number) for number in range(2)))
-        store.close(clean=False)
-    assert counts[0] + counts[1] == 40
-    assert counts[0] == counts[2] > 0
+async def test_a_log_whose_beginning_has_expired_keeps_its_offsets_and_tables(tmp_path: Path) -> None:
+    data, copy, out, segment = tmp_path / "data", tmp_path / "copy", tmp_path / "out", 1 << 20
+    rng = random.Random(1)  # Zeros would be compressed to nothing.
+    async with (
+        broker(data_dir=data, mappedFileSizeCommitLog=segment) as mq,
+        Admin(mq.name_servers) as admin,
+        Producer(mq.name_servers) as producer,
+    ):
+        await admin.create_topic("Early", queues=1)
+        await producer.send(Message("Early", b"first"))
+        await admin.create_topic("T", queues=1)
+        queue = (await admin.readable_queues("T"))[0]
+        for number in range(60):
+            await producer.send(Message("T", b"%d " % number + rng.randbytes(50_000)))
+        await admin.set_offset("billing", queue, 55)
+
+        # Retention removes a segment once a later one has all tables.
+        def written() -> bool:
+            later = [path for path in (data / "commitlog").iterdir() if int(path.name) >= segment]
+            return any(b'"topicName":"Early"' in path.read_bytes() for path in later)
+
+        async with asyncio.timeout(20):
+            while not await asyncio.to_thread(written):  # noqa: ASYNC110 - a file has no event
+                await asyncio.sleep(0.05)
+    copy_files(data, copy)
+    store = opened(copy)
+    log = LogFiles(out, segment, segment)
+    while data_of := store.read_bytes(log.end, 300_000):
+        log.write(data_of)
+    log.close()
+    first = store.get("T", 0, 0, 1, 1)
+    assert first.count == 1
+    store.close(clean=False)
+    found = await asyncio.to_thread(
+        convert, out, BrokerSettings.model_validate(SETTINGS), cluster="test", broker="test"
+    )
+    assert (found.start, found.end) == (segment, log.end)
+    topics = json.loads((out / "config" / "topics.json").read_text())["topicConfigTable"]
+    assert {"T", "Early"} <= set(topics)
+    offsets = fastjson.loads((out / "config" / "consumerOffset.json").read_bytes())["offsetTable"]
+    assert offsets["T@billing"] == {"0": 55}
+    store = opened(out)
+    assert (store.max_offset("T", 0), store.max_offset("Early", 0)) == (60, 1)
+    assert 0 < store.min_offset("T", 0) < 40
+    got = store.get("T", 0, 59, 1, 1)
+    assert next(iter(decode_records(got.data))).body.startswith(b"59 ")
+    store.close(clean=False)

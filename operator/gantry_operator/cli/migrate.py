@@ -475,7 +475,7 @@ def cutover(
 
 
 async def _copy_order(folder: ClusterFolder, edge: Edge) -> None:
-    """A failure costs no cutover: clients keep the source's NameServers, which have it."""
+    """Copy what the source's NameServers have. A failure costs no cutover: clients keep those NameServers."""
     from gantry_broker.client import Admin
 
     from gantry_operator.actions.local_target import LocalTarget
