@@ -82,7 +82,7 @@ class StoredTopics:
         return parse_properties(record.properties).get(Prop.REAL_TOPIC, "")
 
     def _perhaps_unconfirmed(self, offset: int) -> Record | None:
-        """A producer may decide on its half message before this member knows that it is confirmed."""
+        """Return the record there, confirmed or not: a producer may decide before this member confirms."""
         store = self._store
         try:
             if not store.state.confirmed <= offset < store.log.end:
@@ -133,7 +133,7 @@ class AccessControl:
         return found
 
     def load(self) -> None:
-        """Reads both files, before the ports open. A damaged file counts as none: then no one is let in."""
+        """Read both files, before the ports open. A damaged file counts as none: then no one is let in."""
         for name, take in ((TABLE_FILE, self._take_table), (CHANGES_FILE, self._take_changes)):
             path = self._folder / name
             try:
@@ -165,7 +165,7 @@ class AccessControl:
     # ---- changes
 
     async def put(self, body: bytes) -> int:
-        """Takes a table (JSON) in force and keeps it. Returns the version that this member holds then.
+        """Take a table (JSON) in force and keep it. Returns the version that this member holds then.
 
         A version that is not higher is ignored. Raises ValueError, and OSError: in force, but not kept.
         """
@@ -193,7 +193,7 @@ class AccessControl:
             return self.version
 
     async def change(self, op: Operation, name: str, user: User | None, by: str) -> None:
-        """Changes a user at this member: in force at once, and kept. Raises TooManyChanges, OSError."""
+        """Change a user at this member: in force at once, and kept. Raises TooManyChanges, OSError."""
         async with self._lock:
             if len(self.changes) >= MAX_CHANGES:
                 raise TooManyChanges(f"{MAX_CHANGES} changes of users wait for the control plane, which is the limit")
@@ -209,8 +209,8 @@ class AccessControl:
             await self._keep_changes()
 
     def next_waiting(self) -> Changes:
-        """The oldest changes that wait, as many as `CHANGES_BYTES` hold, and one at least: the next ones follow when
-        the control plane has merged these.
+        """Return the oldest changes that wait, as many as `CHANGES_BYTES` hold, and one at least: the next ones follow
+        when the control plane has merged these.
         """
         size, count = 0, 0
         for change in self.changes:

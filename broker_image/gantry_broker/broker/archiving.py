@@ -105,7 +105,7 @@ class Archiving:
             await self._archiver.close()
 
     def needed_from(self) -> int | None:
-        """The first offset that retention keeps for the archive; None: it need not wait.
+        """Return the first offset that retention keeps for the archive; None: it need not wait.
 
         Beyond `max_local_lag_bytes` it waits no longer: a store that is away for long must not fill the disk. An
         archive that was not read since the start holds retention back by the same rule, from the log's first byte on.
@@ -136,7 +136,7 @@ class Archiving:
 
 
 def archive_status(report: Report | None, reads: ArchiveReads) -> ArchiveStatus | None:
-    """The report as the HTTP interface shows it, and what was read for clients."""
+    """Return the report as the HTTP interface shows it, and what was read for clients."""
     if report is None:
         return None
     return ArchiveStatus(

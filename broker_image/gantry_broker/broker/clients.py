@@ -55,7 +55,7 @@ class TooManyClients(Exception):
 
 
 def weight(data: SubscriptionData) -> int:
-    """Returns the units of a subscription against the limit of a broker."""
+    """Return the units of a subscription against the limit of a broker."""
     return 1 + (len(data.expression) + sum(map(len, data.tags))) // UNIT + len(data.tags) // 16
 
 
@@ -124,7 +124,7 @@ class ConsumerGroup:
         return bool(self.clients and self.subscriptions) and not pulls and not self.inconsistent
 
     def client_ids(self) -> list[str]:
-        """Returns each member once: members divide the queues by this list. A client that has read from a slave has two
+        """Return each member once: members divide the queues by this list. A client that has read from a slave has two
         connections to it after a promotion, and would otherwise get two shares.
         """
         return list(dict.fromkeys(c.client_id for c in self.clients.values()))
@@ -160,7 +160,7 @@ class ClientTable:
     def admit(
         self, conn: Link, consumers: Mapping[str, list[SubscriptionData]], producers: Iterable[str], owner: str = ""
     ) -> None:
-        """Raises TooManyClients when a heartbeat with these groups would exceed a limit.
+        """Raise TooManyClients when a heartbeat with these groups would exceed a limit.
 
         `owner`: the user, or the address, which pays; it may have as much as is free, so that none takes the last
         places. Empty: it may have all.
@@ -191,7 +191,7 @@ class ClientTable:
             self._owner_of.setdefault(conn, owner)  # What it has was paid by the first one.
 
     def claim(self, client_id: str, user: str | None, conn: Link, *, signed_only: bool = False) -> None:
-        """Notes that a connection has a client id, which belongs to its first user until all its connections end.
+        """Note that a connection has a client id, which belongs to its first user until all its connections end.
 
         `user`: None for unsigned requests; `signed_only`: these do not count any more. Raises NotYourId and
         TooManyClients.
@@ -207,7 +207,7 @@ class ClientTable:
         owner[1][conn] = None
 
     def check_id(self, client_id: str, user: str | None, conn: Link, *, signed_only: bool = False) -> None:
-        """Raises NotYourId when a client id belongs to another user."""
+        """Raise NotYourId when a client id belongs to another user."""
         owner = self._owners.get(client_id)
         if owner is None or owner[0] == user or (signed_only and owner[0] is None):
             return
@@ -227,7 +227,7 @@ class ClientTable:
         consume_from: str,
         partial: bool = False,
     ) -> bool:
-        """Notes a member and its subscriptions. Returns True when members or subscriptions changed: notify the group.
+        """Note a member and its subscriptions. Returns True when members or subscriptions changed: notify the group.
 
         `partial`: a 5.x heartbeat without subscriptions; the known ones stay.
         """
@@ -285,7 +285,7 @@ class ClientTable:
         self._clients.setdefault(client.client_id, {})[client.conn] = client
 
     def leave_consumer(self, group: str, conn: Link) -> bool:
-        """Removes a member; returns False when it was none."""
+        """Remove a member; return False when it was none."""
         entry = self.consumers.get(group)
         if entry is None or entry.clients.pop(conn, None) is None:
             return False
@@ -299,7 +299,7 @@ class ClientTable:
         return True
 
     def depart(self, group: str, client_id: str, conn: Link) -> bool:
-        """Removes a consumer that unregisters, with all its connections; returns False when it was no member.
+        """Remove a consumer that unregisters, with all its connections; return False when it was no member.
 
         A client unregisters on one connection only. A connection from the time when this broker was a slave stays open,
         perhaps for other consumers of the client, and would keep a share of the queues without a reader.
@@ -333,7 +333,7 @@ class ClientTable:
             self._clients.pop(client.client_id, None)
 
     def closed(self, conn: Link) -> list[str]:
-        """Removes an ended connection; returns the consumer groups that lost a member."""
+        """Remove an ended connection; return the consumer groups that lost a member."""
         self.proxied.closed(conn)
         for client_id in self._ids.pop(conn, ()):
             links = self._owners[client_id][1]
@@ -347,7 +347,7 @@ class ClientTable:
         return changed
 
     def expire(self, now_ms: int) -> tuple[list[str], list[Link]]:
-        """Removes silent members. Returns (consumer groups that changed, connections to close)."""
+        """Remove silent members. Returns (consumer groups that changed, connections to close)."""
         self.proxied.expire(now_ms)
         silent: dict[Link, None] = {}
         for clients in [g.clients for g in self.consumers.values()] + list(self.producers.values()):
@@ -358,7 +358,7 @@ class ClientTable:
         return sorted(set(changed)), list(silent)
 
     def any_producer(self, group: str, may: Callable[[Link], bool] = lambda _: True) -> Link | None:
-        """Returns a connection of a producer group that `may` allows, another one each time, for the check of a
+        """Return a connection of a producer group that `may` allows, another one each time, for the check of a
         transaction.
         """
         members = [link for link in self.producers.get(group, ()) if may(link)]
@@ -368,7 +368,7 @@ class ClientTable:
         return members[self._round % len(members)]
 
     def find_client(self, client_id: str) -> Client | None:
-        """Returns the producer's connection with that client id, for the push of a reply message: of several, the open
+        """Return the producer's connection with that client id, for the push of a reply message: of several, the open
         one with the last heartbeat.
         """
         known = [client for client in self._clients.get(client_id, {}).values() if not client.conn.closed]

@@ -35,7 +35,7 @@ class ConfirmedRecords:
         return bool(self._available)
 
     def confirmed(self, confirmed: Confirmed) -> None:
-        """Takes the result of `Indexer.confirm`."""
+        """Take the result of `Indexer.confirm`."""
         if confirmed.control:
             self._replay.confirmed(confirmed.control)
         # The caller finishes its own step first, because readers may append.

@@ -73,14 +73,14 @@ READS: Final = 4
 
 
 def real_target(record: Record) -> tuple[str, int]:
-    """Returns the topic and queue that a waiting message is meant for; its own when the properties name none."""
+    """Return the topic and queue that a waiting message is meant for; its own when the properties name none."""
     props = parse_properties(record.properties)
     queue = props.get(Prop.REAL_QUEUE_ID, "0")
     return props.get(Prop.REAL_TOPIC) or record.topic, whole_number(queue, 0, MAX_INT) or 0
 
 
 def delivered(record: Record) -> Put:
-    """Returns the message as its consumers see it. Raises RecordError, ValueError for an impossible topic."""
+    """Return the message as its consumers see it. Raises RecordError, ValueError for an impossible topic."""
     topic, queue_id = real_target(record)
     fault = topic_fault(topic, longest=255)
     if fault is not None:
@@ -156,7 +156,7 @@ class Delays:
             self._timer = None
 
     def timers_waiting(self) -> int:
-        """Returns how many messages wait in the timer topic."""
+        """Return how many messages wait in the timer topic."""
         return self._buckets.waiting()
 
     def _wake(self, delay_ms: int) -> None:
@@ -254,7 +254,7 @@ class WaitingMessages:
         """By queue: progress, and the offset in the log of the first message that waits, which was read for it."""
 
     def lowest(self) -> tuple[bool, int | None]:
-        """Returns whether all queues were looked at, and the lowest offset of the log; None: no message waits.
+        """Return whether all queues were looked at, and the lowest offset of the log; None: no message waits.
 
         It reads at most `PLACES` entries; the next call goes on. Raises OSError.
         """
@@ -323,7 +323,7 @@ class Buckets:
         self._recalled.clear()
 
     def reload(self) -> None:
-        """Finds the buckets with messages that were not delivered, for a new leader."""
+        """Find the buckets with messages that were not delivered, for a new leader."""
         present = timer_bucket(self._clock.unix_ms())
         buckets = self._store.queues.topics_queues().get(TIMER_TOPIC, [])
         for queue_id in sorted(buckets, key=lambda bucket: (bucket - present) % TIMER_BUCKETS):
@@ -335,7 +335,7 @@ class Buckets:
             self._unknown[bucket] = None
 
     def waiting(self) -> int:
-        """Returns how many messages wait, those that were delivered out of order among them."""
+        """Return how many messages wait, those that were delivered out of order among them."""
         store, progress = self._store, self._meta.working.timer
         return sum(
             max(store.reader.max_offset(TIMER_TOPIC, bucket) - progress.get(bucket, 0), 0)
@@ -343,7 +343,7 @@ class Buckets:
         )
 
     def _read_first(self, bucket: int) -> None:
-        """Finds when a bucket's minute begins. Its first message decides: the group may have had no leader for days."""
+        """Find when a bucket's minute begins. Its first message decides: the group may have had no leader for days."""
         offset = max(self._read.get(bucket, 0), self._progress(bucket))
         got = self._store.reader.get(TIMER_TOPIC, bucket, offset, 1, BATCH_BYTES)
         due = [_until(parse_properties(record.properties)) for record in decode_records(got.data)]
@@ -356,7 +356,7 @@ class Buckets:
         return max(stored, self._store.reader.min_offset(TIMER_TOPIC, bucket))
 
     def _done(self, bucket: int) -> AbstractSet[int]:
-        """Returns the offsets of a bucket that were delivered at or above its progress. A new leader knows them as
+        """Return the offsets of a bucket that were delivered at or above its progress. A new leader knows them as
         well.
         """
         return self._meta.working.timer_done.get(bucket, frozenset())
@@ -436,7 +436,7 @@ class Buckets:
         self._late_end = self._store.log.end
 
     def _outcome(self, record: Record, props: dict[str, str], bucket: int, now: int) -> Put | None:
-        """Returns what becomes of a message whose time in its bucket is over; None: nothing.
+        """Return what becomes of a message whose time in its bucket is over; None: nothing.
 
         One that is late goes to its last place, too, where its recall may be.
         """
@@ -460,11 +460,11 @@ class Buckets:
         return delivered(record)
 
     def _delivered_before(self) -> int:
-        """Returns up to when RocketMQ has delivered the messages of a group that was migrated, in Unix ms."""
+        """Return up to when RocketMQ has delivered the messages of a group that was migrated, in Unix ms."""
         return whole_number(self._meta.working.marks.get(TIMERS_DELIVERED, "0")) or 0
 
     def _read_bucket(self, bucket: int, now: int, reads: int) -> int:
-        """Reads the entries of a bucket from where the last read stopped: times and offsets only, not the messages.
+        """Read the entries of a bucket from where the last read stopped: times and offsets only, not the messages.
 
         `reads`: times that it may read; returns how many are left.
         """
@@ -498,12 +498,12 @@ def _number(props: Mapping[str, str], name: str) -> int:
 
 
 def _until(props: Mapping[str, str]) -> int:
-    """Returns until when a message of the timer topic waits in its bucket, in Unix ms; 0: it has no time."""
+    """Return until when a message of the timer topic waits in its bucket, in Unix ms; 0: it has no time."""
     return _number(props, Prop.TIMER_OUT_MS)
 
 
 def _due(props: Mapping[str, str]) -> int:
-    """Returns when a message of the timer topic is due, in Unix ms."""
+    """Return when a message of the timer topic is due, in Unix ms."""
     return max(_number(props, Prop.TIMER_DELIVER_MS), _until(props))
 
 
@@ -512,5 +512,5 @@ def _recalled_by(record: Record, props: Mapping[str, str]) -> Recalled:
 
 
 def due_time(record: Record) -> int:
-    """Returns when a message of the timer topic is due, in Unix ms; 0: it has no time."""
+    """Return when a message of the timer topic is due, in Unix ms; 0: it has no time."""
     return _due(parse_properties(record.properties))

@@ -28,13 +28,13 @@ _NAMES: Final = {
 
 
 def describe_tables(body: bytes) -> str | None:
-    """Returns the changes in a control record as text; None for other control records and unreadable ones."""
+    """Return the changes in a control record as text; None for other control records and unreadable ones."""
     change = decode_change(body)
     return None if change is None else describe_change(change)
 
 
 def describe_change(change: Change) -> str:
-    """Returns a change on one line: at most five entries of each part, and the number of the others."""
+    """Return a change on one line: at most five entries of each part, and the number of the others."""
     parts = [f"{text} {_list(change[name])}" for name, text in _NAMES.items() if change.get(name)]
     if change.get("dropData"):
         parts.append(f"hides their records below {change['dropData']}")

@@ -52,6 +52,6 @@ class DiskWatch:
         return self.since(self._now() - MAX_AGE_S)
 
     def since(self, at: float) -> DiskUsage | None:
-        """The usage, if the look at it began at this time of the clock or later; None: it is not known."""
+        """Return the usage, if the look at it began at this time of the clock or later; None: it is not known."""
         begun, usage = self._last
         return usage if begun >= max(at, self._now() - MAX_AGE_S) else None

@@ -53,7 +53,7 @@ class Dispatcher:
         processor.process_again = self._take
 
     def on_open(self, conn: Connection) -> None:
-        """Does nothing: a client is known by its first request."""
+        """Do nothing: a client is known by its first request."""
 
     def on_close(self, conn: Connection) -> None:
         left(self._gate, conn)
@@ -62,7 +62,7 @@ class Dispatcher:
             self._notifier.group_changed(group)
 
     def on_frames(self, conn: Connection, frames: list[Frame]) -> None:
-        """Takes all requests of one read: the only way in for clients, and so the one place where access is checked.
+        """Take all requests of one read: the only way in for clients, and so the one place where access is checked.
 
         Requests that wait, for a message, for their turn or for a master, were checked before they waited.
         """
@@ -103,7 +103,7 @@ class Dispatcher:
             self._refuse(conn, [frame for frame in kept if frame not in passed])
 
     def _relay(self, conn: Connection, frames: list[Frame]) -> list[Frame]:
-        """Passes on what a client sends to the leader. Returns the requests for this member: those before the first one
+        """Pass on what a client sends to the leader. Returns the requests for this member: those before the first one
         that tells that this client takes it for the leader.
         """
         relays = self._relays

@@ -33,7 +33,7 @@ class NotStored(Exception):
 
 
 def store_refusal(error: StoreError) -> tuple[int, str]:
-    """Returns code and remark for a batch that the store refused."""
+    """Return code and remark for a batch that the store refused."""
     if isinstance(error, StoreFull):
         return (
             int(ResponseCode.SERVICE_NOT_AVAILABLE),
@@ -45,7 +45,7 @@ def store_refusal(error: StoreError) -> tuple[int, str]:
 
 
 def failure_answer(frame: Frame, error: Exception) -> Frame:
-    """Returns the error answer for an exception of a handler."""
+    """Return the error answer for an exception of a handler."""
     if isinstance(error, RequestRejected):
         return error_answer(frame, error.code, error.remark)
     if isinstance(error, BadField):

@@ -98,7 +98,8 @@ class Following:
         changed: Callable[[], None],
         restart: Callable[[], None],
     ) -> None:
-        """`changed`: the report is another one. `restart`: ends this process, so that its disk is filled once more.
+        """Take the edges. `changed`: the report is another one. `restart`: ends this process, so that its disk is
+        filled once more.
 
         Raises ArchiveError for an archive that cannot be.
         """

@@ -125,7 +125,7 @@ class Forwarder:
         _answer_all(late, TOO_LATE)
 
     async def drained(self, timeout_s: float) -> None:
-        """Waits until no buffered write is left, or the time is over."""
+        """Wait until no buffered write is left, or the time is over."""
         worker = self._worker
         if worker is not None and not worker.done():
             await asyncio.wait({worker}, timeout=timeout_s)
@@ -137,7 +137,7 @@ class Forwarder:
         return replication.follows and replication.leader_address is not None and len(self._passing) < MAX_PASSING
 
     def pass_on(self, conn: Connection, frames: list[Frame]) -> None:
-        """Forwards requests that came to a follower to its leader, and relays the answers."""
+        """Forward requests that came to a follower to its leader, and relay the answers."""
         conn.attrs["client"] = True
         due = asyncio.get_running_loop().time() + FORWARD_S
         task = asyncio.get_running_loop().create_task(
@@ -156,7 +156,7 @@ class Forwarder:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Does what the role allows with the queue: keep, append, forward, or refuse."""
+        """Do what the role allows with the queue: keep, append, forward, or refuse."""
         if not self._queue or self._replication.writes_paused or (self._worker is not None and not self._worker.done()):
             return  # The worker continues by itself.
         if self._role.may_append:
@@ -176,7 +176,7 @@ class Forwarder:
         return taken
 
     def _append_all(self) -> None:
-        """Appends all writes in their order, neighbours of one connection together: this member leads (still or again).
+        """Append all writes in their order, neighbours of one connection together: this member leads (still or again).
 
         Drops the writes of closed connections, and refuses late ones: their clients have sent again.
         """
@@ -190,7 +190,7 @@ class Forwarder:
     # ---- forwarding
 
     async def _forward_all(self) -> None:
-        """Forwards until the queue is empty, or this member stops forwarding."""
+        """Forward until the queue is empty, or this member stops forwarding."""
         role, replication = self._role, self._replication
         while (
             self._queue and not role.may_append and not replication.writes_paused and replication.handed_to is not None
@@ -224,7 +224,7 @@ class Forwarder:
         return bundle
 
     def _put_back(self, bundle: list[BufferedWrite], why_not: str) -> None:
-        """Returns a bundle of which nothing was stored to the head of the queue, and refuses its late writes."""
+        """Return a bundle of which nothing was stored to the head of the queue, and refuse its late writes."""
         now = asyncio.get_running_loop().time()
         _answer_all([buffered for buffered in bundle if buffered.due <= now], why_not)
         self._put_at_head([buffered for buffered in bundle if buffered.due > now])
@@ -235,7 +235,7 @@ class Forwarder:
         self._refuse_later()
 
     async def _forward(self, target: str, bundle: list[BufferedWrite]) -> str:
-        """Forwards a bundle. Returns an empty text when all writes were answered, otherwise why nothing was stored."""
+        """Forward a bundle. Returns an empty text when all writes were answered, otherwise why nothing was stored."""
         opaques = [buffered.frame.opaque for buffered in bundle]
         for index, buffered in enumerate(bundle):
             buffered.frame.opaque = index
@@ -257,7 +257,7 @@ class Forwarder:
         return ""
 
     async def _ask(self, target: str, request: Frame, timeout_s: float) -> Frame:
-        """Sends a bundle and returns the answer. Raises RemotingError.
+        """Send a bundle and return the answer. Raises RemotingError.
 
         The target may have lost the role to this member. Then it answers at once if it can, or has died, and the writes
         of all other clients must not wait for it.
@@ -289,7 +289,7 @@ class Forwarder:
 
 
 def request_bytes(frame: Frame) -> int:
-    """Returns the bytes that a waiting request counts for, in memory and in a bundle."""
+    """Return the bytes that a waiting request counts for, in memory and in a bundle."""
     return len(frame.body) + sum(map(len, frame.ext.values())) + 512
 
 
@@ -300,7 +300,7 @@ def _answer_all(bundle: list[BufferedWrite], remark: str) -> None:
 
 
 def _relay(bundle: list[BufferedWrite], body: bytes) -> None:
-    """Sends each answer to the connection of its request, under that request's opaque."""
+    """Send each answer to the connection of its request, under that request's opaque."""
     left = {i: item for i, item in enumerate(bundle) if not item.frame.is_oneway}
     for answer in FrameDecoder().feed(body):
         item = left.pop(answer.opaque, None)
@@ -331,14 +331,14 @@ class ForwardedConnection:
         self._gather(data)
 
     def throttle(self, wait: bool) -> None:
-        """Does nothing: the forwarding member sends one bundle at a time."""
+        """Do nothing: the forwarding member sends one bundle at a time."""
 
     def send(self, frame: Frame) -> None:
         self._gather(encode_frame(frame))
 
 
 def _unwrap(request: Frame, allowed: Container[int]) -> tuple[list[Frame], list[bytes]]:
-    """Returns the requests of a bundle and the packed address of each one's client. Raises Implausible for the whole
+    """Return the requests of a bundle and the packed address of each one's client. Raises Implausible for the whole
     bundle.
 
     `allowed`: the request codes that may be forwarded. Each request's opaque is its place in the bundle.
@@ -371,7 +371,7 @@ def _unwrap(request: Frame, allowed: Container[int]) -> tuple[list[Frame], list[
 
 
 def packed_host(text: Any) -> bytes:
-    """Returns a client's packed address from hex: 4 or 16 bytes of IP address, 4 of port. Raises Implausible."""
+    """Return a client's packed address from hex: 4 or 16 bytes of IP address, 4 of port. Raises Implausible."""
     try:
         packed = bytes.fromhex(text)
         host, port = unpack_host(packed)
@@ -395,7 +395,7 @@ def take_forwarded(
     process: Process,
     allowed: Container[int],
 ) -> None:
-    """Executes a forwarded bundle in its order, and sends all answers as one.
+    """Execute a forwarded bundle in its order, and send all answers as one.
 
     `allowed`: the request codes that may be forwarded; another one makes the whole bundle invalid. While this member
     may not append, it takes nothing of the bundle and answers SERVICE_NOT_AVAILABLE.

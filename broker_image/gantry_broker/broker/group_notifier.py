@@ -22,7 +22,7 @@ DELAY_S: Final = 0.02
 
 
 def opaque_numbers() -> Callable[[], int]:
-    """Returns a source of numbers for one-way requests to clients. Other requests get theirs from the connection."""
+    """Return a source of numbers for one-way requests to clients. Other requests get theirs from the connection."""
     last = 0
 
     def next_opaque() -> int:

@@ -85,7 +85,7 @@ class MemberHealth:
     # ---- the disk
 
     def store_failed(self, error: StoreError) -> None:
-        """Notes that the store refused a batch."""
+        """Note that the store refused a batch."""
         if isinstance(error, StoreFull):
             self._full_at = time.monotonic()
         if isinstance(error, StoreFull) and not self.disk_full:
@@ -97,7 +97,7 @@ class MemberHealth:
             log.error("the store refused a batch: %s", error)
 
     def store_took(self) -> None:
-        """Notes that the store took a batch."""
+        """Note that the store took a batch."""
         if self.disk_full:
             self.disk_full = False
             log.info("there is room on the disk again: sends are accepted")
@@ -109,7 +109,7 @@ class MemberHealth:
             self._next_check = self._loop.call_later(ROOM_CHECK_S, self._check_room)
 
     def _check_room(self) -> None:
-        """Checks the room on the disk: a member that does not lead gets no send that would show it."""
+        """Check the room on the disk: a member that does not lead gets no send that would show it."""
         self._next_check = None
         usage = self._disk.since(self._full_at)
         if self.disk_full and not self._role.leading and usage is not None and usage.free >= ROOM_BYTES:
@@ -122,7 +122,7 @@ class MemberHealth:
         self._loop.call_soon(self._disk_failed)
 
     def _disk_failed(self) -> None:
-        """Ends the process, after a handover if possible: records that Async acknowledged may be on no other member."""
+        """End the process, after a handover if possible: records that Async acknowledged may be on no other member."""
         replication, config = self._replication, self._config
         self._status_changed()
         replication.disk_failed()
@@ -139,7 +139,7 @@ class MemberHealth:
     # ---- NameServers
 
     def name_servers_answer(self, any_of_them: bool) -> None:
-        """Notes the result of each registration: without routes, new clients do not find the leader."""
+        """Note the result of each registration: without routes, new clients do not find the leader."""
         now, since = self._loop.time(), self._alone_since
         if any_of_them and since is not None and now - since >= ALONE_S:
             self._alone_until = now + ALONE_S

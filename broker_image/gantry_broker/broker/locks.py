@@ -19,7 +19,7 @@ class QueueLocks:
         self._count = 0
 
     def lock(self, group: str, client_id: str, queues: list[MessageQueue], now_ms: int) -> list[MessageQueue]:
-        """Returns the queues that `client_id` holds after this call: free ones, expired ones and its own."""
+        """Return the queues that `client_id` holds after this call: free ones, expired ones and its own."""
         table = self._held.setdefault(group, {})
         got = []
         for queue in queues:
@@ -51,6 +51,6 @@ class QueueLocks:
                 del self._held[group]
 
     def clear(self) -> None:
-        """Drops all locks. A new leader starts without locks; clients lock again within 20 s."""
+        """Drop all locks. A new leader starts without locks; clients lock again within 20 s."""
         self._held.clear()
         self._count = 0

@@ -40,7 +40,7 @@ class LogWriter:
         self._add_waiter = replication.add_waiter
 
     def append(self, puts: list[Put]) -> list[Stored]:
-        """Appends a batch; the caller calls `appended` afterwards. Raises NotWritable and StoreError."""
+        """Append a batch; the caller calls `appended` afterwards. Raises NotWritable and StoreError."""
         if not self._role.may_append:
             raise NotWritable(self._role.refusal())
         stored = self._store.appender.put(puts, self._clock.unix_ms())

@@ -51,7 +51,7 @@ class MemberRequests:
         self._relayed = relayed
 
     def on_open(self, conn: Connection) -> None:
-        """Does nothing before the first request."""
+        """Do nothing before the first request."""
 
     def on_close(self, conn: Connection) -> None:
         self._replication.on_connection_lost(conn)
@@ -77,13 +77,13 @@ class MemberRequests:
                 conn.send(self._log_repair.answer(frame) if code == GantryCode.READ_LOG else not_supported(frame))
 
     def _process_forwarded(self, conn: ForwardedConnection, frames: list[Frame]) -> None:
-        """The former leader checked the requests, by its log; this member's may have another record at a place."""
+        """Check again: the former leader did so by its log, and this member's may have another record at a place."""
         admitted = admit_again(self._gate, conn, unpack_host(conn.peer_bytes)[0], frames)
         if admitted:
             self._process(conn, admitted)
 
     def _refuse(self, conn: Connection, frame: Frame) -> None:
-        """Counts those of members that are not even in sync. A former leader is, and may ask before its first fetch."""
+        """Count those of members that are not even in sync. A former leader is, and may ask before its first fetch."""
         in_sync = {member.member for member in self._replication.core.leadership.in_sync}
         if conn.identity is None or conn.identity.member not in in_sync:
             self._replication.refusals.add(OF_FOLLOWERS[frame.code], "unknown-member", f"{conn!r}: {frame.code}")

@@ -132,7 +132,7 @@ class Ports:
         return any(c.attrs.get(SENT_MS, 0) > since_ms for s in self._client_servers for c in s.connections)
 
     async def start(self) -> int:
-        """Listens and returns the port for clients. Raises OSError when a port is taken."""
+        """Listen and return the port for clients. Raises OSError when a port is taken."""
         self._events.role_changed.subscribe(self._role_changed)
         if self._replication_server is not None:
             await self._replication_server.start()
@@ -190,7 +190,7 @@ class Ports:
         role.has_stale_clients = False
 
     async def _end(self, clients: list[Connection]) -> None:
-        """Ends connections so that every request is answered or certainly not executed.
+        """End connections so that every request is answered or certainly not executed.
 
         The member reads nothing more from them, answers all requests that it has read, and gives the answers time to
         arrive. Later requests stay unread, so the connection ends with a reset, after which clients send again at once.
@@ -214,7 +214,7 @@ class Ports:
             conn.close()
 
     def _clients(self) -> list[Connection]:
-        """Returns the connections that have sent a client's request."""
+        """Return the connections that have sent a client's request."""
         return [c for s in self._client_servers for c in s.connections if c.attrs.get("client") and not c.closed]
 
     async def close(self, grace_s: float) -> None:

@@ -47,7 +47,7 @@ that began in a network failure would delay all requests to that address for as 
 
 
 def resolved_host(address: str) -> tuple[str, int]:
-    """Returns the (IP, port) for message ids, from "host:port". A name without an address becomes 127.0.0.1."""
+    """Return the (IP, port) for message ids, from "host:port". A name without an address becomes 127.0.0.1."""
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     try:
@@ -63,7 +63,7 @@ class BrokerProcess:
     """One member of a group, from its start to its stop. Use it as an async context manager."""
 
     def __init__(self, config: BrokerConfig) -> None:
-        """Raises what the store, the archive and TLS raise for what cannot be."""
+        """Build the parts. Raises what the store, the archive and TLS raise for what cannot be."""
         self.config = config
         site = load_site(config.data_dir, follows=config.follow is not None)
         self.tls = PortsTls(config.tls, config.internal_tls)
@@ -94,7 +94,7 @@ class BrokerProcess:
         self.port = 0
 
     async def start(self) -> None:
-        """Starts all parts. Raises OSError when a port is taken, and the errors of replication's state."""
+        """Start all parts. Raises OSError when a port is taken, and the errors of replication's state."""
         parts, broker = self.parts, self.broker
         broker.access.load()
         parts.replay.start(self.config.data_dir / "config")

@@ -43,7 +43,7 @@ MAX_POLLS: Final = 20_000
 
 
 def not_supported(frame: Frame) -> Frame:
-    """The answer to a request code that a port does not know."""
+    """Return the answer to a request code that a port does not know."""
     return error_answer(frame, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {frame.code} not supported")
 
 
@@ -129,7 +129,7 @@ class RequestProcessor:
     # ---- one request
 
     def _one(self, conn: Connection, frame: Frame, number: int) -> None:
-        """`number`: of the requests of this read. After many, and after `AT_ONCE_S`, each waits for its turn."""
+        """Process request `number` of a read. After many, and after `AT_ONCE_S`, each waits for its turn."""
         conn.attrs["client"] = True
         begun = time.perf_counter()
         if number == 1:
@@ -145,7 +145,7 @@ class RequestProcessor:
             self._run_in_turn(conn, frame, partial(self._handle, conn, frame, handler, begun), wait=over)
 
     def _run_in_turn(self, conn: Connection, frame: Frame, work: Callable[[], None], *, wait: bool = False) -> None:
-        """Runs costly work within a slice of each pass of the event loop, which all connections share; with `wait` not
+        """Run costly work within a slice of each pass of the event loop, which all connections share; with `wait` not
         before the others that wait.
 
         A connection is not read while requests of it wait, and the bytes of waiting requests are bounded.

@@ -66,7 +66,7 @@ class ProxiedClients:
         }
 
     def closed(self, conn: Hashable) -> None:
-        """The connection of a proxy has ended."""
+        """Forget the clients of a proxy whose connection has ended."""
         for place in list(self._of.get(conn, ())):
             self._forget(conn, place)
         self._of.pop(conn, None)

@@ -114,12 +114,12 @@ class Registrar:
         self._events.address_changed.subscribe(self.soon)
 
     def soon(self) -> None:
-        """Registers soon: clients' routes have changed."""
+        """Register soon: clients' routes have changed."""
         for event in self._wanted.values():
             event.set()
 
     async def registered(self) -> None:
-        """Returns when every NameServer that answers has the present topics, or after `REGISTERED_S`.
+        """Return when every NameServer that answers has the present topics, or after `REGISTERED_S`.
 
         As RocketMQ's broker does: a client that created a topic finds its route.
         """
@@ -134,7 +134,7 @@ class Registrar:
             await asyncio.wait(waits, timeout=REGISTERED_S)
 
     def lost(self, address: str) -> None:
-        """A connection of this broker has ended. A NameServer that restarted needs a new registration."""
+        """Register soon: a connection of this broker has ended. A NameServer that restarted needs that."""
         self._held.pop(address, None)
         self._whole_only.discard(address)
         event = self._wanted.get(address)
@@ -213,7 +213,7 @@ class Registrar:
         return body if len(body) <= SMALL_BODY else None
 
     def body(self) -> bytes:
-        """Returns the topic table of a registration, built again only after a change of topics or of the broker's
+        """Return the topic table of a registration, built again only after a change of topics or of the broker's
         permission.
         """
         tables = self._meta.working
@@ -224,7 +224,7 @@ class Registrar:
         return self._body[1]
 
     def _make_body(self, tables: Tables, permission: int) -> bytes:
-        """Returns `RegisterBody` as JSON. It keeps each topic's JSON: one new topic among thousands costs little."""
+        """Return `RegisterBody` as JSON. It keeps each topic's JSON: one new topic among thousands costs little."""
         before = self._pieces
         self._pieces = pieces = {}
         for name, config in tables.topics.items():
@@ -237,7 +237,7 @@ class Registrar:
         return registration_body(tables.topic_version, [piece[2] for piece in pieces.values()], [])
 
     async def _register(self, address: str) -> bool:
-        """Registers; returns False when the NameServer refused. Raises RemotingError."""
+        """Register; return False when the NameServer refused. Raises RemotingError."""
         if self._replication.role.value == "Waiting" and not self._replication.epoch and not self._role.serves:
             return True  # This member has no role yet, so it has no place in a route.
         if address in self._sources and not self._role.leading:
@@ -295,7 +295,7 @@ class Registrar:
         )
 
     async def _has_access_table(self, address: str, held: str) -> bool:
-        """Sends the access table to a NameServer that has none or an older one. False: it must be tried again."""
+        """Send the access table to a NameServer that has none or an older one. False: it must be tried again."""
         table = self._access.table_json
         version = whole_number(held)
         if not table or version is None or version >= self._access.version:
@@ -307,7 +307,7 @@ class Registrar:
         return False
 
     async def close(self) -> None:
-        """Takes this broker out of the routes."""
+        """Take this broker out of the routes."""
         self._closing = True
         self.soon()
         for task in self._tasks.values():

@@ -175,7 +175,7 @@ class Relays:
         self._begin_rounds()
 
     def keep_heartbeat(self, conn: Connection, frame: Frame) -> None:
-        """The leader gets it when this connection is carried."""
+        """Keep a heartbeat for the leader, which gets it when this connection is carried."""
         if len(frame.body) <= LONGEST_HEARTBEAT:
             conn.attrs[HEARTBEAT] = frame
 
@@ -197,7 +197,7 @@ class Relays:
             self._forget(relay)
 
     def role_changed(self) -> None:
-        """Ends what was carried to a former leader."""
+        """End what was carried to a former leader."""
         if self._relays and (self._role.leading or self._replication.leader_address != self._target):
             self._spawn(self._end_round(list(self._relays.values())))
 
@@ -253,7 +253,7 @@ class Relays:
             self._spawn(self._wait_for(upstream))
 
     async def _wait_for(self, upstream: Connection) -> None:
-        """Reads nothing from clients until the leader has read what waits for it."""
+        """Read nothing from clients until the leader has read what waits for it."""
         held = list(self._relays.values())
         for relay in held:
             relay.hold("leader", True)
@@ -265,7 +265,7 @@ class Relays:
                 relay.hold("leader", False)
 
     async def _open(self) -> None:
-        """Connects to the leader. If it takes no clients of this member, they are refused."""
+        """Connect to the leader. If it takes no clients of this member, they are refused."""
         target = self._replication.leader_address or ""
         why_not = NO_LEADER
         try:
@@ -294,7 +294,7 @@ class Relays:
                 relay.hold("opening", False)
 
     def _lost(self) -> None:
-        """A connection to a leader has ended: a client sends again at once after a reset."""
+        """Reset what a lost connection to a leader carried: a client sends again at once after a reset."""
         if self._upstream is not None and self._upstream.lost:
             self._upstream = None
         for relay in list(self._relays.values()):
@@ -304,7 +304,7 @@ class Relays:
     # ---- from the leader
 
     async def _from_leader(self, conn: Connection, frame: Frame) -> Frame | None:
-        """A coroutine without a wait, so frames keep their order."""
+        """Pass a frame on, as a coroutine without a wait, so frames keep their order."""
         relay = self._relays.get(_number(frame))
         if relay is None or conn is not relay.upstream:
             return None
@@ -345,7 +345,7 @@ class Relays:
                 await self.end_clients([conn for conn in misled if not conn.closed])
 
     async def _end_round(self, relays: list[Relay]) -> None:
-        """Ends connections so that every request is answered or certainly not executed, as `Ports` does."""
+        """End connections so that every request is answered or certainly not executed, as `Ports` does."""
         relays = [relay for relay in relays if relay.number in self._relays]
         if not relays:
             return
@@ -368,7 +368,7 @@ class Relays:
             await asyncio.sleep(LOOK_S)
 
     def _end(self, relay: Relay, refusal: str = "") -> None:
-        """Ends a client's connection. `refusal`: the answer to requests that the leader never got."""
+        """End a client's connection. `refusal`: the answer to requests that the leader never got."""
         self._forget(relay)
         conn = relay.conn
         if conn.closed:
@@ -408,7 +408,7 @@ class Relays:
 
 
 async def _none(clients: list[Connection]) -> None:
-    """The default of `Relays.end_clients`."""
+    """Do nothing: the default of `Relays.end_clients`."""
 
 
 Adopt = Callable[[asyncio.Transport, str], "Connection | None"]
@@ -436,7 +436,7 @@ class RelayedClients:
         return sum(len(clients) for clients in self._of.values())
 
     def on_frame(self, conn: Connection, frame: Frame, *, follows: bool) -> bool:
-        """Takes a frame of a member. False: it is refused, since the member may not do this now.
+        """Take a frame of a member. False: it is refused, since the member may not do this now.
 
         `follows`: whether the member fetches from this one, which leads.
         """
@@ -513,11 +513,11 @@ class RelayedClients:
 
 
 async def _settle_none(clients: set[Connection]) -> None:
-    """The default of `RelayedClients.settle`."""
+    """Do nothing: the default of `RelayedClients.settle`."""
 
 
 def _number(frame: Frame) -> int:
-    """The number of a client; -1: it is no number."""
+    """Return the number of a client; -1: it is no number."""
     number = whole_number(frame.ext.get("id", ""), high=MAX_INT)
     return -1 if number is None else number
 
@@ -547,7 +547,7 @@ class CarriedTransport(asyncio.Transport):
         self._waits = False
 
     def receive(self, data: bytes) -> None:
-        """Takes bytes of the client."""
+        """Take bytes of the client."""
         if self._closing or self.client is None:
             return
         if self._reads and not self._unread:
@@ -556,7 +556,7 @@ class CarriedTransport(asyncio.Transport):
             self._unread.append(data)
 
     def lost(self) -> None:
-        """Notes that the client, or the member that carries it, has gone."""
+        """Note that the client, or the member that carries it, has gone."""
         if not self._closing:
             self._closing = True
             self._over()

@@ -44,7 +44,7 @@ def is_wanted(config: BrokerConfig) -> bool:
 
 
 def source(config: BrokerConfig) -> RestoreConfig | None:
-    """What an empty disk is filled with: the archive that a standby follows, or that of `restore`."""
+    """Return what an empty disk is filled with: the archive that a standby follows, or that of `restore`."""
     if not load_site(config.data_dir, follows=config.follow is not None).is_standby:
         return config.restore
     place = config.follow or config.archive

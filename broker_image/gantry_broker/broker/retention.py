@@ -58,7 +58,7 @@ class LogRetention:
         self._waiting = WaitingMessages(store, meta)
 
     def expire(self) -> bool:
-        """Keeps unconfirmed records, those that a fetching follower has not acknowledged, messages that wait for their
+        """Keep unconfirmed records, those that a fetching follower has not acknowledged, messages that wait for their
         delivery, and those that the archive lacks.
 
         Returns True when it did nothing yet, because it has to look for the latter in another step.
@@ -101,7 +101,7 @@ class TopicRetention:
         self._found: dict[str, int] = {}
 
     def expire(self) -> bool:
-        """Looks for records that are too old, for `SLICE_S`; returns True when it has to go on in another step.
+        """Look for records that are too old, for `SLICE_S`; return True when it has to go on in another step.
 
         Raises OSError when a queue cannot be read; the next call begins again.
         """
@@ -131,7 +131,7 @@ class TopicRetention:
         self._found.clear()
 
     def _look(self, now_ms: int) -> Iterator[tuple[str, int] | None]:
-        """Yields each topic with records that are too old, and the offset of the log where they end. None: nothing."""
+        """Yield each topic with records that are too old, and the offset of the log where they end. None: nothing."""
         for name, topic in list(self._meta.working.topics.items()):
             keep_ms = retention_ms(topic.attributes)
             if keep_ms is None or is_system_topic(name):
@@ -156,7 +156,7 @@ class TopicRetention:
                 yield name, end
 
     def _oldest(self, topic: str, queue_id: int, since_ms: int, end: int) -> tuple[bool, int]:
-        """Returns whether readable records of the queue are too old, and the offset in the log of the first that is
+        """Return whether readable records of the queue are too old, and the offset in the log of the first that is
         not; `end` without one.
         """
         store = self._store
@@ -170,7 +170,7 @@ class TopicRetention:
         return kept > first, end if place is None else place
 
     def _write(self) -> None:
-        """Appends what was found as a control record. A log that takes none is asked again by the next `expire`."""
+        """Append what was found as a control record. A log that takes none is asked again by the next `expire`."""
         if not self._found:
             return
         try:

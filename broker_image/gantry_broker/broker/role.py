@@ -80,7 +80,7 @@ class RoleState:
         return self.leading and not self.address_lost
 
     def refusal(self) -> str:
-        """Returns the reason for the refusal of a write."""
+        """Return the reason for the refusal of a write."""
         if not self.takes_writes:
             return self.site.refusal()
         if self._replication.writes_paused:

@@ -21,7 +21,7 @@ class Shares:
         self._of: dict[Hashable, int] = {}
 
     def take(self, owners: Owners) -> bool:
-        """Takes a place; returns False when there is none for one of the owners."""
+        """Take a place; return False when there is none for one of the owners."""
         of, free = self._of, self.most - self.taken
         if free <= 0 or any(of.get(owner, 0) >= free for owner in owners):
             return False
@@ -29,14 +29,14 @@ class Shares:
         return True
 
     def take_anyway(self, owners: Owners) -> None:
-        """Takes a place whatever the share is."""
+        """Take a place whatever the share is."""
         self.taken += 1
         of = self._of
         for owner in owners:
             of[owner] = of.get(owner, 0) + 1
 
     def give_back(self, owners: Owners) -> None:
-        """Gives a place back that was taken for these owners."""
+        """Give a place back that was taken for these owners."""
         self.taken -= 1
         for owner in owners:
             left = self._of[owner] - 1

@@ -55,7 +55,7 @@ class Sites:
         events: Events,
         clock: Clock,
     ) -> None:
-        """Raises ArchiveError for an archive that cannot be."""
+        """Raise ArchiveError for an archive that cannot be."""
         self.must_restart = asyncio.Event()
         """The process must begin once more: as a standby, as an active member, or to fill its disk."""
         self._config = config
@@ -149,7 +149,7 @@ class Sites:
     # ---- the archive
 
     def close_archive(self, token: str) -> CloseAnswer:
-        """The leader of a sealed group: archive the last byte, and close the manifest. Ask again until it is closed."""
+        """Archive the last byte of a sealed group, and close the manifest. Ask again until it is closed."""
         store, site = self._store, self._role.site
         report = self._archiving.report
         archived = 0 if report is None or not report.known else report.end
@@ -173,7 +173,7 @@ class Sites:
         return CloseAnswer(closed=closed, end=store.log.end, archived=archived, reason="" if closed else why)
 
     async def look(self) -> SiteLook:
-        """Raises NotStandby, ArchiveError."""
+        """Look at the archive. Raises NotStandby, ArchiveError."""
         found = await self._follows().look()
         owner = found.owner
         return SiteLook(
@@ -187,7 +187,7 @@ class Sites:
         )
 
     async def take(self, asked: TakeRequest) -> TakeAnswer:
-        """Raises NotStandby, Fenced, ArchiveError."""
+        """Take the archive over. Raises NotStandby, Fenced, ArchiveError."""
         following, archive = self._follows(), self._config.archive
         if archive is None:
             raise NotStandby("this cluster has no archive of its own: write spec.archive with the url that it follows")

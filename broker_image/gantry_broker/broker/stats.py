@@ -67,7 +67,7 @@ class Stats:
         self.started_ms = now_ms
 
     def leave_aside(self, kind: str) -> None:
-        """Counts a record that was passed over. `kind`: one of `ASIDE`."""
+        """Count a record that was passed over. `kind`: one of `ASIDE`."""
         self.set_aside[kind] = self.set_aside.get(kind, 0) + 1
 
     def add(self, name: str, key: str, value: int, times: int = 1) -> None:
@@ -77,14 +77,14 @@ class Stats:
             counter.times += times
 
     def counter(self, name: str, key: str) -> Counter | None:
-        """Returns the counter; None: there are too many already."""
+        """Return the counter; None: there are too many already."""
         counter = self._counters.get((name, key))
         if counter is None and len(self._counters) < MAX_KEYS:
             counter = self._counters[name, key] = Counter(self._now_ms)
         return counter
 
     def sample(self, now_ms: int) -> None:
-        """Takes a sample of each counter; call it about every ten seconds."""
+        """Take a sample of each counter; call it about every ten seconds."""
         self._now_ms = now_ms
         for counter in self._counters.values():
             counter.sample(now_ms)
@@ -94,12 +94,12 @@ class Stats:
         return 0 if counter is None else counter.value
 
     def tps(self, name: str, key: str, now_ms: int) -> float:
-        """Returns the rate per second over the last minute."""
+        """Return the rate per second over the last minute."""
         counter = self._counters.get((name, key))
         return 0.0 if counter is None else float(counter.window(0, now_ms)["tps"])
 
     def report(self, name: str, key: str, now_ms: int) -> dict[str, Any] | None:
-        """Returns the body of VIEW_BROKER_STATS_DATA; None: there is no count."""
+        """Return the body of VIEW_BROKER_STATS_DATA; None: there is no count."""
         counter = self._counters.get((name, key))
         if counter is None:
             return None
@@ -110,14 +110,14 @@ class Stats:
         }
 
     def sizes_of(self, topic: str) -> Histogram | None:
-        """Returns the stored bytes of the messages of a topic; None: there are too many topics already."""
+        """Return the stored bytes of the messages of a topic; None: there are too many topics already."""
         histogram = self.sizes.get(topic)
         if histogram is None and len(self.sizes) < MAX_KEYS:
             histogram = self.sizes[topic] = Histogram(SIZE_BYTES)
         return histogram
 
     def pulled_to(self, key: str, offsets: dict[int, int]) -> None:
-        """Notes the next offsets that a group pulls, by queue. `key`: "topic@group"."""
+        """Note the next offsets that a group pulls, by queue. `key`: "topic@group"."""
         queues = self.pulled.get(key)
         if queues is None:
             if len(self.pulled) >= MAX_KEYS:
@@ -126,19 +126,19 @@ class Stats:
         queues.update(offsets)
 
     def refuse(self, code: int, count: int = 1) -> None:
-        """Counts sends that were not stored or not acknowledged. `code`: of the answer."""
+        """Count sends that were not stored or not acknowledged. `code`: of the answer."""
         self.refused[code] = self.refused.get(code, 0) + count
 
     def counters(self) -> list[tuple[tuple[str, str], Counter]]:
-        """Returns all counters by (name, key), as they are now."""
+        """Return all counters by (name, key), as they are now."""
         return list(self._counters.items())
 
     def rows(self, name: str) -> dict[str, int]:
-        """Returns key to running sum, for the metrics."""
+        """Return key to running sum, for the metrics."""
         return {key: counter.value for (kind, key), counter in self._counters.items() if kind == name}
 
     def forget(self, names: set[str]) -> None:
-        """Drops the counters of deleted topics or groups."""
+        """Drop the counters of deleted topics or groups."""
         self.put_counters.clear()
         for entry in [e for e in self._counters if e[1] in names or not names.isdisjoint(e[1].split("@"))]:
             del self._counters[entry]
@@ -164,7 +164,7 @@ class MessageCounts:
         self._cluster = cluster
 
     def puts(self, puts: list[Row], stored: list[Stored]) -> None:
-        """Counts a batch of sends, once per topic."""
+        """Count a batch of sends, once per topic."""
         self.put_count += len(puts)
         first = puts[0][0]
         if all([put[0] == first for put in puts]):
@@ -177,7 +177,7 @@ class MessageCounts:
             self._put(topic, its_sizes)
 
     def put_batch(self, topic: str, sizes: list[int]) -> None:
-        """Counts the messages of a batch send. `sizes`: stored bytes of each."""
+        """Count the messages of a batch send. `sizes`: stored bytes of each."""
         self.put_count += len(sizes)
         self._put(topic, sizes)
 
@@ -203,7 +203,7 @@ class MessageCounts:
         return [c for c in numbers if c is not None], [c for c in sizes if c is not None], self._sizes_of(topic)
 
     def gets(self, topic: str, group: str, count: int, size: int, next_offsets: dict[int, int]) -> None:
-        """Counts answered pulls. `size`: bytes; `next_offsets`: the first offset of the next pull, by queue."""
+        """Count answered pulls. `size`: bytes; `next_offsets`: the first offset of the next pull, by queue."""
         self.get_count += count
         key = f"{topic}@{group}"
         self._add("GROUP_GET_NUMS", key, count)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def member_status(broker: BrokerContext, connections: int) -> MemberStatus:
-    """The status of the member. `connections`: open connections of clients."""
+    """Return the status of the member. `connections`: open connections of clients."""
     config = broker.config
     fields = broker.replication.status_fields()
     usage = broker.disk.usage

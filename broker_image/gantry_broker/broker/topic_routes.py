@@ -41,7 +41,7 @@ class TopicRoutes:
         self._known: dict[str, _CachedRoute] = {}
 
     async def queues(self, topic: str) -> list[MessageQueue]:
-        """Returns all queues of a topic, sorted; none for an unknown topic.
+        """Return all queues of a topic, sorted; none for an unknown topic.
 
         While no NameServer answers, those that were known last, or those of this broker alone.
         """

@@ -204,7 +204,7 @@ class Transactions:
             self._reading = asyncio.get_running_loop().call_soon(self._read)
 
     def _read(self) -> None:
-        """Reads a part of both queues. A long backlog is read in parts, so that it delays no other work."""
+        """Read a part of both queues. A long backlog is read in parts, so that it delays no other work."""
         loop = asyncio.get_running_loop()
         self._reading = loop.call_later(DAMAGED_S, self._read)  # For the case that this part fails.
         pause = self._read_piece()
@@ -212,7 +212,7 @@ class Transactions:
         self._reading = None if pause is None else loop.call_later(pause, self._read)
 
     def _read_piece(self) -> float | None:
-        """Returns after how many seconds there is more to read; None: after the next record. Raises OSError."""
+        """Return after how many seconds there is more to read; None: after the next record. Raises OSError."""
         store = self._store
         self._op_at = max(self._op_at, store.reader.min_offset(TRANS_OP_HALF_TOPIC, 0))
         got = store.reader.get(TRANS_OP_HALF_TOPIC, 0, self._op_at, READ_BATCH, READ_BYTES)
@@ -252,7 +252,7 @@ class Transactions:
             self._decided.add(offset)
 
     def _note_progress(self) -> None:
-        """Moves the progress of half messages to the first undecided one, and that of decisions past those on earlier
+        """Move the progress of half messages to the first undecided one, and that of decisions past those on earlier
         half messages.
         """
         meta = self._meta
@@ -277,12 +277,12 @@ class Transactions:
     # ---- decisions
 
     def is_decided(self, half: Record) -> bool:
-        """Returns whether a decision on that half message is known."""
+        """Return whether a decision on that half message is known."""
         offset = half.queue_offset
         return offset in self._decided or (offset < self._half_at and offset not in self._waiting)
 
     def decision(self, half: Record) -> Put:
-        """Returns the record that marks a half message as decided."""
+        """Return the record that marks a half message as decided."""
         return build_put(
             TRANS_OP_HALF_TOPIC,
             0,
@@ -293,7 +293,7 @@ class Transactions:
         )
 
     def committed(self, half: Record) -> Put:
-        """Returns the message as its consumers see it, or as a delayed message when it asks for a delay (as in
+        """Return the message as its consumers see it, or as a delayed message when it asks for a delay (as in
         RocketMQ).
         """
         topic, queue_id = real_target(half)
@@ -318,7 +318,7 @@ class Transactions:
             return put
 
     def note_decided(self, half: Record) -> None:
-        """Notes an appended decision: a second one changes nothing."""
+        """Note an appended decision: a second one changes nothing."""
         self._waiting.pop(half.queue_offset, None)
         if half.queue_offset >= self._half_at:
             self._decided.add(half.queue_offset)
@@ -334,7 +334,7 @@ class Transactions:
         self._timer = asyncio.get_running_loop().call_later(pause_s, self._look)
 
     def _look(self) -> None:
-        """Checks once the interval has passed by either clock: the wall clock goes on while the machine sleeps."""
+        """Check once the interval has passed by either clock: the wall clock goes on while the machine sleeps."""
         monotonic, wall = self._checked_at
         interval = self._settings.transactionCheckInterval
         if self._clock.now_ms() - monotonic < interval and self._clock.unix_ms() - wall < interval:
@@ -360,7 +360,7 @@ class Transactions:
                 self._set_aside(offset, now, error)
 
     def _set_aside(self, offset: int, now: int, error: Exception) -> None:
-        """Gives up a half message whose check fails, as one without an answer to all checks: those behind it go on."""
+        """Give up a half message whose check fails, as one without an answer to all checks: those behind it go on."""
         item = self._waiting.get(offset)
         self._leave_aside("transaction")
         if item is None:
@@ -379,7 +379,7 @@ class Transactions:
             )  # fmt: skip
 
     def _give_up(self, half: Record) -> None:
-        """Ends the checks of a half message. Raises RequestRejected, NotWritable, StoreError."""
+        """End the checks of a half message. Raises RequestRejected, NotWritable, StoreError."""
         self._creation.ensure_topic(TRANS_CHECK_MAX_TIME_TOPIC, 1, Perm.READ | Perm.WRITE)
         self._writer.append([copy_of(half, TRANS_CHECK_MAX_TIME_TOPIC, 0), self.decision(half)])
         self.note_decided(half)

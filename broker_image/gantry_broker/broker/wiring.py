@@ -115,7 +115,7 @@ def wire(
     source: RemotingClient | None = None,
     site: Site | None = None,
 ) -> BrokerParts:
-    """Builds one broker in the running event loop. `store_host`: address and port of message ids, packed.
+    """Build one broker in the running event loop. `store_host`: address and port of message ids, packed.
 
     `source`: the client for RocketMQ's NameServers of a migrated cluster. `site`: the part of its cluster in a pair of
     sites.

@@ -121,12 +121,12 @@ class Admin:
     # Clusters and brokers
 
     async def cluster_info(self) -> ClusterInfo:
-        """Returns all brokers and the clusters that they belong to."""
+        """Return all brokers and the clusters that they belong to."""
         answer = await self._call_name_server(RequestCode.GET_BROKER_CLUSTER_INFO, None, "cluster information")
         return ClusterInfo.from_json(_loads(answer.body, "clusterInfo"))
 
     async def masters(self, cluster: str | None = None) -> dict[str, str]:
-        """Maps group names to their masters' addresses, for one cluster or for all."""
+        """Map group names to their masters' addresses, for one cluster or for all."""
         info = await self.cluster_info()
         return {
             name: broker.addresses[MASTER_ID]
@@ -135,7 +135,7 @@ class Admin:
         }
 
     async def runtime_info(self, address: str) -> dict[str, str]:
-        """Returns a broker's runtime information, as `mqadmin brokerStatus` shows it."""
+        """Return a broker's runtime information, as `mqadmin brokerStatus` shows it."""
         answer = await self._call(address, RequestCode.GET_BROKER_RUNTIME_INFO, None, "runtime information")
         table = parse(answer.body, "runtimeInfo").map("table")
         return {str(key): str(value) for key, value in sorted(table.items())}
@@ -149,7 +149,7 @@ class Admin:
         await self._call(address, RequestCode.UPDATE_BROKER_CONFIG, None, "change of broker configuration", body)
 
     async def wipe_write_perm(self, group: str) -> int:
-        """Removes the write permission of a broker group on all NameServers, and returns the number of topics."""
+        """Remove the write permission of a broker group on all NameServers, and return the number of topics."""
         return await self._perm(RequestCode.WIPE_WRITE_PERM_OF_BROKER, group, "wipeTopicCount")
 
     async def add_write_perm(self, group: str) -> int:
@@ -170,14 +170,14 @@ class Admin:
         return sorted(parse(answer.body, "topicList").texts("topicList"))
 
     async def topic_route(self, topic: str) -> TopicRoute:
-        """Returns the route of a topic. Raises NoRoute when no broker has the topic."""
+        """Return the route of a topic. Raises NoRoute when no broker has the topic."""
         route = await self.session.route(topic, fresh=True)
         if route is None:
             raise NoRoute(f"no broker has the topic {topic}")
         return route
 
     async def topic_config(self, address: str) -> TopicConfigs:
-        """Returns all topics of one broker."""
+        """Return all topics of one broker."""
         answer = await self._call(address, RequestCode.GET_ALL_TOPIC_CONFIG, None, "topics of a broker")
         return TopicConfigs.from_json(_loads(answer.body, "topics"), stored=True)
 
@@ -192,7 +192,7 @@ class Admin:
         cluster: str | None = None,
         groups: Iterable[str] | None = None,
     ) -> list[str]:
-        """Creates or changes a topic on all groups of a cluster, or on some, and returns the groups.
+        """Create or change a topic on all groups of a cluster, or on some, and return the groups.
 
         `queues` counts per group, for reading and, unless `write_queues` differs, for writing.
         """
@@ -207,7 +207,7 @@ class Admin:
         return list(masters)
 
     async def ensure_topic(self, topic: str, *, patience_s: float = 10.0) -> None:
-        """Creates a topic that no broker has, and waits until a NameServer knows it. One that exists stays as it is.
+        """Create a topic that no broker has, and wait until a NameServer knows it. One that exists stays as it is.
 
         Raises NoRoute when no NameServer knows it after `patience_s`.
         """
@@ -227,7 +227,7 @@ class Admin:
             await asyncio.sleep(ROUTE_LOOK_S)
 
     async def create_topic_at(self, address: str, config: TopicConfig) -> None:
-        """Creates or changes a topic on one broker."""
+        """Create or change a topic on one broker."""
         header = CreateTopicHeader(
             config.name,
             AUTO_CREATE_TOPIC,
@@ -242,14 +242,14 @@ class Admin:
         await self._call(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header, f"creation of topic {config.name}")
 
     async def delete_topic(self, topic: str, *, cluster: str | None = None) -> None:
-        """Deletes a topic from all brokers of a cluster (None: of all clusters) and from the NameServers."""
+        """Delete a topic from all brokers of a cluster (None: of all clusters) and from the NameServers."""
         for address in (await self._select_masters(cluster, None)).values():
             await self._call(address, RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(topic), f"deletion of {topic}")
         header = DeleteTopicInNamesrvHeader(topic, cluster)
         await self._call_all_name_servers(RequestCode.DELETE_TOPIC_IN_NAMESRV, header.ext(), f"deletion of {topic}")
 
     async def topic_stats(self, topic: str) -> dict[MessageQueue, TopicOffset]:
-        """Returns the first and last offsets of every queue."""
+        """Return the first and last offsets of every queue."""
         found: dict[MessageQueue, TopicOffset] = {}
         for address in self._masters_of(await self.topic_route(topic)):
             answer = await self._call(
@@ -259,7 +259,7 @@ class Admin:
         return dict(sorted(found.items()))
 
     async def topic_consumers(self, topic: str) -> list[str]:
-        """Returns the groups that consume a topic, or have consumed it."""
+        """Return the groups that consume a topic, or have consumed it."""
         found: set[str] = set()
         for address in self._masters_of(await self.topic_route(topic)):
             answer = await self._call(
@@ -271,7 +271,7 @@ class Admin:
     # Groups and offsets
 
     async def groups(self, address: str) -> dict[str, SubscriptionGroup]:
-        """Returns all consumer groups of one broker."""
+        """Return all consumer groups of one broker."""
         answer = await self._call(address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, None, "groups of a broker")
         table = parse(answer.body, "groups").map("subscriptionGroupTable")
         return {
@@ -281,7 +281,7 @@ class Admin:
     async def create_group(
         self, group: SubscriptionGroup, *, cluster: str | None = None, groups: Iterable[str] | None = None
     ) -> list[str]:
-        """Creates or changes a consumer group on all broker groups of a cluster, or on some."""
+        """Create or change a consumer group on all broker groups of a cluster, or on some."""
         check_group(group.name)
         masters = await self._select_masters(cluster, groups)
         for address in masters.values():
@@ -295,13 +295,13 @@ class Admin:
         return list(masters)
 
     async def delete_group(self, group: str, *, cluster: str | None = None, offsets: bool = False) -> None:
-        """Deletes a consumer group, and its committed offsets with `offsets`."""
+        """Delete a consumer group, and its committed offsets with `offsets`."""
         header = DeleteGroupHeader(group, offsets, offsets)
         for address in (await self._select_masters(cluster, None)).values():
             await self._call(address, RequestCode.DELETE_SUBSCRIPTIONGROUP, header, f"deletion of group {group}")
 
     async def consume_stats(self, group: str, topic: str | None = None) -> dict[MessageQueue, ConsumeOffset]:
-        """Returns a group's offsets in every queue that it consumes."""
+        """Return a group's offsets in every queue that it consumes."""
         found: dict[MessageQueue, ConsumeOffset] = {}
         masters = await self._select_masters(None, None)
         for address in masters.values():
@@ -317,7 +317,7 @@ class Admin:
         return dict(sorted(found.items()))
 
     async def consumer_connections(self, group: str) -> GroupConnections | None:
-        """Returns the clients that consume as a group now; None: the group has no clients."""
+        """Return the clients that consume as a group now; None: the group has no clients."""
         for address in (await self._select_masters(None, None)).values():
             try:
                 answer = await self._call(
@@ -342,7 +342,7 @@ class Admin:
         return None
 
     async def pops(self, address: str, group: str, topic: str) -> tuple[int, bool]:
-        """Returns how many pops of a group wait at a broker, and whether it has popped from the topic there before
+        """Return how many pops of a group wait at a broker, and whether it has popped from the topic there before
         (RocketMQ's brokers do not say that). The group has to exist: a broker may create it otherwise.
         """
         frame = Frame(RequestCode.POLLING_INFO, ext={"consumerGroup": group, "topic": topic, "queueId": "-1"})
@@ -361,7 +361,7 @@ class Admin:
         return {data.topic: data.expression for data in found}
 
     async def producer_connections(self, group: str, topic: str) -> list[ClientConnection]:
-        """Returns the clients that produce as a group now, as the brokers of a topic know them."""
+        """Return the clients that produce as a group now, as the brokers of a topic know them."""
         found: dict[str, ClientConnection] = {}
         for address in self._masters_of(await self.topic_route(topic)):
             try:
@@ -381,7 +381,7 @@ class Admin:
         return list(found.values())
 
     async def offset(self, group: str, queue: MessageQueue) -> int | None:
-        """Returns the committed offset of a group in a queue; None: it has none."""
+        """Return the committed offset of a group in a queue; None: it has none."""
         header = QueryOffsetHeader(group, queue.topic, queue.queue_id)
         address = await self._master_of(queue)
         try:
@@ -397,7 +397,7 @@ class Admin:
         await self._call(await self._master_of(queue), RequestCode.UPDATE_CONSUMER_OFFSET, header, f"offset of {group}")
 
     async def reset_offsets(self, group: str, topic: str, timestamp_ms: int) -> dict[MessageQueue, int]:
-        """Resets a group to a time (milliseconds since 1970), -1: to the end. Connected members continue from there
+        """Reset a group to a time (milliseconds since 1970), -1: to the end. Connected members continue from there
         at once.
         """
         found: dict[MessageQueue, int] = {}
@@ -428,7 +428,7 @@ class Admin:
         end_ms: int = MAX_LONG,
         unique: bool = False,
     ) -> list[ReceivedMessage]:
-        """Returns the messages with a key, or with a unique key of a producer."""
+        """Return the messages with a key, or with a unique key of a producer."""
         found = []
         route = await self.topic_route(topic)
         header = QueryMessageHeader(topic, key, count, Long(begin_ms), Long(end_ms), unique, "U" if unique else None)
@@ -446,7 +446,7 @@ class Admin:
         return found
 
     async def view(self, message_id: str, topic: str | None = None) -> ReceivedMessage:
-        """Returns the message with an offset id. Raises ValueError for a malformed id."""
+        """Return the message with an offset id. Raises ValueError for a malformed id."""
         host, port, offset = parse_message_id(message_id)
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         answer = await self._call(
@@ -455,20 +455,20 @@ class Admin:
         return ReceivedMessage(decode_record(answer.body), "")
 
     async def readable_queues(self, topic: str) -> list[MessageQueue]:
-        """Returns the queues of a topic that can be read, without those of groups that are left out. Raises NoRoute
+        """Return the queues of a topic that can be read, without those of groups that are left out. Raises NoRoute
         when no broker has the topic.
         """
         queues = readable_queues(topic, await self.topic_route(topic))
         return [queue for queue in queues if queue.broker not in self.left_out]
 
     def puller(self, group: str = "TOOLS_CONSUMER") -> Puller:
-        """Returns a puller that reads queues without being a member of a group."""
+        """Return a puller that reads queues without being a member of a group."""
         return Puller(self.session, group)
 
     # Key-value configuration
 
     async def put_kv(self, namespace: str, key: str, value: str) -> None:
-        """Writes the value on all NameServers, because they share nothing."""
+        """Write the value on all NameServers, because they share nothing."""
         ext = KvHeader(namespace, key, value).ext()
         await self._call_all_name_servers(RequestCode.PUT_KV_CONFIG, ext, f"configuration {namespace}/{key}")
 
@@ -514,7 +514,7 @@ class Admin:
         return answer
 
     async def _call_all_name_servers(self, code: int, ext: dict[str, str], what: str) -> list[Frame]:
-        """Sends a request to all NameServers, because they share nothing. Raises the first failure, after all have
+        """Send a request to all NameServers, because they share nothing. Raises the first failure, after all have
         answered.
         """
 
@@ -567,7 +567,7 @@ def _loads(body: bytes, what: str) -> object:
 
 
 def parse_java_properties(text: str) -> dict[str, str]:
-    """Parses lines of `key=value`, without comments."""
+    """Parse lines of `key=value`, without comments."""
     found = {}
     for line in text.splitlines():
         key, separator, value = line.partition("=")

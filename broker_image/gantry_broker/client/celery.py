@@ -408,7 +408,7 @@ def tls_of(ssl: Any) -> TlsOptions | None:
 
 
 def due_of(message: Mapping[str, Any], now: float) -> int | None:
-    """The time at which the broker shows a task, in milliseconds since 1970, from Celery's `eta`; None: at once."""
+    """Return when the broker shows a task, in milliseconds since 1970, from Celery's `eta`; None: at once."""
     eta = (message.get("headers") or {}).get("eta")
     if not isinstance(eta, str):
         return None
@@ -421,7 +421,7 @@ def due_of(message: Mapping[str, Any], now: float) -> int | None:
 
 
 def payload_of(body: bytes) -> dict[str, Any] | None:
-    """The message that `_put` wrote; None for anything else."""
+    """Return the message that `_put` wrote; None for anything else."""
     try:
         payload = json.loads(body)
     except ValueError:

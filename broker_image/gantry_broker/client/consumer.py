@@ -159,7 +159,7 @@ class Consumer:
             await self._register()
 
     async def close(self, patience_s: float = 10.0) -> None:
-        """Stops pulling, waits up to `patience_s` seconds for running handlers, commits offsets and leaves the
+        """Stop pulling, wait up to `patience_s` seconds for running handlers, commit offsets and leave the
         group.
         """
         if self._closing:
@@ -195,7 +195,7 @@ class Consumer:
         await self.session.close()
 
     async def subscribe(self, topic: str, handler: MessageHandler, expression: str = "*", *, sql: bool = False) -> None:
-        """Subscribes to a topic's messages with one of these tags ("A || B"), or that match an SQL92 condition.
+        """Subscribe to a topic's messages with one of these tags ("A || B"), or that match an SQL92 condition.
 
         Raises InvalidMessage for a malformed expression, and BrokerError when a broker refuses it.
         """
@@ -217,7 +217,7 @@ class Consumer:
         await self._register()
 
     def suspend(self) -> None:
-        """Stops pulling until `resume`; already pulled messages are still consumed."""
+        """Stop pulling until `resume`; already pulled messages are still consumed."""
         self._suspended = True
 
     def resume(self) -> None:
@@ -245,7 +245,7 @@ class Consumer:
         return list(self._subscriptions.values())
 
     def consumer_data(self) -> ConsumerData:
-        """Returns this consumer's part of a heartbeat."""
+        """Return this consumer's part of a heartbeat."""
         return ConsumerData(
             self.group,
             self.consume_type,
@@ -258,7 +258,7 @@ class Consumer:
         return [asyncio.create_task(self._work()) for _ in range(self._concurrency)]
 
     def _stop_workers(self) -> list[asyncio.Task[None]]:
-        """Stops the tasks that call handlers after their current message, and returns them."""
+        """Stop the tasks that call handlers after their current message, and return them."""
         workers = self._tasks[2:]
         for _ in workers:
             self._ready.put_nowait(None)
@@ -272,7 +272,7 @@ class Consumer:
         self._rebalance_now.set()
 
     async def _check_with_broker(self, data: SubscriptionData) -> None:
-        """Validates a condition with CHECK_CLIENT_CONFIG, so that a bad one fails now and not at every pull."""
+        """Validate a condition with CHECK_CLIENT_CONFIG, so that a bad one fails now and not at every pull."""
         route = await self.session.route(data.topic)
         body = {"clientId": self.session.client_id, "group": self.group, "subscriptionData": data.to_json()}
         for broker in route.brokers if route is not None else []:
@@ -318,7 +318,7 @@ class Consumer:
         return await self._start_queues([queue for queue in mine if queue not in self._assigned])
 
     async def _start_queues(self, queues: Sequence[MessageQueue]) -> bool:
-        """Starts reading queues, and returns False when some cannot be read yet.
+        """Start reading queues, and return False when some cannot be read yet.
 
         It tries an unreachable broker once, so that this broker delays no queue of another one.
         """
@@ -350,7 +350,7 @@ class Consumer:
         log.info("%s: started reading %s at %d", self.group, queue, offset)
 
     async def _stop_queues(self, queues: Sequence[MessageQueue]) -> None:
-        """Stops queues concurrently, because each may wait for a silent broker."""
+        """Stop queues concurrently, because each may wait for a silent broker."""
         await asyncio.gather(*(self._stop_queue(queue) for queue in queues))
 
     async def _stop_queue(self, queue: MessageQueue) -> None:
@@ -366,17 +366,17 @@ class Consumer:
         log.info("%s: stopped reading %s at %d", self.group, queue, item.process.commit_offset)
 
     def _on_queue_started(self, queue: MessageQueue, process: ProcessQueue) -> None:
-        """Called when a queue's pulls start."""
+        """Note that a queue's pulls start."""
 
     async def _on_queue_stopped(self, queue: MessageQueue, process: ProcessQueue) -> None:
-        """Called when a queue's pulls have stopped: updates the queue's offset."""
+        """Update the offset of a queue whose pulls have stopped."""
         self.offsets.update(queue, process.commit_offset)
 
     async def _wait_for_handlers(self, queue: MessageQueue) -> None:
-        """Waits for the handlers of a stopped queue. The concurrent consumer does not need to."""
+        """Wait for the handlers of a stopped queue. The concurrent consumer does not need to."""
 
     async def reset_offsets(self, table: dict[MessageQueue, int]) -> None:
-        """Moves queues to other offsets, on an administrator's request through the broker."""
+        """Move queues to other offsets, on an administrator's request through the broker."""
         for queue, offset in table.items():
             item = self._assigned.get(queue)
             if item is None or item.process.dropped:
@@ -466,7 +466,7 @@ class Consumer:
             return
 
     async def handle(self, message: ReceivedMessage) -> int | None:
-        """Calls the application. Returns None when it consumed the message, otherwise the delay level of the retry."""
+        """Call the application. Returns None when it consumed the message, otherwise the delay level of the retry."""
         if self._spans is None and self._trace is None:
             return await self._call(message)
         begun_ms = now_ms()
@@ -505,7 +505,7 @@ class Consumer:
     # Offsets
 
     def _offset_for_pull(self, queue: MessageQueue, process: ProcessQueue) -> int | None:
-        """Returns the offset for a pull request, so that a new master learns it with the first pull."""
+        """Return the offset for a pull request, so that a new master learns it with the first pull."""
         return process.commit_offset
 
     def update_offsets(self) -> None:
@@ -513,7 +513,7 @@ class Consumer:
             self.offsets.update(queue, item.process.commit_offset)
 
     async def commit(self) -> None:
-        """Commits the offsets of consumed messages. The consumer also commits every few seconds and when it closes."""
+        """Commit the offsets of consumed messages. The consumer also commits every few seconds and when it closes."""
         self.update_offsets()
         await self.offsets.commit(wait=True)
 
@@ -534,7 +534,7 @@ class AssignedQueue:
         self.task = task
 
     async def end(self) -> None:
-        """Stops the pulls. A cancellation meanwhile cancels the caller; `await task` does not show the difference."""
+        """Stop the pulls. A cancellation meanwhile cancels the caller; `await task` does not show the difference."""
         self.process.dropped = True
         self.task.cancel()
         await asyncio.wait({self.task})

@@ -93,7 +93,7 @@ class ConsumerAdminHandler:
         return Frame.response_to(frame, ResponseCode.SUCCESS, body=fastjson.dumps(self._describe_consumer(consumer)))
 
     def _describe_consumer(self, consumer: ConsumerAdmin) -> dict[str, Any]:
-        """Returns RocketMQ's ConsumerRunningInfo. Rates are 0: this client does not measure them."""
+        """Return RocketMQ's ConsumerRunningInfo. Rates are 0: this client does not measure them."""
         return {
             "properties": {
                 "PROP_NAMESERVER_ADDR": ";".join(self._name_servers),

@@ -13,7 +13,7 @@ class Signer(Protocol):
     """Signs requests."""
 
     def sign(self, frame: Frame) -> None:
-        """Adds the fields of a signed request, or replaces those of an earlier attempt."""
+        """Add the fields of a signed request, or replace those of an earlier attempt."""
         ...
 
 
@@ -30,7 +30,7 @@ class Credentials:
             raise ValueError("credentials need an access key and a secret key; one of them is empty")
 
     def sign(self, frame: Frame) -> None:
-        """Adds the fields of a signed request, or replaces those of an earlier attempt."""
+        """Add the fields of a signed request, or replace those of an earlier attempt."""
         ext = frame.ext
         ext[ACCESS_KEY] = self.access_key
         if self.security_token is not None:

@@ -82,7 +82,7 @@ class Consumption:
     """Its configuration says that it consumes in order."""
 
     def way(self, *, letter_popped: bool) -> str | None:
-        """Returns `PULL` or `POP`; None: it is not known. `letter_popped`: the letter shows that it was popped.
+        """Return `PULL` or `POP`; None: it is not known. `letter_popped`: the letter shows that it was popped.
 
         Who is there counts first: where some pull and some pop, a letter for those that pull reaches the group.
         """
@@ -116,7 +116,7 @@ class Page:
 
 
 def origin_topic(letter: ReceivedMessage) -> str:
-    """Returns the topic that the producer sent a dead letter to."""
+    """Return the topic that the producer sent a dead letter to."""
     properties = letter.properties
     return properties.get(Prop.RETRY_TOPIC) or properties.get(Prop.DLQ_ORIGIN_TOPIC) or letter.topic
 
@@ -151,13 +151,13 @@ class DeadLetters:
         await self._producer.close()
 
     async def groups(self) -> list[DeadGroup]:
-        """Returns the groups that have dead letters. Raises RemotingError, BrokerError, BodyError."""
+        """Return the groups that have dead letters. Raises RemotingError, BrokerError, BodyError."""
         topics = [topic for topic in await self.admin.topics() if topic.startswith(DLQ_PREFIX)]
         found = await asyncio.gather(*(self._count(topic) for topic in topics))
         return [group for group in found if group is not None]
 
     async def group(self, group: str) -> DeadGroup | None:
-        """Returns one group's counts; None: it has no dead-letter topic. Raises as `groups`, and InvalidMessage for
+        """Return one group's counts; None: it has no dead-letter topic. Raises as `groups`, and InvalidMessage for
         a bad name.
         """
         check_group(group)
@@ -176,7 +176,7 @@ class DeadLetters:
         return DeadGroup(topic.removeprefix(DLQ_PREFIX), letters, max(waiting, 0), last)
 
     async def pages(self, group: str, *, waiting_only: bool = False) -> AsyncGenerator[Page, None]:
-        """Yields the letters that exist at the start, queue by queue; `waiting_only`: only those after the mark.
+        """Yield the letters that exist at the start, queue by queue; `waiting_only`: only those after the mark.
 
         Raises NoRoute when the group has none, BrokerError when a queue cannot be read.
         """
@@ -198,14 +198,14 @@ class DeadLetters:
                 yield Page(queue, letters, at)
 
     async def find(self, group: str, message_id: str) -> list[ReceivedMessage]:
-        """Returns the group's letters with this unique id. Raises as `pages`."""
+        """Return the group's letters with this unique id. Raises as `pages`."""
         check_group(group)
         return await self.admin.query(DLQ_PREFIX + group, message_id, unique=True)
 
     async def send_again(
         self, group: str, letter: ReceivedMessage, *, to: str | None = None, way: str | None = None
     ) -> SendResult:
-        """Sends a letter to its group again, or to topic `to`, where every group of that topic gets it.
+        """Send a letter to its group again, or to topic `to`, where every group of that topic gets it.
 
         The letter keeps its body, tags, keys, unique id and application properties. Its retry count starts at 0. `way`:
         how the group consumes, `PULL` or `POP`; None: as the brokers know it. Raises as `Producer.send`,
@@ -227,7 +227,7 @@ class DeadLetters:
     async def topic_for(
         self, group: str, letter: ReceivedMessage, *, way: str | None = None, make: bool = False
     ) -> str:
-        """Returns the topic in which a letter reaches its group, however that consumes. `make`: creates the topic where
+        """Return the topic in which a letter reaches its group, however that consumes. `make`: creates the topic where
         it does not exist. Raises CannotResend, InvalidMessage, RemotingError, BrokerError and BodyError.
         """
         check_group(group)
@@ -254,7 +254,7 @@ class DeadLetters:
         return topic
 
     async def _make(self, topic: str, origin: str) -> None:
-        """Creates a topic with retries of POP on the brokers of its topic. Raises CannotResend."""
+        """Create a topic with retries of POP on the brokers of its topic. Raises CannotResend."""
         try:
             route = await self.admin.topic_route(origin)
         except NoRoute:
@@ -272,7 +272,7 @@ class DeadLetters:
                 await self.admin.create_topic_at(address, TopicConfig(topic, 1, 1))
 
     async def _consumption(self, group: str, topic: str) -> Consumption:
-        """Raises RemotingError, BrokerError and BodyError."""
+        """Return how far a group is in a topic. Raises RemotingError, BrokerError and BodyError."""
         at, known = self._known.get((group, topic), (0.0, None))
         if known is None or time.monotonic() - at > KNOWN_S:
             known = await self._ask_consumption(group, topic)
@@ -300,7 +300,7 @@ class DeadLetters:
         )
 
     async def mark(self, page: Page) -> None:
-        """Marks a queue as resent up to the end of a page. A mark only moves forward.
+        """Mark a queue as resent up to the end of a page. A mark only moves forward.
 
         Raises BrokerError.
         """

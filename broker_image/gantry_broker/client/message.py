@@ -46,7 +46,7 @@ class FromWhere(StrEnum):
 
 
 def check_topic(topic: str) -> None:
-    """Checks a topic name by RocketMQ's rules. Raises InvalidMessage."""
+    """Check a topic name by RocketMQ's rules. Raises InvalidMessage."""
     retry = topic.startswith(RETRY_PREFIX)  # %RETRY%group, or %RETRY%group+topic
     plain, longest = (topic.replace("+", "", 1), 255) if retry else (topic, TOPIC_MAX_LENGTH)
     if not topic or len(topic) > longest or not _NAME.fullmatch(plain):
@@ -56,7 +56,7 @@ def check_topic(topic: str) -> None:
 
 
 def check_group(group: str) -> None:
-    """Checks a group name by RocketMQ's rules. Raises InvalidMessage."""
+    """Check a group name by RocketMQ's rules. Raises InvalidMessage."""
     if not group or len(group) > 248 or not _NAME.fullmatch(group):
         raise InvalidMessage(f"group {group[:150]!r}: 1 to 248 letters, digits, '_', '-', '%' and '|' are allowed")
 
@@ -81,7 +81,7 @@ class Message:
     wait_stored: bool = True
 
     def wire_properties(self, unique_key: str) -> dict[str, str]:
-        """Returns all properties in their stored form. Raises InvalidMessage for a reserved name."""
+        """Return all properties in their stored form. Raises InvalidMessage for a reserved name."""
         out = dict(self.properties)
         if not RESERVED.isdisjoint(out):
             name = next(name for name in out if name in RESERVED)
@@ -101,7 +101,7 @@ class Message:
         return out
 
     def check(self, max_body: int = MAX_BODY) -> None:
-        """Checks topic and body. Raises InvalidMessage."""
+        """Check topic and body. Raises InvalidMessage."""
         check_topic(self.topic)
         if self.topic in NOT_ALLOWED_SEND_TOPICS:
             raise InvalidMessage(f"topic {self.topic} is a system topic; applications cannot send to it")
@@ -112,7 +112,7 @@ class Message:
 
 
 def pack_properties(properties: Mapping[str, str]) -> bytes:
-    """Encodes properties. Raises InvalidMessage."""
+    """Encode properties. Raises InvalidMessage."""
     try:
         return format_properties(properties)
     except RecordError as error:
@@ -215,7 +215,7 @@ class ReceivedMessage:
 
 
 def restore_topic(record: Record, broker: str, group: str) -> ReceivedMessage:
-    """Converts a record into a consumer's message: one from the group's retry topic gets its original topic."""
+    """Convert a record into a consumer's message: one from the group's retry topic gets its original topic."""
     message = ReceivedMessage(record, broker)
     if record.topic == f"%RETRY%{group}":
         message.topic = message.properties.get(Prop.RETRY_TOPIC, record.topic)

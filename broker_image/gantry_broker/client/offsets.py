@@ -24,19 +24,19 @@ class OffsetStore(Protocol):
     """Stores a group's offsets."""
 
     async def read(self, queue: MessageQueue) -> int | None:
-        """Returns the committed offset; None: there is none. Raises RemotingError, BrokerError, NoRoute."""
+        """Return the committed offset; None: there is none. Raises RemotingError, BrokerError, NoRoute."""
 
     def update(self, queue: MessageQueue, offset: int, *, backwards: bool = False) -> None:
-        """Sets an offset for the next commit. A lower offset counts only with `backwards`."""
+        """Set an offset for the next commit. A lower offset counts only with `backwards`."""
 
     def pending(self, queue: MessageQueue) -> int | None:
-        """Returns the offset for the next commit."""
+        """Return the offset for the next commit."""
 
     def forget(self, queue: MessageQueue) -> None:
-        """Drops a queue that this member no longer reads."""
+        """Drop a queue that this member no longer reads."""
 
     async def commit(self, *, wait: bool = False, only: MessageQueue | None = None) -> None:
-        """Commits pending offsets. It logs failures and tries again with the next commit. `wait`: allow more time
+        """Commit pending offsets. It logs failures and tries again with the next commit. `wait`: allow more time
         for the answer.
         """
 
@@ -105,7 +105,7 @@ class FileOffsets:
     """Offsets in a file of RocketMQ's form; `path` None: in memory only."""
 
     def __init__(self, path: Path | None) -> None:
-        """Raises BodyError when the file exists but holds no such table."""
+        """Raise BodyError when the file exists but holds no such table."""
         self._path = path
         self._pending: dict[MessageQueue, int] = {}
         self._dirty = False
@@ -129,7 +129,7 @@ class FileOffsets:
         return self._pending.get(queue)
 
     def forget(self, queue: MessageQueue) -> None:
-        """Keeps the offset, because every member reads every queue."""
+        """Keep the offset, because every member reads every queue."""
 
     async def commit(self, *, wait: bool = False, only: MessageQueue | None = None) -> None:
         if self._path is None or not self._dirty:

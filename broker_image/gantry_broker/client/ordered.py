@@ -80,7 +80,7 @@ class OrderedConsumer(Consumer):
     # Locks
 
     async def _lock(self, queues: Sequence[MessageQueue]) -> set[MessageQueue]:
-        """Requests locks, and returns the queues whose locks this member now holds. An unreachable broker changes
+        """Request locks, and return the queues whose locks this member now holds. An unreachable broker changes
         nothing.
         """
         held: set[MessageQueue] = set()
@@ -193,7 +193,7 @@ class OrderedConsumer(Consumer):
                 await self._pause(process)
 
     async def _retries_exhausted(self, message: ReceivedMessage) -> bool:
-        """Counts a failure, and returns True when retries are exhausted and the retry topic has the message."""
+        """Count a failure, and return True when retries are exhausted and the retry topic has the message."""
         if message.record.reconsume_times < self.max_retries:
             message.record.reconsume_times += 1
             return False

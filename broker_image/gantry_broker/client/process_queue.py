@@ -56,7 +56,7 @@ class ProcessQueue:
         return self.next_offset
 
     def add(self, messages: Iterable[ReceivedMessage], next_offset: int, now_ms: int = 0) -> list[ReceivedMessage]:
-        """Adds the messages of a pull, and returns those that are new."""
+        """Add the messages of a pull, and return those that are new."""
         self.pulled_ms = now_ms
         added = []
         for message in messages:
@@ -70,7 +70,7 @@ class ProcessQueue:
         return added
 
     def done(self, message: ReceivedMessage, now_ms: int = 0) -> None:
-        """Removes a message after it was consumed or sent back."""
+        """Remove a message after it was consumed or sent back."""
         known = self._in_flight.pop(message.queue_offset, None)
         if known is not None:
             self._bytes -= known.record.size
@@ -78,7 +78,7 @@ class ProcessQueue:
             self.consumed_ms = now_ms
 
     def full(self, limits: FlowLimits) -> bool:
-        """Returns whether pulling must wait."""
+        """Return whether pulling must wait."""
         if not self._in_flight:
             return False
         return (

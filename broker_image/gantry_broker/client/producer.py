@@ -188,7 +188,7 @@ class Producer:
         key: object = None,
         timeout: float | None = None,
     ) -> SendResult:
-        """Sends a Message, or a topic and a body, and waits for the acknowledgement.
+        """Send a Message, or a topic and a body, and wait for the acknowledgement.
 
         `queue` selects one queue. `key` selects a queue by its hash, so that messages of one key keep their order;
         `selector` replaces the hash. Raises InvalidMessage, NoRoute, BrokerError (refused), SendFailed (not
@@ -211,7 +211,7 @@ class Producer:
     async def send_batch(
         self, messages: Sequence[Message], *, queue: MessageQueue | None = None, timeout: float | None = None
     ) -> SendResult:
-        """Sends messages of one topic in one request, to one queue. Raises as `send`."""
+        """Send messages of one topic in one request, to one queue. Raises as `send`."""
         wanted = timeout or self.timeout
         if self._spans is None and self._trace is None:
             frame, unique_keys = self._batch_frame(messages)
@@ -223,7 +223,7 @@ class Producer:
         return result
 
     async def send_oneway(self, message: Message | str, body: bytes | None = None) -> None:
-        """Sends without an acknowledgement. Raises InvalidMessage, NoRoute, or RemotingError when the request was
+        """Send without an acknowledgement. Raises InvalidMessage, NoRoute, or RemotingError when the request was
         not sent.
         """
         if isinstance(message, str):
@@ -242,7 +242,7 @@ class Producer:
         await self.session.remoting.oneway(await self.session.master(queue.broker, message.topic), frame)
 
     async def recall(self, topic: str, handle: str, timeout: float | None = None) -> None:
-        """Takes back a message that is not delivered yet. `handle`: `SendResult.recall_handle`.
+        """Take back a message that is not delivered yet. `handle`: `SendResult.recall_handle`.
 
         Brokers refuse it unless their setting `recallMessageEnable` is on. Raises BrokerError, RemotingError, NoRoute.
         """
@@ -256,7 +256,7 @@ class Producer:
         await self.session.call_checked(address, frame, f"recall in {topic}", timeout or CALL_SECONDS)
 
     async def send_reply(self, message: Message, extra: dict[str, str], timeout: float | None = None) -> SendResult:
-        """Sends a reply. The properties in `extra` name the client that the broker pushes it to. Raises as `send`."""
+        """Send a reply. The properties in `extra` name the client that the broker pushes it to. Raises as `send`."""
         frame, unique_key = self._frame(message, extra)
         frame.code = RequestCode.SEND_REPLY_MESSAGE_V2
         return await self._deliver(frame, message, unique_key, None, None, None, timeout or self.timeout)
@@ -264,7 +264,7 @@ class Producer:
     async def send_stored(
         self, message: ReceivedMessage, topic: str, properties: dict[str, str], timeout: float | None = None
     ) -> SendResult:
-        """Sends a received message again, to another topic and with the given stored properties.
+        """Send a received message again, to another topic and with the given stored properties.
 
         The body stays as stored, compressed or not. Raises as `send`.
         """
@@ -285,7 +285,7 @@ class Producer:
         timeout: float | None = None,
         begun: Begun | None = None,
     ) -> SendResult:
-        """Sends a request that the caller has built, SEND_MESSAGE_V2 or SEND_BATCH_MESSAGE without its queue. `begun`:
+        """Send a request that the caller has built, SEND_MESSAGE_V2 or SEND_BATCH_MESSAGE without its queue. `begun`:
         the first attempt.
 
         Raises as `send`.
@@ -296,7 +296,7 @@ class Producer:
     def begin(
         self, frame: Frame, topic: str, selector: QueueSelector | None, key: object, timeout: float
     ) -> Begun | None:
-        """Sends such a request at once, without a task; None: its queue is not known, or no connection takes it now.
+        """Send such a request at once, without a task; None: its queue is not known, or no connection takes it now.
 
         Give the outcome to `forward` when its answer is not one of success (`finished`).
         """
@@ -320,7 +320,7 @@ class Producer:
         return None if future is None else Begun(queue, future)
 
     def finished(self, begun: Begun, unique_key: str) -> SendResult | None:
-        """Returns the result of a send whose answer has come; None: it failed, or must be tried again."""
+        """Return the result of a send whose answer has come; None: it failed, or must be tried again."""
         future = begun.answer
         if future.cancelled() or future.exception() is not None:
             return None
@@ -333,14 +333,14 @@ class Producer:
         return FIRST_SILENCE_TIMEOUT_SECONDS if elsewhere else max(SILENCE_TIMEOUT_SECONDS, left * 0.7)
 
     async def queues(self, topic: str) -> list[MessageQueue]:
-        """Returns the writable queues of a topic. Raises NoRoute."""
+        """Return the writable queues of a topic. Raises NoRoute."""
         return await self._queues(topic)
 
     # What is seen of a send
 
     @asynccontextmanager
     async def _watched(self, messages: Sequence[Message], half: bool = False) -> AsyncIterator[_Watch]:
-        """A span and a record of the message trace around a send. `half`: of a transaction."""
+        """Put a span and a record of the message trace around a send. `half`: of a transaction."""
         watch, begun_ms = _Watch(), now_ms()
         try:
             if self._spans is None or not messages:
@@ -404,7 +404,7 @@ class Producer:
         return Frame(RequestCode.SEND_BATCH_MESSAGE, ext=ext, body=body), unique_keys
 
     def _ext(self, message: Message, properties: str, sys_flag: int) -> dict[str, str]:
-        """Returns the fields of SendHeader under their short names; `_set_queue` adds the queue."""
+        """Return the fields of SendHeader under their short names; `_set_queue` adds the queue."""
         return {
             "a": self.group,
             "b": message.topic,
@@ -434,7 +434,7 @@ class Producer:
         return round_robin
 
     async def _queues(self, topic: str, *, failed: bool = False) -> list[MessageQueue]:
-        """Returns the queues of a topic; `failed`: fetch the route again. Raises NoRoute, RemotingError."""
+        """Return the queues of a topic; `failed`: fetch the route again. Raises NoRoute, RemotingError."""
         if not failed:
             known = self.session.cached_route(topic)
             cached = self._cache.get(topic)
@@ -542,12 +542,12 @@ class Producer:
             pause = next_backoff(pause)
 
     def _others(self, topic: str, failed: set[str]) -> set[str]:
-        """Returns the brokers that accept messages for a topic, by the cached route, without those that failed."""
+        """Return the brokers that accept messages for a topic, by the cached route, without those that failed."""
         known = self.session.cached_route(topic)
         return set() if known is None else {queue.broker for queue in writable_queues(topic, known)} - failed
 
     def _silent_brokers(self, queues: Sequence[MessageQueue]) -> set[str]:
-        """Returns the brokers of these queues that were silent a short while ago."""
+        """Return the brokers of these queues that were silent a short while ago."""
         silent = self.session.remoting.fell_silent(AVOID_SILENT_SECONDS)
         return {q.broker for q in queues if self.session.address(q.broker) in silent} if silent else set()
 

@@ -44,12 +44,12 @@ class PullConsumer(Consumer):
         self._subscriptions.pop(RETRY_PREFIX + self.group, None)  # this consumer sends nothing back
 
     async def queues(self, topic: str) -> list[MessageQueue]:
-        """Returns all readable queues of a topic; none when it does not exist."""
+        """Return all readable queues of a topic; none when it does not exist."""
         route = await self.session.route(topic)
         return readable_queues(topic, route) if route is not None else []
 
     async def assign(self, queues: Iterable[MessageQueue], expression: str = "*") -> None:
-        """Reads exactly these queues, independent of other members."""
+        """Read exactly these queues, independent of other members."""
         self._assigned_by_hand = True
         wanted = list(queues)
         for topic in {queue.topic for queue in wanted}:
@@ -61,7 +61,7 @@ class PullConsumer(Consumer):
                 await self._start_queue(queue)
 
     async def poll(self, timeout: float = 5.0, max_messages: int = 32) -> list[ReceivedMessage]:
-        """Waits up to `timeout` seconds for a first message, and returns up to `max_messages` available ones."""
+        """Wait up to `timeout` seconds for a first message, and return up to `max_messages` available ones."""
         found: list[ReceivedMessage] = []
         try:
             async with asyncio.timeout(timeout):
@@ -81,7 +81,7 @@ class PullConsumer(Consumer):
             item[1].done(item[0], now_ms())
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Moves to another offset of an assigned queue. Raises KeyError for other queues."""
+        """Move to another offset of an assigned queue. Raises KeyError for other queues."""
         if queue not in self._assigned:
             raise KeyError(f"{queue} is not read by this consumer")
         await self.reset_offsets({queue: offset})
@@ -93,7 +93,7 @@ class PullConsumer(Consumer):
         await self.seek(queue, await self.puller.max_offset(queue))
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """Returns the group's committed offset in a queue; None: there is none."""
+        """Return the group's committed offset in a queue; None: there is none."""
         return await self.offsets.read(queue)
 
     def _offset_for_pull(self, queue: MessageQueue, process: ProcessQueue) -> int | None:

@@ -72,7 +72,7 @@ class Puller:
         """Spans of pulls that bring messages; None: no tracer is configured."""
 
     def source(self, queue: MessageQueue) -> int:
-        """Returns the broker id for the queue's next pull."""
+        """Return the broker id for the queue's next pull."""
         return self._suggested.get(queue, MASTER_ID)
 
     async def pull(
@@ -85,7 +85,7 @@ class Puller:
         suspend_ms: int = SUSPEND_MS,
         commit: int | None = None,
     ) -> PullResult:
-        """Pulls messages from `offset` on, and waits up to `suspend_ms` for the first. `commit`: an offset to commit.
+        """Pull messages from `offset` on, and wait up to `suspend_ms` for the first. `commit`: an offset to commit.
 
         Raises RemotingError, BrokerError, NoRoute, RecordError.
         """
@@ -151,20 +151,20 @@ class Puller:
                 self._suggested[queue] = min(slaves)
 
     async def max_offset(self, queue: MessageQueue) -> int:
-        """Returns the offset after the queue's last message. Raises RemotingError, BrokerError, NoRoute."""
+        """Return the offset after the queue's last message. Raises RemotingError, BrokerError, NoRoute."""
         return await self._offset(queue, RequestCode.GET_MAX_OFFSET)
 
     async def min_offset(self, queue: MessageQueue) -> int:
-        """Returns the offset of the queue's first message. Raises RemotingError, BrokerError, NoRoute."""
+        """Return the offset of the queue's first message. Raises RemotingError, BrokerError, NoRoute."""
         return await self._offset(queue, RequestCode.GET_MIN_OFFSET)
 
     async def offset_at(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """Returns the first offset with a store time at or after a time. Raises RemotingError, BrokerError, NoRoute."""
+        """Return the first offset with a store time at or after a time. Raises RemotingError, BrokerError, NoRoute."""
         header = SearchOffsetHeader(queue.topic, queue.queue_id, Long(timestamp_ms))
         return await self._call_for_offset(queue, Frame(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, ext=header.ext()))
 
     async def first_offset(self, queue: MessageQueue, where: FromWhere, timestamp_ms: int) -> int:
-        """Returns the start offset of a group without offsets. Retry topics are always read from their beginning."""
+        """Return the start offset of a group without offsets. Retry topics are always read from their beginning."""
         retry = queue.topic.startswith(RETRY_PREFIX)
         if where is FromWhere.LAST and not retry:
             return await self.max_offset(queue)

@@ -29,7 +29,7 @@ class QueueAllocation:
         self._strategy = strategy
 
     async def queues(self, topic: str) -> list[MessageQueue]:
-        """Returns the queues of this member. Raises AllocationUnavailable, RemotingError, BrokerError, BodyError,
+        """Return the queues of this member. Raises AllocationUnavailable, RemotingError, BrokerError, BodyError,
         NoRoute.
         """
         route = await self._session.route(topic)
@@ -48,7 +48,7 @@ class QueueAllocation:
         return self._strategy(self._session.client_id, queues, sorted(set(members)))
 
     async def _members(self, brokers: Sequence[str]) -> list[str]:
-        """Returns the members of the group. All members query the same broker if they can, to get the same list."""
+        """Return the members of the group. All members query the same broker if they can, to get the same list."""
         error: Exception = NoRoute("no broker to ask for the members of the group")
         for broker in sorted(brokers):
             address = self._session.address(broker)

@@ -38,7 +38,7 @@ class Requester(Producer):
         await super().start()
 
     async def request(self, message: Message, timeout: float = 3.0) -> Reply:
-        """Sends a request and waits for its reply, `timeout` seconds in all. Raises RequestFailed, and as `send`."""
+        """Send a request and wait for its reply, `timeout` seconds in all. Raises RequestFailed, and as `send`."""
         started = time.monotonic()
         correlation = str(uuid.uuid4())
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
@@ -77,7 +77,7 @@ class Requester(Producer):
 
 
 async def reply(producer: Producer, request: ReceivedMessage, body: bytes, timeout: float | None = None) -> SendResult:
-    """Replies to a request message. Raises InvalidMessage for a message that is not a request, and as `send`."""
+    """Reply to a request message. Raises InvalidMessage for a message that is not a request, and as `send`."""
     properties = request.properties
     cluster = properties.get(Prop.CLUSTER)
     if not cluster or Prop.MESSAGE_REPLY_TO_CLIENT not in properties:

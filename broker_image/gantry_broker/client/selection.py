@@ -18,7 +18,7 @@ QueueSelector = Callable[[Sequence[MessageQueue], Message, object], MessageQueue
 
 
 def writable_queues(topic: str, route: TopicRoute, *, as_default: int = 0) -> list[MessageQueue]:
-    """Returns the queues of groups that have a master and allow writing.
+    """Return the queues of groups that have a master and allow writing.
 
     `as_default`: the route belongs to the auto-create topic, and each group has at most this many queues. An order
     configuration ("group:queues;group:queues") names the queues itself.
@@ -35,7 +35,7 @@ def writable_queues(topic: str, route: TopicRoute, *, as_default: int = 0) -> li
 
 
 def readable_queues(topic: str, route: TopicRoute) -> list[MessageQueue]:
-    """Returns the readable queues, in order."""
+    """Return the readable queues, in order."""
     return sorted(
         MessageQueue(topic, data.broker, number)
         for data in route.queues
@@ -78,7 +78,7 @@ class RoundRobin:
 
 
 def select_by_hash(queues: Sequence[MessageQueue], message: Message, key: object) -> MessageQueue:
-    """Returns the same queue for the same key, as RocketMQ's SelectMessageQueueByHash does for strings and numbers."""
+    """Return the same queue for the same key, as RocketMQ's SelectMessageQueueByHash does for strings and numbers."""
     if isinstance(key, int):
         value = key if -(2**31) <= key < 2**31 else (key ^ (key >> 32)) & 0xFFFFFFFF
         value = value - 2**32 if value >= 2**31 else value

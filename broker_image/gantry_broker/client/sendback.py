@@ -54,7 +54,7 @@ class SendBack:
         return True
 
     async def send_copy(self, message: ReceivedMessage, max_retries: int) -> bool:
-        """Sends a copy to the group's retry topic; the broker makes it a dead letter after `max_retries`."""
+        """Send a copy to the group's retry topic; the broker makes it a dead letter after `max_retries`."""
         times = message.record.reconsume_times + 1
         properties = dict(message.properties)
         properties[Prop.RETRY_TOPIC] = message.topic

@@ -50,7 +50,7 @@ BACKOFF_MAX: Final = 0.05
 
 
 def next_backoff(seconds: float) -> float:
-    """Returns the pause after a pause of `seconds`."""
+    """Return the pause after a pause of `seconds`."""
     return min(seconds * 2, BACKOFF_MAX)
 
 
@@ -59,7 +59,7 @@ def session_of(
     credentials: Credentials | None,
     tls: TlsOptions | ssl.SSLContext | None = None,
 ) -> Session:
-    """Returns the given session, or a new one. Raises ValueError for credentials that a session does not sign with."""
+    """Return the given session, or a new one. Raises ValueError for credentials that a session does not sign with."""
     if not isinstance(name_servers, Session):
         return Session(name_servers, credentials=credentials, tls=tls)
     if credentials is not None and credentials != name_servers.credentials:
@@ -68,7 +68,7 @@ def session_of(
 
 
 def parse_name_servers(name_servers: str | Sequence[str]) -> list[str]:
-    """Parses "a:9876;b:9876" (or with commas) or a list into addresses. Raises ValueError when there is none."""
+    """Parse "a:9876;b:9876" (or with commas) or a list into addresses. Raises ValueError when there is none."""
     found = name_servers.replace(",", ";").split(";") if isinstance(name_servers, str) else list(name_servers)
     addresses = [address.strip() for address in found if address.strip()]
     if not addresses:
@@ -136,7 +136,7 @@ class Session:
         await self.close()
 
     async def start(self) -> None:
-        """Starts the session. Each `start` needs a `close`; the last one ends the session."""
+        """Start the session. Each `start` needs a `close`; the last one ends the session."""
         self._users += 1
         if self._users == 1:
             self.spawn(self._poll_routes())
@@ -154,7 +154,7 @@ class Session:
         await self.remoting.close()
 
     def spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        """Runs a task that ends with the session at the latest."""
+        """Run a task that ends with the session at the latest."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -163,7 +163,7 @@ class Session:
     # Routes
 
     async def call_name_server(self, frame: Frame, timeout: float = CALL_SECONDS) -> Frame:
-        """Returns the first answer of a NameServer. Raises the last RemotingError when none answers."""
+        """Return the first answer of a NameServer. Raises the last RemotingError when none answers."""
         error: RemotingError = ConnectError("no NameServer")
         deadline = time.monotonic() + timeout
         for _ in range(len(self.name_servers)):
@@ -180,7 +180,7 @@ class Session:
         raise error
 
     async def route(self, topic: str, *, fresh: bool = False, max_age: float = 0.0) -> TopicRoute | None:
-        """Returns the route of a topic; None: no broker has it. `fresh` fetches a route that is older than `max_age`
+        """Return the route of a topic; None: no broker has it. `fresh` fetches a route that is older than `max_age`
         seconds.
 
         Raises RemotingError when no NameServer answers and no route is cached, BrokerError, BodyError.
@@ -200,7 +200,7 @@ class Session:
             return known  # an unreachable NameServer does not invalidate the cached route
 
     async def route_after_failure(self, topic: str) -> TopicRoute | None:
-        """Fetches a route after a failure, and falls back to the cached one.
+        """Fetch a route after a failure, and fall back to the cached one.
 
         The cached route also serves when the answer is late: the NameServer may have failed together with the broker.
         """
@@ -215,11 +215,11 @@ class Session:
             return known
 
     def cached_route(self, topic: str) -> TopicRoute | None:
-        """Returns the last fetched route."""
+        """Return the last fetched route."""
         return self._routes.get(topic)
 
     def address(self, broker: str, broker_id: int = MASTER_ID) -> str | None:
-        """Returns a broker's address in the cached routes."""
+        """Return a broker's address in the cached routes."""
         return self._brokers.get(broker, {}).get(broker_id)
 
     def addresses(self, broker: str) -> dict[int, str]:
@@ -247,7 +247,7 @@ class Session:
         return route
 
     async def _fetch_from_others(self, header: RouteHeader) -> Frame | None:
-        """Returns a route from another NameServer, because one that has just started does not know all brokers.
+        """Return a route from another NameServer, because one that has just started does not know all brokers.
 
         The one that has the route becomes the first choice.
         """
@@ -280,18 +280,18 @@ class Session:
     # Calls to brokers
 
     async def call(self, address: str, frame: Frame, timeout: float = CALL_SECONDS) -> Frame:
-        """Returns a broker's answer, with any code. Raises RemotingError."""
+        """Return a broker's answer, with any code. Raises RemotingError."""
         return await self.remoting.request(address, frame, timeout)
 
     async def call_checked(self, address: str, frame: Frame, what: str, timeout: float = CALL_SECONDS) -> Frame:
-        """Returns a broker's answer with code SUCCESS. Raises BrokerError for another code, and RemotingError."""
+        """Return a broker's answer with code SUCCESS. Raises BrokerError for another code, and RemotingError."""
         answer = await self.remoting.request(address, frame, timeout)
         if answer.code != ResponseCode.SUCCESS:
             raise BrokerError(what, answer.code, answer.remark)
         return answer
 
     async def master(self, broker: str, topic: str | None = None) -> str:
-        """Returns the address of a group's master. Raises NoRoute."""
+        """Return the address of a group's master. Raises NoRoute."""
         address = self.address(broker)
         if address is None and topic is not None:
             await self.route_after_failure(topic)
@@ -306,7 +306,7 @@ class Session:
         return Heartbeat(self.client_id, sorted(self.producer_groups), [build() for build in self.consumers.values()])
 
     async def send_heartbeats(self, addresses: Sequence[str] | None = None) -> list[str]:
-        """Sends heartbeats to brokers (None: all in the cached routes), and returns the addresses that answered."""
+        """Send heartbeats to brokers (None: all in the cached routes), and return the addresses that answered."""
         heartbeat = self.heartbeat()
         if not heartbeat.producers and not heartbeat.consumers:
             return []
@@ -337,7 +337,7 @@ class Session:
             await self.send_heartbeats()
 
     async def _check_idle_connections(self) -> None:
-        """Finds connections with a frozen or unreachable peer; a failed call makes the client reconnect."""
+        """Find connections with a frozen or unreachable peer; a failed call makes the client reconnect."""
         before: dict[str, int | None] = {}
         while True:
             await asyncio.sleep(IDLE_CHECK_SECONDS)
@@ -361,7 +361,7 @@ class Session:
         await asyncio.gather(*(call(address) for address in everywhere & reached))
 
     def _disconnected(self, address: str) -> None:
-        """Registers consumers again with a broker whose connection broke, or with its successor at the same address."""
+        """Register consumers again with a broker whose connection broke, or with its successor at the same address."""
         if self._closed or not self.consumers or address in self._registering_again:
             return
         if not any(address in broker.values() for broker in self._brokers.values()):

@@ -87,7 +87,7 @@ class PoppedMessage(ReceivedMessage):
         self._handle = text
 
     def parsed_handle(self) -> Handle:
-        """Raises BadHandle."""
+        """Parse the handle. Raises BadHandle."""
         handle = self._handle
         return handle if isinstance(handle, Handle) else parse_handle(handle, self.queue_offset)
 
@@ -160,7 +160,7 @@ class SimpleConsumer:
         await self._register()
 
     async def close(self) -> None:
-        """Gives back what no `receive` took, and leaves the group."""
+        """Give back what no `receive` took, and leave the group."""
         if not self._open:
             return
         self._open = False
@@ -190,7 +190,7 @@ class SimpleConsumer:
             await self._register()
 
     def consumer_data(self) -> ConsumerData:
-        """Returns this consumer's part of a heartbeat."""
+        """Return this consumer's part of a heartbeat."""
         data = list(self._subscriptions.values())
         return ConsumerData(self.group, "CONSUME_ACTIVELY", "CLUSTERING", self._from_where.value, data)
 
@@ -207,7 +207,7 @@ class SimpleConsumer:
     async def receive(
         self, max_messages: int = 16, *, invisible_s: float | None = None, wait_s: float = 15.0
     ) -> list[PoppedMessage]:
-        """Waits up to `wait_s` seconds for a first message, and returns up to `max_messages` (at most 32).
+        """Wait up to `wait_s` seconds for a first message, and return up to `max_messages` (at most 32).
 
         They are invisible to others for `invisible_s`. Raises BrokerError when a broker refuses (permission, group,
         condition), ValueError for a number out of range, NoRoute when no topic that is subscribed to exists.
@@ -252,11 +252,11 @@ class SimpleConsumer:
                 return []
 
     def keep(self, messages: Sequence[PoppedMessage]) -> None:
-        """Keeps messages that `receive` returned for the next call of it, before all others."""
+        """Keep messages that `receive` returned for the next call of it, before all others."""
         self._kept.extendleft(reversed(messages))
 
     def _take(self, most: int, invisible_s: float) -> list[PoppedMessage]:
-        """Takes kept messages that are invisible long enough; the broker delivers the others again."""
+        """Take kept messages that are invisible long enough; the broker delivers the others again."""
         now = asyncio.get_running_loop().time()
         found: list[PoppedMessage] = []
         while self._kept and len(found) < most:
@@ -266,7 +266,7 @@ class SimpleConsumer:
         return found
 
     async def _places(self) -> list[TopicAtGroup]:
-        """Returns the topics and broker groups to ask, another one first each time. Raises NoRoute."""
+        """Return the topics and broker groups to ask, another one first each time. Raises NoRoute."""
         places = []
         for topic in self._subscriptions:
             route = await self.session.route(topic)
@@ -398,7 +398,7 @@ class SimpleConsumer:
         return late
 
     async def _ack_together(self, topic: str, messages: list[PoppedMessage]) -> list[PoppedMessage]:
-        """Returns those that need a request of their own: it says what is wrong with each. Raises as `ack`."""
+        """Return those that need a request of their own: it says what is wrong with each. Raises as `ack`."""
         try:
             handles = [message.parsed_handle() for message in messages]
             batch = batch_of(self.group, topic, handles)
@@ -432,7 +432,7 @@ class SimpleConsumer:
                 done.set_result(None)
 
     async def change_invisible_duration(self, message: PoppedMessage, seconds: float, *, suspend: bool = False) -> None:
-        """Makes a message visible to others in `seconds` from now, 0: at once, and gives it a new handle.
+        """Make a message visible to others in `seconds` from now, 0: at once, and give it a new handle.
 
         `suspend`: this delivery does not count as an attempt. Raises as `ack`, and ValueError.
         """
@@ -474,7 +474,7 @@ class SimpleConsumer:
             await self.session.route_after_failure(message.topic)
 
     async def _give_back(self, message: PoppedMessage) -> None:
-        """Makes a message that no one got visible again."""
+        """Make a message that no one got visible again."""
         try:
             async with asyncio.timeout(1.0):
                 await self.change_invisible_duration(message, 0, suspend=True)
@@ -489,7 +489,7 @@ def _seconds(name: str, value: float, most: float) -> float:
 
 
 def _queue_of(message: PoppedMessage) -> int:
-    """The queue by the handle: one of the retry topic may have another number."""
+    """Return the queue by the handle: one of the retry topic may have another number."""
     return int(message.handle.split(" ")[6])
 
 
@@ -505,7 +505,7 @@ def _handle(record: Record, broker: str, found: PopAnswerHeader, starts: dict[tu
 
 
 def _starts(text: str | None) -> dict[tuple[int, int], int]:
-    """The first offset of each queue's messages, by the type of the topic and the queue."""
+    """Return the first offset of each queue's messages, by the type of the topic and the queue."""
     found = {}
     for part in (text or "").split(";"):
         words = part.split(" ")

@@ -51,7 +51,7 @@ class Spans:
 
     @contextmanager
     def send(self, messages: Sequence[Message]) -> Iterator[tuple[Span, dict[str, str]]]:
-        """A span around a send: yields it, with the properties that carry its context."""
+        """Yield a span around a send, with the properties that carry its context."""
         first = messages[0]
         attributes = self._attributes("send", "send", first.topic)
         attributes["messaging.message.body.size"] = sum(len(message.body) for message in messages)
@@ -78,7 +78,7 @@ class Spans:
             span.set_attribute("gantry.send_status", result.status.name)
 
     def received(self, topic: str, messages: Sequence[ReceivedMessage], begun_ns: int) -> None:
-        """A span of a pull that brought messages. `begun_ns`: Unix nanoseconds."""
+        """Record a span of a pull that brought messages. `begun_ns`: Unix nanoseconds."""
         attributes = self._attributes("receive", "receive", topic)
         attributes["messaging.batch.message_count"] = len(messages)
         found = (self._creation(message) for message in messages[:MOST_LINKS])
@@ -90,7 +90,7 @@ class Spans:
 
     @contextmanager
     def process(self, message: ReceivedMessage) -> Iterator[Span]:
-        """A span around the application's handler, in the trace of the producer."""
+        """Yield a span around the application's handler, in the trace of the producer."""
         attributes = self._attributes("process", "process", message.topic)
         attributes["messaging.message.id"] = message.id
         attributes["messaging.destination.partition.id"] = str(message.queue_id)
@@ -126,7 +126,7 @@ class Spans:
         }
 
     def _context(self, message: ReceivedMessage) -> Context:
-        """The context in which a message was sent. Clients of RocketMQ 5 name it differently."""
+        """Return the context in which a message was sent. Clients of RocketMQ 5 name it differently."""
         properties = message.properties
         if "traceparent" not in properties and Prop.TRACE_CONTEXT in properties:
             properties = {**properties, "traceparent": properties[Prop.TRACE_CONTEXT]}

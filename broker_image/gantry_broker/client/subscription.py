@@ -12,7 +12,7 @@ from gantry_broker.protocol.message import java_hash
 
 
 def subscription(topic: str, expression: str = "*", *, sql: bool = False) -> SubscriptionData:
-    """Returns a subscription in wire form. Raises InvalidMessage for an expression without any tag."""
+    """Return a subscription in wire form. Raises InvalidMessage for an expression without any tag."""
     version = time.time_ns() // 1_000_000
     if sql:
         if not expression.strip():
@@ -29,5 +29,5 @@ def subscription(topic: str, expression: str = "*", *, sql: bool = False) -> Sub
 
 
 def wanted(message: ReceivedMessage, data: SubscriptionData) -> bool:
-    """Compares the tags themselves: brokers compare only hashes, which may collide."""
+    """Compare the tags themselves: brokers compare only hashes, which may collide."""
     return not data.tags or data.class_filter or message.tags in data.tags

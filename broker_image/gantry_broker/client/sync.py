@@ -76,7 +76,7 @@ LOOP: Final = Loop()
 def _waiting(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Any, P], T]:
-    """The method of a client as one that waits for its result."""
+    """Return the method of a client as one that waits for its result."""
 
     @functools.wraps(method)
     def call(self: Any, /, *args: P.args, **options: P.kwargs) -> T:
@@ -303,7 +303,7 @@ class DeadLetters(_Facade[aio.DeadLetters]):
     mark = _waiting(aio.DeadLetters.mark)
 
     def pages(self, group: str, *, waiting_only: bool = False) -> Iterator[Page]:
-        """The letters of a group, page by page."""
+        """Yield the letters of a group, page by page."""
         pages = self.client.pages(group, waiting_only=waiting_only)
 
         async def following() -> Page | None:

@@ -208,7 +208,7 @@ class RocketMQResults(AsyncResultBackend[Result]):
 
 
 def _due_ms(delay: object) -> int | None:
-    """The time of delivery in milliseconds since 1970 for a `delay` label. Raises InvalidMessage."""
+    """Return the time of delivery in milliseconds since 1970 for a `delay` label. Raises InvalidMessage."""
     if delay is None:
         return None
     try:

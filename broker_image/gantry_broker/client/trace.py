@@ -150,7 +150,7 @@ class MessageTrace:
     """Sends the records of one producer or consumer, in the background. A record that is lost costs nothing else."""
 
     def __init__(self, producer: RecordSender, topic: str = TRACE_TOPIC) -> None:
-        """`producer`: its own, on the session of the client."""
+        """Send by `producer`: its own, on the session of the client."""
         self.topic = topic
         self.dropped = 0
         """Records that were not sent."""

@@ -50,7 +50,7 @@ class TransactionProducer(Producer):
     async def send_in_transaction(
         self, message: Message, work: LocalWork, *, timeout: float | None = None
     ) -> tuple[SendResult, TransactionState]:
-        """Sends a half message, does the work, and commits or rolls back by its result.
+        """Send a half message, do the work, and commit or roll back by its result.
 
         When the work raises, the check decides later. A half message without SEND_OK is rolled back, and the work is
         not done. Raises as `send`.

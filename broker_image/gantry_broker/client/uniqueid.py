@@ -14,7 +14,7 @@ from functools import lru_cache
 
 
 def local_address(towards: str = "192.0.2.1") -> str:
-    """Returns the IPv4 address of this machine towards another one, without sending anything."""
+    """Return the IPv4 address of this machine towards another one, without sending anything."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((towards, 9))
@@ -48,7 +48,7 @@ _counter = itertools.count()
 
 
 def create_unique_key(now_ms: int | None = None) -> str:
-    """Returns a new unique key."""
+    """Return a new unique key."""
     if now_ms is None:
         now_ms = time.time_ns() // 1_000_000
     return f"{_prefix(os.getpid())}{_Month.since(now_ms):08X}{next(_counter) & 0xFFFF:04X}"

@@ -120,7 +120,7 @@ class TopicConfig:
 
     @classmethod
     def from_json(cls, value: Any, name: str | None = None, *, stored: bool = False) -> Self:
-        """`stored`: see `Fields`. Raises BodyError."""
+        """Read the body. `stored`: see `Fields`. Raises BodyError."""
         fields = Fields(value, "topicConfig", stored=stored)
         return cls(
             fields.text("topicName", name),
@@ -155,7 +155,7 @@ class TopicConfigs:
 
     @classmethod
     def from_json(cls, value: Any, *, stored: bool = False) -> Self:
-        """`stored`: see `Fields`. Raises BodyError."""
+        """Read the body. `stored`: see `Fields`. Raises BodyError."""
         fields = Fields(value, "topicConfigSerializeWrapper")
         topics = {}
         for name, item in fields.map("topicConfigTable").items():
@@ -300,7 +300,7 @@ class ClusterInfo:
 
 
 def topic_list(topics: Iterable[str], broker_addr: str | None = None) -> bytes:
-    """The body of TopicList answers (206, 224, 304, 305, 311 to 313)."""
+    """Return the body of TopicList answers (206, 224, 304, 305, 311 to 313)."""
     out: dict[str, Any] = {"topicList": list(topics)}
     if broker_addr is not None:
         out["brokerAddr"] = broker_addr
@@ -433,7 +433,7 @@ class SubscriptionGroup:
 
     @classmethod
     def from_json(cls, value: Any, name: str | None = None, *, stored: bool = False) -> Self:
-        """`stored`: see `Fields`. Raises BodyError."""
+        """Read the body. `stored`: see `Fields`. Raises BodyError."""
         fields = Fields(value, "subscriptionGroupConfig", stored=stored)
         retries = fields.number("retryMaxTimes", MAX_RETRIES, MIN_INT if stored else 0)
         return cls(
@@ -642,7 +642,7 @@ class AssignmentRequest:
 
 
 def locked_queues(body: bytes) -> list[MessageQueue]:
-    """Returns the queues in the answer to LOCK_BATCH_MQ. Raises BodyError."""
+    """Return the queues in the answer to LOCK_BATCH_MQ. Raises BodyError."""
     return [queue_from_json(item) for item in parse(body, "locked").items("lockOKMQSet")]
 
 

@@ -45,7 +45,7 @@ class JsonError(ValueError):
 
 
 def loads(data: bytes, dialect: int = MAX_DIALECT_BYTES) -> Any:
-    """Parses a body, at most `dialect` bytes of it in the dialect. Raises JsonError.
+    """Parse a body, at most `dialect` bytes of it in the dialect. Raises JsonError.
 
     Bare number keys become strings, message-queue keys `MessageQueue`. Keys that are other objects become tuples of
     their (name, value) pairs.
@@ -74,7 +74,7 @@ def loads(data: bytes, dialect: int = MAX_DIALECT_BYTES) -> Any:
 
 
 def dumps(value: Any) -> bytes:
-    """Writes a value in the dialect: mapping keys may be `int` (bare) or `MessageQueue` (an object). Raises
+    """Write a value in the dialect: mapping keys may be `int` (bare) or `MessageQueue` (an object). Raises
     TypeError.
     """
     try:

@@ -20,8 +20,8 @@ class Fields:
     __slots__ = ("_map", "_stored", "_where")
 
     def __init__(self, value: Any, where: str, *, stored: bool = False) -> None:
-        """`stored`: the object is from the log or a file, where former releases kept numbers of any size. One outside
-        its range counts as the nearest one inside.
+        """Take an object. `stored`: it is from the log or a file, where former releases kept numbers of any size. One
+        outside its range counts as the nearest one inside.
         """
         self._stored = stored
         if not isinstance(value, Mapping):
@@ -30,7 +30,7 @@ class Fields:
         self._where = where
 
     def names(self) -> set[str]:
-        """The names of all fields."""
+        """Return the names of all fields."""
         return {str(name) for name in self._map}
 
     def text(self, name: str, default: str | None = None) -> str:
@@ -44,7 +44,7 @@ class Fields:
         return value
 
     def number(self, name: str, default: int | None = None, low: int = MIN_INT, high: int = MAX_INT) -> int:
-        """A whole number in [low, high], by default in the range of Java's int. It may be a string."""
+        """Return a whole number in [low, high], by default in the range of Java's int. It may be a string."""
         value = self._map.get(name)
         if value is None:
             if default is None:
@@ -53,11 +53,11 @@ class Fields:
         return self._whole(name, value, low, high)
 
     def long(self, name: str, default: int | None = None, low: int = MIN_LONG) -> int:
-        """A whole number of `low` or more in the range of Java's long."""
+        """Return a whole number of `low` or more in the range of Java's long."""
         return self.number(name, default, low, MAX_LONG)
 
     def numbers(self, name: str, low: int = MIN_INT, high: int = MAX_INT) -> list[int]:
-        """Returns whole numbers in [low, high], each of which may be a string."""
+        """Return whole numbers in [low, high], each of which may be a string."""
         return [self._whole(name, value, low, high) for value in self.items(name)]
 
     def _whole(self, name: str, value: Any, low: int, high: int) -> int:
@@ -137,7 +137,7 @@ def short(value: Any) -> str:
 
 
 def parse(body: bytes, where: str, dialect: int = fastjson.MAX_DIALECT_BYTES) -> Fields:
-    """Parses a body that is an object, at most `dialect` bytes of it in fastjson's dialect. Raises BodyError."""
+    """Parse a body that is an object, at most `dialect` bytes of it in fastjson's dialect. Raises BodyError."""
     try:
         return Fields(fastjson.loads(body, dialect), where)
     except fastjson.JsonError as error:
@@ -145,7 +145,7 @@ def parse(body: bytes, where: str, dialect: int = fastjson.MAX_DIALECT_BYTES) ->
 
 
 def queue_from_json(value: Any) -> MessageQueue:
-    """Reads a message queue that is a value (not a key). Raises BodyError."""
+    """Read a message queue that is a value (not a key). Raises BodyError."""
     fields = Fields(value, "messageQueue")
     return MessageQueue(fields.text("topic"), fields.text("brokerName"), fields.number("queueId"))
 

@@ -122,7 +122,7 @@ class Frame:
         ext: dict[str, str] | None = None,
         body: bytes = b"",
     ) -> Frame:
-        """Creates the answer to `request`: same opaque, same serialization."""
+        """Create the answer to `request`: same opaque, same serialization."""
         return cls(code, request.opaque, FLAG_RESPONSE, ext, body, remark, request.serialize)
 
     def __repr__(self) -> str:
@@ -131,7 +131,7 @@ class Frame:
         return f"<Frame {kind} code={self.code} opaque={self.opaque} ext={ext} body={len(self.body)}B>"
 
     def __eq__(self, other: object) -> bool:
-        """Compares every field, and the body's bytes."""
+        """Compare every field, and the body's bytes."""
         if not isinstance(other, Frame):
             return NotImplemented
         return all(getattr(self, name) == getattr(other, name) for name in Frame.__slots__)
@@ -164,14 +164,14 @@ class RepeatedPull(Frame):
 
 
 def encode_frame(frame: Frame) -> bytes:
-    """Encodes a frame with its length field. Raises FrameError when a field does not fit its form."""
+    """Encode a frame with its length field. Raises FrameError when a field does not fit its form."""
     header, body = _encode_header(frame), frame.body
     size = len(header)
     return b"".join((_LENGTHS.pack(4 + size + len(body), frame.serialize << 24 | size), header, body))
 
 
 def encode_head(frame: Frame, body_size: int) -> bytes:
-    """Encodes what precedes a body of `body_size` bytes, which the caller sends itself. Raises as `encode_frame`."""
+    """Encode what precedes a body of `body_size` bytes, which the caller sends itself. Raises as `encode_frame`."""
     header = _encode_header(frame)
     size = len(header)
     return _LENGTHS.pack(4 + size + body_size, frame.serialize << 24 | size) + header
@@ -289,13 +289,13 @@ class FrameDecoder:
         return self.held > 0 or self._skip > 0
 
     def clear(self) -> None:
-        """Drops what it holds: the connection has ended."""
+        """Drop what it holds: the connection has ended."""
         self._chunks.clear()
         self.held = 0
         self.more = False
 
     def feed(self, data: bytes, most: int = _ALL) -> list[Frame]:
-        """Returns the frames that `data` completes, in order. After `most` of them `more` is true: the next call, with
+        """Return the frames that `data` completes, in order. After `most` of them `more` is true: the next call, with
         b"" or further bytes, goes on with the rest.
 
         Raises FrameError at the first bad one; the good ones before it are in `error.frames`.
@@ -449,7 +449,7 @@ class FrameDecoder:
         return True, False
 
     def _refuse(self, data: bytes, position: int, length: int, mark: int) -> bool:
-        """Raises FrameError for impossible lengths; False: the header with the opaque for the answer is incomplete."""
+        """Raise FrameError for impossible lengths; False: the header with the opaque for the answer is incomplete."""
         size = mark & 0xFFFFFF
         serialize = mark >> 24
         if length < 4 or size > length - 4 or serialize not in (_JSON, _ROCKETMQ):
@@ -504,7 +504,7 @@ def _compact_fields(head: bytes) -> int:
 
 
 def _decode_unusual_json(header: bytes, body: bytes) -> Frame:
-    """Reads an unusual JSON header as fastjson does: numbers for strings, nulls and gaps allowed."""
+    """Read an unusual JSON header as fastjson does: numbers for strings, nulls and gaps allowed."""
     try:
         head = orjson.loads(header)
     except orjson.JSONDecodeError as error:

@@ -41,7 +41,7 @@ class BadField(ValueError):
 
 
 def parse_int(name: str, value: str | None, low: int = _INT_RANGE[0], high: int = _INT_RANGE[1]) -> int:
-    """Parses a decimal number within its range. Raises BadField."""
+    """Parse a decimal number within its range. Raises BadField."""
     if value is not None:
         signed = value[:1] == "+" and value[1:2] != "-"  # Java's parsers accept it.
         number = whole_number(value[1:] if signed else value, low, high)
@@ -102,12 +102,12 @@ class Header:
 
     @classmethod
     def parse(cls, frame: Frame) -> Self:
-        """Parses the header of a request. Raises BadField."""
+        """Parse the header of a request. Raises BadField."""
         return cls.from_ext(frame.ext)
 
     @classmethod
     def from_ext(cls, ext: dict[str, str]) -> Self:
-        """Parses the header from its fields. Raises BadField."""
+        """Parse the header from its fields. Raises BadField."""
         values: list[Any] = []
         for name, kind, required, default in cls._fields():
             wire = cls.WIRE_NAMES.get(name, name)
@@ -133,7 +133,7 @@ class Header:
         return cls(*values)
 
     def ext(self) -> dict[str, str]:
-        """Returns the fields as strings for the wire, without those that are None."""
+        """Return the fields as strings for the wire, without those that are None."""
         out = {}
         for name, kind, _, _ in self._fields():
             value = getattr(self, name)
@@ -163,20 +163,20 @@ class SendHeader(Header):
 
     @classmethod
     def parse(cls, frame: Frame) -> Self:
-        """Parses short or long names, by the request's code. Raises BadField."""
+        """Parse short or long names, by the request's code. Raises BadField."""
         if frame.code in _SHORT_NAMED:
             return cls.from_short(frame.ext)
         return cls.from_ext(frame.ext)
 
     @classmethod
     def from_short(cls, ext: dict[str, str]) -> Self:
-        """Parses the names a to n, and no long ones: access is checked for the topic in b. Raises BadField, with the
+        """Parse the names a to n, and no long ones: access is checked for the topic in b. Raises BadField, with the
         long name.
         """
         return cls.from_ext({long: ext[short] for short, long in _LONG_NAMES.items() if short in ext})
 
     def short_ext(self) -> dict[str, str]:
-        """Returns the fields for 310, 320 and 325."""
+        """Return the fields for 310, 320 and 325."""
         return {_SHORT_NAMES[name]: value for name, value in self.ext().items()}
 
 
@@ -822,5 +822,5 @@ class OffsetAnswer(Header):
 
 
 def error_answer(request: Frame, code: int, remark: str) -> Frame:
-    """Creates an answer with an error code and its reason."""
+    """Create an answer with an error code and its reason."""
     return Frame(code, request.opaque, FLAG_RESPONSE, None, b"", remark, request.serialize)

@@ -25,15 +25,9 @@ MAGIC_BLANK: Final = 0xCBD43194
 """Fills the rest of a segment when the next record does not fit: size i32, magic, zeros."""
 
 # Offsets of the fields that are the same in every record, independent of the hosts' length.
-SIZE_AT: Final = 0
 MAGIC_AT: Final = 4
-BODY_CRC_AT: Final = 8
-QUEUE_ID_AT: Final = 12
-FLAG_AT: Final = 16
 QUEUE_OFFSET_AT: Final = 20
 PHYS_OFFSET_AT: Final = 28
-SYS_FLAG_AT: Final = 36
-BORN_MS_AT: Final = 40
 BORN_HOST_AT: Final = 48
 FIXED_V4: Final = 88
 """Bytes before the body, with its length field, when both hosts are IPv4; 12 more for each IPv6 host."""
@@ -120,13 +114,13 @@ class Record:
         return offset_message_id(self.store_host[0], self.store_host[1], self.phys_offset)
 
     def payload(self, limit: int = 64 * 1024 * 1024) -> bytes:
-        """Returns the decompressed body. Raises RecordError; `limit` is in bytes."""
+        """Return the decompressed body. Raises RecordError; `limit` is in bytes."""
         from gantry_broker.protocol.compression import decompress  # brokers only move messages and never need it
 
         return decompress(self.body, self.sys_flag, limit)
 
     def encode(self) -> bytes:
-        """Returns the record's bytes."""
+        """Return the record's bytes."""
         return encode_record(
             topic=self.topic.encode(),
             body=self.body,
@@ -148,7 +142,7 @@ class Record:
 
 
 def body_crc(body: bytes) -> int:
-    """Returns RocketMQ's CRC of a body: CRC-32 without its highest bit (`UtilAll.crc32`)."""
+    """Return RocketMQ's CRC of a body: CRC-32 without its highest bit (`UtilAll.crc32`)."""
     return zlib.crc32(body) & 0x7FFFFFFF
 
 
@@ -171,7 +165,7 @@ def encode_record(
     body_crc: int | None = None,
     version_2: bool = False,
 ) -> bytes:
-    """Encodes a record. Hosts are packed (`pack_host`); their length sets the IPv6 bits of the system flag.
+    """Encode a record. Hosts are packed (`pack_host`); their length sets the IPv6 bits of the system flag.
 
     `body_crc` None: computed. A topic of more than 127 bytes makes a version 2 record. Raises RecordError when a field
     does not fit.
@@ -214,7 +208,7 @@ def encode_record(
 
 
 def decode_record(buf: bytes | bytearray | memoryview, offset: int = 0, *, check_crc: bool = True) -> Record:
-    """Decodes the record at `offset`. Raises RecordError when it is incomplete, damaged or a segment's filler."""
+    """Decode the record at `offset`. Raises RecordError when it is incomplete, damaged or a segment's filler."""
     end = len(buf)
     if end - offset < FIXED_V4 + 3:
         raise RecordError(f"{end - offset} bytes at {offset} are less than the smallest record")
@@ -284,7 +278,7 @@ def decode_record(buf: bytes | bytearray | memoryview, offset: int = 0, *, check
 
 
 def decode_records(buf: bytes) -> list[Record]:
-    """Decodes all records of a pull answer's body. Raises RecordError."""
+    """Decode all records of a pull answer's body. Raises RecordError."""
     records = []
     offset = 0
     while offset < len(buf):
@@ -310,7 +304,7 @@ def unpack_host(packed: bytes) -> tuple[str, int]:
 
 
 def parse_properties(properties: bytes | str) -> dict[str, str]:
-    """Parses `name 0x01 value 0x02 ...`. It replaces bytes that are not UTF-8, and ignores pieces without a name."""
+    """Parse `name 0x01 value 0x02 ...`. It replaces bytes that are not UTF-8, and ignores pieces without a name."""
     text = properties if isinstance(properties, str) else properties.decode("utf-8", "replace")
     found = {}
     for piece in text.split(PROPERTY_SEPARATOR):
@@ -321,7 +315,7 @@ def parse_properties(properties: bytes | str) -> dict[str, str]:
 
 
 def format_properties(properties: Mapping[str, str]) -> bytes:
-    """Encodes properties. Raises RecordError when a name or value contains a separator, or all are too long."""
+    """Encode properties. Raises RecordError when a name or value contains a separator, or all are too long."""
     joined = PROPERTY_SEPARATOR.join([f"{name}{NAME_VALUE_SEPARATOR}{value}" for name, value in properties.items()])
     if (
         joined.count(NAME_VALUE_SEPARATOR) != len(properties)
@@ -337,7 +331,7 @@ def format_properties(properties: Mapping[str, str]) -> bytes:
 
 
 def repack_properties(properties: Mapping[str, str]) -> bytes:
-    """Encodes what `parse_properties` returned, values with 0x01 included. Raises RecordError when it is too long."""
+    """Encode what `parse_properties` returned, values with 0x01 included. Raises RecordError when it is too long."""
     packed = PROPERTY_SEPARATOR.join(
         [f"{name}{NAME_VALUE_SEPARATOR}{value}" for name, value in properties.items()]
     ).encode("utf-8", "replace")
@@ -352,7 +346,7 @@ def _has_no_separator(name: str, value: str) -> bool:
 
 
 def java_hash(text: str) -> int:
-    """Returns Java's `String.hashCode`: over UTF-16 code units, a signed 32-bit number."""
+    """Return Java's `String.hashCode`: over UTF-16 code units, a signed 32-bit number."""
     value = 0
     if text.isascii():
         for unit in text.encode("ascii"):
@@ -366,17 +360,17 @@ def java_hash(text: str) -> int:
 
 @lru_cache(maxsize=4096)
 def tags_hash(tags: str) -> int:
-    """Returns the tag code of a consume-queue entry: the hash of the TAGS property, 0 without one."""
+    """Return the tag code of a consume-queue entry: the hash of the TAGS property, 0 without one."""
     return java_hash(tags) if tags else 0
 
 
 def offset_message_id(address: str, port: int, phys_offset: int) -> str:
-    """Returns host and physical offset in hexadecimal: 32 characters for IPv4, 56 for IPv6."""
+    """Return host and physical offset in hexadecimal: 32 characters for IPv4, 56 for IPv6."""
     return (ip_address(address).packed + _MESSAGE_ID.pack(port, phys_offset)).hex().upper()
 
 
 def parse_message_id(message_id: str) -> tuple[str, int, int]:
-    """Splits an offset message id into (address, port, physical offset). Raises ValueError."""
+    """Split an offset message id into (address, port, physical offset). Raises ValueError."""
     if len(message_id) not in (32, 56):
         raise ValueError(f"message id {message_id[:80]!r} has {len(message_id)} characters; 32 or 56 are expected")
     try:
@@ -402,7 +396,7 @@ class BatchItem:
 
 
 def encode_batch(items: Iterable[BatchItem]) -> bytes:
-    """Encodes the body of SEND_BATCH_MESSAGE: per message size, magic 0, CRC 0, flag, body, properties
+    """Encode the body of SEND_BATCH_MESSAGE: per message size, magic 0, CRC 0, flag, body, properties
     (`encodeMessage`).
     """
     parts: list[bytes] = []
@@ -433,7 +427,7 @@ def count_batch(body: bytes) -> int:
 
 
 def decode_batch(body: bytes) -> list[BatchItem]:
-    """Decodes the messages in the body of SEND_BATCH_MESSAGE. Raises RecordError."""
+    """Decode the messages in the body of SEND_BATCH_MESSAGE. Raises RecordError."""
     if len(body) > MAX_BATCH * 22 and (count := count_batch(body)) > MAX_BATCH:
         raise RecordError(f"the batch has {count} messages, the limit is {MAX_BATCH}")
     items: list[BatchItem] = []

@@ -45,7 +45,7 @@ def topic_stats_to_json(table: Mapping[MessageQueue, TopicOffset], put_tps: floa
 
 
 def topic_stats_from_json(body: bytes) -> dict[MessageQueue, TopicOffset]:
-    """Parses the answer to GET_TOPIC_STATS_INFO. Raises BodyError."""
+    """Parse the answer to GET_TOPIC_STATS_INFO. Raises BodyError."""
     out = {}
     for queue, item in _queue_table(parse(body, "topicStats"), "offsetTable").items():
         fields = Fields(item, "topicOffset")
@@ -71,7 +71,7 @@ def consume_stats_to_json(table: Mapping[MessageQueue, ConsumeOffset], tps: floa
 
 
 def consume_stats_from_json(body: bytes) -> tuple[dict[MessageQueue, ConsumeOffset], float]:
-    """Parses the answer to GET_CONSUME_STATS: offsets by queue, messages per second. Raises BodyError."""
+    """Parse the answer to GET_CONSUME_STATS: offsets by queue, messages per second. Raises BodyError."""
     stats = parse(body, "consumeStats")
     out = {}
     for queue, item in _queue_table(stats, "offsetTable").items():
@@ -86,7 +86,7 @@ def consume_stats_from_json(body: bytes) -> tuple[dict[MessageQueue, ConsumeOffs
 
 
 def offset_table(body: bytes) -> dict[MessageQueue, int]:
-    """Parses `{"offsetTable":{queue:offset}}`, the offsets of a reset (220, 222). Raises BodyError.
+    """Parse `{"offsetTable":{queue:offset}}`, the offsets of a reset (220, 222). Raises BodyError.
 
     It also reads the Go and C++ clients' form, a list of `{"brokerName","queueId","topic","offset"}`.
     """

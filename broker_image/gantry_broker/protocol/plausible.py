@@ -50,13 +50,13 @@ class Implausible(ValueError):
 
 
 def shown(value: object) -> str:
-    """A value from outside, short enough for a message."""
+    """Return a value from outside, short enough for a message."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def integer(name: str, value: str) -> int:
-    """A whole number from the decimal digits of a header field. Raises Implausible."""
+    """Return a whole number from the decimal digits of a header field. Raises Implausible."""
     number = whole_number(value, -(10**MAX_DIGITS), 10**MAX_DIGITS)
     if number is None:
         raise Implausible(f"{name} = {shown(value)}: must be a whole number", "malformed")
@@ -64,7 +64,7 @@ def integer(name: str, value: str) -> int:
 
 
 def number(name: str, value: object, low: int, high: int) -> int:
-    """A whole number in [low, high]. Raises Implausible."""
+    """Return a whole number in [low, high]. Raises Implausible."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise Implausible(f"{name} = {shown(value)}: must be a whole number from {low} to {high}", "malformed")
     if not low <= value <= high:
@@ -106,7 +106,7 @@ def address(name: str, value: Any) -> str:
 
 
 def items(name: str, value: Any, most: int) -> Sequence[Any]:
-    """A list of at most `most` entries. Raises Implausible."""
+    """Return a list of at most `most` entries. Raises Implausible."""
     if not isinstance(value, list | tuple):
         raise Implausible(f"{name} = {shown(value)}: must be a list", "malformed")
     if len(value) > most:

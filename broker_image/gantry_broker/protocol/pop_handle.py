@@ -30,24 +30,24 @@ class BadHandle(ValueError):
 
 
 def retry_topic_v2(group: str, topic: str) -> str:
-    """Returns the retry topic of a group's topic in its second form."""
+    """Return the retry topic of a group's topic in its second form."""
     return f"{RETRY_PREFIX}{group}+{topic}"
 
 
 def retry_topic_v1(group: str, topic: str) -> str:
-    """Returns the retry topic of a group's topic in its first form."""
+    """Return the retry topic of a group's topic in its first form."""
     return f"{RETRY_PREFIX}{group}_{topic}"
 
 
 def topic_type(topic: str) -> int:
-    """Returns a topic's type in handles: 0, or 1 and 2 for the two forms of retry topics."""
+    """Return a topic's type in handles: 0, or 1 and 2 for the two forms of retry topics."""
     if not topic.startswith(RETRY_PREFIX):
         return NORMAL
     return RETRY_V2 if "+" in topic else RETRY_V1
 
 
 def real_topic(topic: str, group: str, kind: int) -> str:
-    """Returns the topic that a handle of this type means; `topic`: the one that the request names."""
+    """Return the topic that a handle of this type means; `topic`: the one that the request names."""
     if kind == NORMAL or topic.startswith(RETRY_PREFIX):
         return topic
     return retry_topic_v2(group, topic) if kind == RETRY_V2 else retry_topic_v1(group, topic)
@@ -89,7 +89,7 @@ _PLAIN: Final = re.compile(
 
 
 def parse_handle(text: str, offset: int | None = None) -> Handle:
-    """Parses a handle. `offset`: the queue offset for handles without one. Raises BadHandle."""
+    """Parse a handle. `offset`: the queue offset for handles without one. Raises BadHandle."""
     if len(text) > MAX_HANDLE:
         raise BadHandle(f"the handle has {len(text)} characters, at most {MAX_HANDLE} are valid")
     plain = _PLAIN.match(text)
@@ -119,7 +119,7 @@ def parse_handle(text: str, offset: int | None = None) -> Handle:
 
 
 def of_delivery(text: str | None, pop_ms: int, invisible_ms: int, broker: str, offset: int) -> str | None:
-    """Returns the handle in a record's property POP_CK, with its offset, if it is of this delivery; None: it is not.
+    """Return the handle in a record's property POP_CK, with its offset, if it is of this delivery; None: it is not.
 
     A broker writes it into messages of retry topics. A message that was received before and sent on may have the one of
     that delivery, which would acknowledge another message.
@@ -142,17 +142,17 @@ def _number(text: str, part: str, what: str, most: int) -> int:
 
 
 def start_offset_info(parts: Iterable[tuple[int, int, int]]) -> str:
-    """Returns the field startOffsetInfo of (type of topic, queue, start offset)."""
+    """Return the field startOffsetInfo of (type of topic, queue, start offset)."""
     return ";".join([f"{kind} {queue_id} {start}" for kind, queue_id, start in parts])
 
 
 def message_offset_info(parts: Iterable[tuple[int, int, Sequence[int]]]) -> str:
-    """Returns the field msgOffsetInfo of (type of topic, queue, offsets of the messages)."""
+    """Return the field msgOffsetInfo of (type of topic, queue, offsets of the messages)."""
     return ";".join([f"{kind} {queue_id} {','.join(map(str, offsets))}" for kind, queue_id, offsets in parts])
 
 
 def order_count_info(kind: int, queue_id: int, counts: Sequence[tuple[int, int]], messages: int) -> str:
-    """Returns the part of orderCountInfo for one queue.
+    """Return the part of orderCountInfo for one queue.
 
     `counts`: (offset, earlier deliveries) of the messages that had any; `messages`: all of this answer. The last entry
     is for clients that know one count for each queue.

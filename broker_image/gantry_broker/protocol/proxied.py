@@ -48,7 +48,7 @@ class ProxiedClient:
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """Raises BodyError."""
+        """Read the body. Raises BodyError."""
         fields = Fields(value, "client")
         texts = {name: fields.text(name, None if name in ("id", "group") else "") for name in _TEXTS}
         for name, text in texts.items():

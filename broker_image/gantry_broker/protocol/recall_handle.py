@@ -25,7 +25,7 @@ class RecallHandle(NamedTuple):
 
     @classmethod
     def decode(cls, text: str) -> RecallHandle:
-        """Raises ValueError."""
+        """Decode the text. Raises ValueError."""
         try:
             padded = text + "=" * (-len(text) % 4)  # Clients may leave the padding out.
             words = base64.b64decode(padded, altchars=b"-_", validate=True).decode().split(" ")

@@ -40,7 +40,7 @@ class RetryPolicy:
 
     @classmethod
     def from_json(cls, value: Any, where: str = "groupRetryPolicy") -> Self:
-        """Raises BodyError."""
+        """Read the policy. Raises BodyError."""
         fields = Fields(value, where)
         kind = fields.text("type", CUSTOMIZED)
         if kind not in (CUSTOMIZED, EXPONENTIAL):

@@ -53,10 +53,10 @@ class Records(Protocol):
     """Looks topics of stored records up; "" when no record begins at the offset."""
 
     def topic_at(self, offset: int) -> str:
-        """The topic under which the record is stored."""
+        """Return the topic under which the record is stored."""
 
     def target_at(self, offset: int) -> str:
-        """The topic that the message is for: a half message waits under another one."""
+        """Return the topic that the message is for: a half message waits under another one."""
 
 
 Right = Callable[[Frame, Records], list[Need]]
@@ -241,7 +241,7 @@ def delivery(frame: Frame, _: Records) -> list[Need]:
 
 
 def _of_delivery(group: str, topic: str) -> list[Need]:
-    """What a group needs that acknowledges. `%RETRY%group+topic` belongs to the group. In its first form,
+    """Return what a group needs that acknowledges. `%RETRY%group+topic` belongs to the group. In its first form,
     `%RETRY%group_topic`, the name may be that of the retries of a group `group_topic`: the broker knows whether this
     group has popped from it. Here the right for the topic counts, as it did for the pop.
     """

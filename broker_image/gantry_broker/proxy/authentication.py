@@ -130,7 +130,7 @@ class Authentication:
         return user
 
     def check(self, user: User | None, peer: str, needs: tuple[Need, ...]) -> None:
-        """Raises Refusal when the user lacks one of the rights."""
+        """Raise Refusal when the user lacks one of the rights."""
         if user is None or user.super:
             return
         for need in needs:

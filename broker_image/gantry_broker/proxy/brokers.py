@@ -57,7 +57,7 @@ class _Kept(Generic[T]):
         return None if found is None or time.monotonic() >= found[1] else found[0]
 
     async def get(self, name: str) -> T:
-        """Raises what asking raises, if there is no earlier value."""
+        """Return the value, an earlier one if asking fails. Raises what asking raises without one."""
         found = self._values.get(name)
         if found is not None and time.monotonic() < found[1]:
             return found[0]

@@ -242,7 +242,7 @@ class Clients:
         return self._kept_of[client.owner] - client.size + size <= free
 
     def set_settings(self, client: Client, settings: Any) -> None:
-        """`settings`: of `answered_settings`."""
+        """Keep a client's settings. `settings`: of `answered_settings`."""
         self._forget_topics(client)
         self._changed.add(client.key)
         client.settings = settings

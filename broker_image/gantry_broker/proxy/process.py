@@ -83,7 +83,7 @@ class Proxy:
         await self.close()
 
     async def start(self) -> None:
-        """Raises OSError when a port is taken."""
+        """Raise OSError when a port is taken."""
         config = self.config
         budget = descriptors.budget()
         most = min(config.max_connections, budget.remoting)

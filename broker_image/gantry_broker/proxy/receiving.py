@@ -113,7 +113,7 @@ class HeldReceive:
                 self._work.cancel()
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Raises Refusal in the place of a result that comes no more."""
+        """Raise Refusal in the place of a result that comes no more."""
         self._work = waiting = asyncio.ensure_future(work)
         try:
             return await waiting
@@ -740,7 +740,7 @@ def _result(error: Exception) -> tuple[Code, str]:
 
 
 def checked_invisible(invisible_ms: int, least_ms: int) -> int:
-    """Raises Refusal. Pure."""
+    """Return the time if it is in its range. Raises Refusal. Pure."""
     if invisible_ms < least_ms:
         raise Refusal(Code.ILLEGAL_INVISIBLE_TIME, f"the invisibleTime is too small. min is {least_ms}")
     if invisible_ms > MAX_INVISIBLE_MS:

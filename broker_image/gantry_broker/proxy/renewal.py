@@ -100,7 +100,7 @@ class Renewals:
         return self._by_key.get((group, topic, handle))
 
     def remove(self, group: str, topic: str, handle: str) -> Held | None:
-        """The client is done with the message: no further renewal."""
+        """Renew the message no more: the client is done with it."""
         held = self._by_key.pop((group, topic, handle), None)
         if held is None:
             return None
@@ -147,7 +147,7 @@ class Renewals:
             self._schedule(held, expires_ms - AHEAD_MS)
 
     def failed(self, due: Due, now_ms: int, *, final: bool) -> None:
-        """`final`: the broker refused the handle; otherwise the renewal is tried again until the message expires."""
+        """Note a failed renewal. `final`: the broker refused the handle; others are tried until the message expires."""
         held = due.held
         held.busy = False
         held.failed += 1

@@ -69,7 +69,7 @@ class Conversation(Protocol):
         """Must not block. May raise RpcError, which ends the call."""
 
     def on_end(self) -> None:
-        """The client sends no more; called once, also when the call is over."""
+        """Learn that the client sends no more; called once, also when the call is over."""
 
 
 class Line(Call, Protocol):

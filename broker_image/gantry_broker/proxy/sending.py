@@ -297,7 +297,7 @@ class Sending:
         return answer
 
     async def on_check(self, conn: Connection, frame: Frame) -> Frame | None:
-        """A broker asks for the end of a transaction: ask one of the clients that send to its topic."""
+        """Ask one of the clients that send to the topic for the end of a transaction: a broker wants to know it."""
         try:
             header = CheckTransactionHeader.parse(frame)
             record = decode_record(frame.body)
@@ -334,7 +334,7 @@ class Sending:
         return next((broker.name for broker in brokers if address in broker.addresses.values()), None)
 
     def client_came(self, settings: Any) -> None:
-        """A producer has said to which topics it sends: brokers may ask for its transactions."""
+        """Let brokers ask for the transactions of a producer, which has said to which topics it sends."""
         topics = [resource_name(topic) for topic in settings.publishing.topics]
         missing = [topic for topic in topics if topic not in self._brokers.session.producer_groups]
         if missing and len(self._tasks) < 1_000:

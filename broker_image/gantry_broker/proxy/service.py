@@ -240,7 +240,7 @@ class Service:
         return found
 
     def allow(self, caller: Caller, *needs: Need) -> None:
-        """Raises Refusal."""
+        """Check the rights of a caller. Raises Refusal."""
         self.authentication.check(caller.user, caller.call.peer, needs)
 
     def known_client(self, caller: Caller) -> Client | None:
@@ -502,7 +502,7 @@ def _constant(refused: Refused) -> Callable[[Call], Refused]:
 
 @lru_cache(maxsize=4_096)
 def _check_client_id(client_id: str) -> None:
-    """Raises Refusal."""
+    """Check the id of a client. Raises Refusal."""
     if not client_id.strip():
         raise Refusal(Code.CLIENT_ID_REQUIRED, "client id cannot be empty")
     if len(client_id) > MAX_CLIENT_ID:

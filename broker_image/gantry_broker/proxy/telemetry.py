@@ -39,11 +39,11 @@ class Service(Protocol):
     talks: set[Telemetry]
 
     def caller(self, call: Call) -> Caller:
-        """Raises Refusal."""
+        """Return who calls. Raises Refusal."""
         ...
 
     def allow(self, caller: Caller, *needs: Need) -> None:
-        """Raises Refusal."""
+        """Check the rights of a caller. Raises Refusal."""
 
 
 class Telemetry:
@@ -158,7 +158,7 @@ class Telemetry:
         self._push(answer)
 
     def _check(self, caller: Caller, settings: Any) -> None:
-        """Raises Refusal."""
+        """Check what the settings need. Raises Refusal."""
         service = self._service
         if settings.HasField("publishing"):
             if len(settings.publishing.topics) > MAX_NAMES:

@@ -27,7 +27,7 @@ _PUT_TIMES: Final = (
 
 
 async def update_config(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
-    """Changes settings of the group by `name=value` lines, until the resource overrules them (`live_settings`)."""
+    """Change settings of the group by `name=value` lines, until the resource overrules them (`live_settings`)."""
     try:
         change = broker.live_settings.change(frame.body)
     except BadSetting as error:
@@ -63,7 +63,7 @@ def get_config(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
 
 
 def runtime_info(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
-    """Returns the keys that `brokerStatus`, `clusterList`, `exportMetrics` and rocketmq-exporter read (`KVTable` of
+    """Return the keys that `brokerStatus`, `clusterList`, `exportMetrics` and rocketmq-exporter read (`KVTable` of
     4.9.7 and 5.5.0). Gantry has no thread pools, so nothing waits in their queues.
     """
     store, stats, settings = broker.store, broker.stats, broker.settings
@@ -158,14 +158,14 @@ def runtime_info(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame
 
 
 def _put_times(broker: BrokerContext) -> str:
-    """Returns how many messages of producers took how long to append, in the form of `StoreStatsService`."""
+    """Return how many messages of producers took how long to append, in the form of `StoreStatsService`."""
     broker.latencies.sends.settle()
     counts = zip(_PUT_TIMES, broker.latencies.put_ms.counts, strict=True)
     return "".join(f"[{name}]:{count} " for name, count in counts)
 
 
 def readable(count: int) -> str:
-    """Formats bytes as `brokerStatus` shows them: "602 B", "9.5 KiB" (`MixAll.humanReadableByteCount` of 4.9.7)."""
+    """Format bytes as `brokerStatus` shows them: "602 B", "9.5 KiB" (`MixAll.humanReadableByteCount` of 4.9.7)."""
     if count < 1024:
         return f"{count} B"
     power = min((count.bit_length() - 1) // 10, 6)
@@ -173,7 +173,7 @@ def readable(count: int) -> str:
 
 
 def _earliest(broker: BrokerContext) -> int:
-    """Returns the store time of the log's first record; -1: there is none."""
+    """Return the store time of the log's first record; -1: there is none."""
     first = next(broker.store.reader.walk(broker.store.log.start, broker.store.state.confirmed), None)
     return -1 if first is None else first.store_ms
 

@@ -32,7 +32,7 @@ MAX_MODES: Final = 20_000
 def assigned_for_pop(
     allocate: Strategy, me: str, queues: Sequence[MessageQueue], members: Sequence[str], share: int
 ) -> list[MessageQueue]:
-    """Returns what a member pops from: queue -1 stands for all queues of a broker. As `allocate4Pop` of 5.5.0.
+    """Return what a member pops from: queue -1 stands for all queues of a broker. As `allocate4Pop` of 5.5.0.
 
     `share`: each member pops also from the queues of that many members after it.
     """

@@ -84,7 +84,7 @@ def heartbeat(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
 
 
 def proxy_clients(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
-    """Takes the consumers of a proxy. Their groups come to be as those of heartbeats do, with their retry topics."""
+    """Take the consumers of a proxy. Their groups come to be as those of heartbeats do, with their retry topics."""
     clients, gone = read_announcement(bodies.parse(frame.body, "announcement", MAX_REQUEST_DIALECT))
     for name in {client.group for client in clients}:
         fault = group_fault(name)
@@ -139,7 +139,7 @@ def check_client(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame
 
 
 def _check_id(broker: BrokerContext, conn: Connection, frame: Frame, client_id: str) -> None:
-    """Raises RequestRejected when a request names the id of another user's client."""
+    """Raise RequestRejected when a request names the id of another user's client."""
     gate = broker.access.gate
     try:
         broker.clients.check_id(client_id, user_of(gate, frame), conn, signed_only=gate.mode == ENABLED)
@@ -148,7 +148,7 @@ def _check_id(broker: BrokerContext, conn: Connection, frame: Frame, client_id: 
 
 
 def _lock_request(frame: Frame) -> LockRequest:
-    """Returns the request. Raises BodyError, and RequestRejected for names that are too long to be kept."""
+    """Return the request. Raises BodyError, and RequestRejected for names that are too long to be kept."""
     request = LockRequest.from_json(json_body(frame, "lock"))
     fault = group_fault(request.group)
     if fault is not None:

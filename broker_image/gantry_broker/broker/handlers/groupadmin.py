@@ -178,7 +178,7 @@ async def running_info(broker: BrokerContext, conn: Connection, frame: Frame) ->
 
 
 async def consume_directly(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
-    """Passes a record to a client, which consumes it and returns the result."""
+    """Let a client consume a record, and return the result."""
     header = ConsumeDirectlyHeader.parse(frame)
     body = b""
     if header.msgId:
@@ -223,7 +223,7 @@ async def _ask_client(
 
 
 async def progress(broker: BrokerContext, group: str, topic: str) -> dict[MessageQueue, ConsumeOffset]:
-    """Returns a group's offsets in all queues of a topic: where it goes on, by the rule of all lags."""
+    """Return a group's offsets in all queues of a topic: where it goes on, by the rule of all lags."""
     config = broker.meta.working.topics.get(topic)
     if config is None:
         return {}
@@ -256,7 +256,7 @@ async def consume_stats(broker: BrokerContext, conn: Connection, frame: Frame) -
 
 
 async def _consume_stats_body(broker: BrokerContext, table: dict[MessageQueue, ConsumeOffset], tps: float) -> bytes:
-    """Encodes the table in slices: it may have very many queues, and each key is encoded alone."""
+    """Encode the table in slices: it may have very many queues, and each key is encoded alone."""
     parts = []
     items = list(table.items())
     async for start in broker.slices.sliced(range(0, len(items), QUEUES_AT_ONCE)):
@@ -335,7 +335,7 @@ async def consume_time_span(broker: BrokerContext, conn: Connection, frame: Fram
 
 
 async def correction_offset(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
-    """Returns the smallest offset that any group has in each queue. Groups in `filterGroups` do not count."""
+    """Return the smallest offset that any group has in each queue. Groups in `filterGroups` do not count."""
     header = CorrectionOffsetHeader.parse(frame)
     skipped = set((header.filterGroups or "").split(","))
     tables = broker.meta.working
@@ -353,7 +353,7 @@ async def correction_offset(broker: BrokerContext, conn: Connection, frame: Fram
 
 
 async def clone_offsets(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
-    """Sets the destination group's offsets to those of the source group, in one topic or in all of its topics."""
+    """Set the destination group's offsets to those of the source group, in one topic or in all of its topics."""
     header = CloneOffsetHeader.parse(frame)
     fault = group_fault(header.destGroup)
     if fault is not None:
@@ -377,7 +377,7 @@ async def clone_offsets(broker: BrokerContext, conn: Connection, frame: Frame) -
 
 
 async def reset_offsets(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
-    """Sets a group's offsets by time, and notifies its members (request 220), which drop their messages in flight.
+    """Set a group's offsets by time, and notify its members (request 220), which drop their messages in flight.
 
     As 4.9.7: the broker refuses a group that has no offset in a queue of the topic, and a group without a member;
     `mqadmin` then writes the offsets itself. The broker alone carries out a request that names a queue or an offset

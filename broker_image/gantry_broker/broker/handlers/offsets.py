@@ -34,7 +34,7 @@ RECENT_BYTES = 1 << 30
 
 
 def known_queue(broker: BrokerContext, topic: str, queue_id: int) -> TopicConfig:
-    """Returns the topic of a queue. Raises RequestRejected for an unknown topic, BadField for an unknown queue."""
+    """Return the topic of a queue. Raises RequestRejected for an unknown topic, BadField for an unknown queue."""
     fault = topic_fault(topic, longest=255)
     if fault is not None:
         raise RequestRejected(ResponseCode.SYSTEM_ERROR, f"the field topic: {fault}")
@@ -48,7 +48,7 @@ def known_queue(broker: BrokerContext, topic: str, queue_id: int) -> TopicConfig
 
 
 def query_offset(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
-    """Returns a group's offset. As 4.9.7: without one it is 0 if the queue never lost a message and is young."""
+    """Return a group's offset. As 4.9.7: without one it is 0 if the queue never lost a message and is young."""
     header = QueryOffsetHeader.parse(frame)
     offset = broker.meta.working.offset(header.topic, header.consumerGroup, header.queueId)
     if offset >= 0:
@@ -62,7 +62,7 @@ def query_offset(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame
 
 
 def _in_memory(broker: BrokerContext, topic: str, queue_id: int) -> bool:
-    """Returns whether a queue begins within the log's last GiB. 4.9.7 tests whether its first message is cached."""
+    """Return whether a queue begins within the log's last GiB. 4.9.7 tests whether its first message is cached."""
     first = broker.store.reader.get(topic, queue_id, 0, 1, 1, None)
     if not first.data:
         return True
@@ -101,7 +101,7 @@ def update_offset(broker: BrokerContext, conn: Connection, frame: Frame) -> Fram
 
 
 def max_offset(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame | Coroutine[None, None, Frame]:
-    """Returns the end of a queue.
+    """Return the end of a queue.
 
     A new leader may not know yet that acknowledged records are confirmed. It waits until its epoch is confirmed: a
     reader would otherwise take the known part for the whole queue (rule 9).
@@ -150,7 +150,7 @@ def search_offset(broker: BrokerContext, conn: Connection, frame: Frame) -> Fram
 def offset_at_time(
     broker: BrokerContext, topic: str, queue_id: int, ms: int, *, upper: bool = False
 ) -> int | Coroutine[None, None, int]:
-    """Returns the offset of a queue for a time, as `MessageStore.offset_at_time`: here, or in the archive.
+    """Return the offset of a queue for a time, as `Reader.offset_at_time`: here, or in the archive.
 
     The coroutine raises RequestRejected.
     """

@@ -255,7 +255,7 @@ def _when_stored(broker: BrokerContext, frame: Frame, answer: Frame) -> Later:
 
 
 def _present(broker: BrokerContext, entry: BatchAck) -> int:
-    """Returns the bits of those messages of an entry that are in the log."""
+    """Return the bits of those messages of an entry that are in the log."""
     topic = real_topic(entry.topic, entry.group, entry.kind)
     config = _config_for(broker, entry.group, topic, entry.queue_id)
     if config is None or not 0 <= entry.queue_id < config.read_queues:
@@ -308,7 +308,7 @@ def _readable(broker: BrokerContext, what: str) -> None:
 
 
 def _check_target(broker: BrokerContext, conn: Connection, topic: str, group: str, queue_id: int) -> None:
-    """Raises RequestRejected; creates an unknown group where settings allow that."""
+    """Check topic and group, and create an unknown group where settings allow that. Raises RequestRejected."""
     fault = topic_fault(topic, longest=255)
     if fault is not None:
         raise RequestRejected(ResponseCode.TOPIC_NOT_EXIST, f"the field topic: {fault}")
@@ -346,7 +346,7 @@ def _illegal_queue(conn: Connection, topic: str, queue_id: int, queues: int) -> 
 
 
 def _config_for(broker: BrokerContext, group: str, topic: str, queue_id: int) -> TopicConfig | None:
-    """Returns the topic of a delivery; None: it does not exist, or it has another group's retries."""
+    """Return the topic of a delivery; None: it does not exist, or it has another group's retries."""
     tables = broker.meta.working
     foreign = topic.startswith(RETRY_PREFIX) and not tables.is_retry_topic(group, topic)
     if foreign and not broker.pop.knows(group, topic, queue_id):
@@ -357,7 +357,7 @@ def _config_for(broker: BrokerContext, group: str, topic: str, queue_id: int) ->
 def _delivery(
     broker: BrokerContext, conn: Connection, header: AckHeader | ChangeInvisibleHeader
 ) -> tuple[Handle, int, int]:
-    """Returns a delivery's handle, and the first queue offset, and the one after the last, of its queue.
+    """Return a delivery's handle, and the first queue offset, and the one after the last, of its queue.
 
     Raises RequestRejected.
     """
@@ -380,7 +380,7 @@ def _delivery(
 
 
 def _check_agreement(header: AckHeader | ChangeInvisibleHeader, handle: Handle) -> None:
-    """The handle names the queue and the offset of the request. Raises RequestRejected."""
+    """Check that the handle names the queue and the offset of the request. Raises RequestRejected."""
     if (handle.queue_id, handle.offset) != (header.queueId, header.offset):
         raise RequestRejected(
             ResponseCode.MESSAGE_ILLEGAL,

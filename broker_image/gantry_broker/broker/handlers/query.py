@@ -49,7 +49,7 @@ def query_message(broker: BrokerContext, conn: Connection, frame: Frame) -> Fram
 async def _with_archived(
     broker: BrokerContext, frame: Frame, header: QueryMessageHeader, limit: int, unique: bool, found: list[Record]
 ) -> Frame:
-    """Adds the messages that only the archive has. Raises RequestRejected."""
+    """Add the messages that only the archive has. Raises RequestRejected."""
     begin_ms, end_ms = int(header.beginTimestamp), int(header.endTimestamp)
     room = MAX_BYTES - sum(record.size for record in found)
     older = await broker.archive_reads.query(
@@ -59,7 +59,7 @@ async def _with_archived(
 
 
 def _found(broker: BrokerContext, frame: Frame, found: list[Record]) -> Frame:
-    """Returns the answer to a query. Raises RequestRejected."""
+    """Return the answer to a query. Raises RequestRejected."""
     if not found:
         raise RequestRejected(ResponseCode.QUERY_NOT_FOUND, "can not find message, maybe time range not correct")
     body = bytearray()
@@ -86,7 +86,7 @@ async def _view_archived(broker: BrokerContext, frame: Frame, phys: int) -> Fram
 
 
 async def query_consume_queue(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
-    """Returns entries of a queue, and a group's subscription, for mqadmin's `queryCq`.
+    """Return entries of a queue, and a group's subscription, for mqadmin's `queryCq`.
 
     As 4.9.7 without extended queues: `eval` is always false.
     """

@@ -22,7 +22,7 @@ TAG: Final = "_RECALL_TAG_"
 
 
 async def recall(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
-    """Appends the recall, which waits beside its message; see `delay.py`. Checks and texts are those of 5.5.0."""
+    """Append the recall, which waits beside its message; see `delay.py`. Checks and texts are those of 5.5.0."""
     header = RecallHeader.parse(frame)
     if not broker.settings.recallMessageEnable:
         raise RequestRejected(ResponseCode.NO_PERMISSION, "recall failed, operation is forbidden")

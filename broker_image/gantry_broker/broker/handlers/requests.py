@@ -28,7 +28,7 @@ HandlerFunction = Callable[["BrokerContext", "Connection", Frame], Result]
 
 
 def json_body(request: Frame, what: str) -> Any:
-    """Returns the value of a JSON body. Raises BodyError."""
+    """Return the value of a JSON body. Raises BodyError."""
     try:
         return fastjson.loads(request.body, fastjson.MAX_REQUEST_DIALECT)
     except fastjson.JsonError as error:
@@ -36,7 +36,7 @@ def json_body(request: Frame, what: str) -> Any:
 
 
 async def json_object(slices: TimeSlices, table: Mapping[str, T], to_json: Callable[[T], Any]) -> bytes:
-    """Encodes many values as one JSON object, in slices of the event loop."""
+    """Encode many values as one JSON object, in slices of the event loop."""
     parts = []
     async for name, value in slices.sliced(list(table.items())):
         parts.append(fastjson.dumps(name) + b":" + fastjson.dumps(to_json(value)))
@@ -44,12 +44,12 @@ async def json_object(slices: TimeSlices, table: Mapping[str, T], to_json: Calla
 
 
 def forget_content(request: Frame) -> None:
-    """Drops fields and body of a request that may wait long, once they are read: a header may have 256 KiB, and its
+    """Drop fields and body of a request that may wait long, once they are read: a header may have 256 KiB, and its
     answer needs none of it.
     """
     request.ext, request.body = {}, b""
 
 
 def ok(request: Frame, ext: dict[str, str] | None = None, body: bytes = b"", remark: str | None = None) -> Frame:
-    """Returns the answer SUCCESS."""
+    """Return the answer SUCCESS."""
     return Frame.response_to(request, 0, remark, ext, body)

@@ -58,7 +58,7 @@ def send_back(
 async def _send_back_archived(
     broker: BrokerContext, conn: Connection, frame: Frame, header: SendBackHeader, group: SubscriptionGroup
 ) -> Frame | None:
-    """Raises RequestRejected."""
+    """Raise RequestRejected."""
     record = await broker.archive_reads.record(int(header.offset))
     if not broker.role.leading:
         raise RequestRejected(ResponseCode.SERVICE_NOT_AVAILABLE, broker.role.refusal())
@@ -123,19 +123,19 @@ def _dead_letter(broker: BrokerContext, group: str, record: Record, props: dict[
 
 
 def _set_aside(broker: BrokerContext, group: str, record: Record, error: RecordError) -> Put:
-    """Returns a dead letter with the properties as they are: for more there is no room."""
+    """Return a dead letter with the properties as they are: for more there is no room."""
     broker.stats.leave_aside("retry")
     log.warning("the message at %d cannot be retried, it is a dead letter of %s: %s", record.phys_offset, group, error)
     return copy_of(record, _letters(broker, group), 0, reconsume_times=record.reconsume_times + 1)
 
 
 def _letters(broker: BrokerContext, group: str) -> str:
-    """Returns the group's topic of dead letters."""
+    """Return the group's topic of dead letters."""
     return broker.creation.ensure_topic(dlq_topic(group), 1, Perm.READ | Perm.WRITE).name
 
 
 def stored_record(broker: BrokerContext, phys: int) -> Record:
-    """Returns the confirmed record at an offset of the log. Raises BadField and RequestRejected."""
+    """Return the confirmed record at an offset of the log. Raises BadField and RequestRejected."""
     if phys < 0:
         raise BadField("offset", str(phys), "an offset of the commit log, 0 or more")
     try:

@@ -41,7 +41,7 @@ MAX_TOPICS_AT_ONCE: Final = 1_000
 
 
 def checked_topic(broker: BrokerContext, config: TopicConfig) -> TopicConfig:
-    """Checks a topic's configuration and returns it. Raises RequestRejected and BadField."""
+    """Check a topic's configuration and return it. Raises RequestRejected and BadField."""
     longest = 255 if config.name.startswith((RETRY_PREFIX, DLQ_PREFIX)) else 127
     fault = topic_fault(config.name, longest=longest)
     if fault is not None:
@@ -99,7 +99,7 @@ async def create_topics(broker: BrokerContext, conn: Connection, frame: Frame) -
 
 
 async def delete_topic(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
-    """Deletes a topic and all offsets in it. Its messages stay invisible when the topic is created again."""
+    """Delete a topic and all offsets in it. Its messages stay invisible when the topic is created again."""
     header = TopicHeader.parse(frame)
     fault = topic_fault(header.topic, longest=255)
     if fault is not None:
@@ -111,7 +111,7 @@ async def delete_topic(broker: BrokerContext, conn: Connection, frame: Frame) ->
 
 
 def _pop_retry_topics(broker: BrokerContext, names: list[str]) -> list[str]:
-    """Returns the topics with the retries of POP consumption of these topics: a new topic begins without them."""
+    """Return the topics with the retries of POP consumption of these topics: a new topic begins without them."""
     tables = broker.meta.working
     ends = tuple([f"+{name}" for name in names])
     found = {name for name in tables.topics if name.startswith(RETRY_PREFIX) and name.endswith(ends)}
@@ -172,14 +172,14 @@ async def topic_stats(broker: BrokerContext, conn: Connection, frame: Frame) -> 
 
 
 def consumed_by(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
-    """Returns the groups with a member that subscribes to the topic, and the groups with offsets in it."""
+    """Return the groups with a member that subscribes to the topic, and the groups with offsets in it."""
     header = TopicHeader.parse(frame)
     groups = {*broker.clients.groups_of_topic(header.topic), *broker.meta.working.groups_of_topic(header.topic)}
     return ok(frame, body=orjson.dumps({"groupList": sorted(groups)}))
 
 
 def clean_queues(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
-    """Runs retention at once. Retention truncates the queues together with the log."""
+    """Run retention at once. Retention truncates the queues together with the log."""
     broker.retention.expire()
     broker.topic_retention.expire()
     return ok(frame)
@@ -191,7 +191,7 @@ def clean_log(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
 
 
 async def clean_unused(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
-    """Drops the queues of topics without a configuration; a store taken over from RocketMQ may have some. As 4.9.7.
+    """Drop the queues of topics without a configuration; a store taken over from RocketMQ may have some. As 4.9.7.
 
     The queues of system topics stay.
     """

@@ -36,7 +36,7 @@ WAIT_S = 3.0
 
 
 def end_transaction(broker: BrokerContext, conn: Connection, frame: Frame) -> Result:
-    """Ends a transaction. Clients send this request one-way, so the broker logs a refusal."""
+    """End a transaction. Clients send this request one-way, so the broker logs a refusal."""
     header = EndTransactionHeader.parse(frame)
     try:
         if broker.transactions.loaded.is_set() and header.commitLogOffset < broker.store.state.confirmed:
@@ -118,7 +118,7 @@ def resume_check(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame
 
 
 def _answer_when_confirmed(conn: Connection, frame: Frame) -> Callable[[SendStatus], None]:
-    """Returns a callback that answers the request once its records are confirmed, or are not in time."""
+    """Return a callback that answers the request once its records are confirmed, or are not in time."""
 
     def on_status(status: SendStatus) -> None:
         if not frame.is_oneway and not conn.closed:

@@ -166,7 +166,7 @@ class HttpServer:
         return self._broker.config.http_port
 
     async def start(self) -> None:
-        """Raises OSError when the port is taken."""
+        """Raise OSError when the port is taken."""
         port = self._broker.config.http_port
         self._task = asyncio.get_running_loop().create_task(self._server.serve_port(port))
         while not self._server.started:
@@ -195,7 +195,7 @@ def _trust(scope: MutableMapping[str, Any]) -> None:
 
 
 async def _of_archive(call: Awaitable[T]) -> T:
-    """Raises HTTPException with what the archive answers."""
+    """Return the answer of the archive. Raises HTTPException with what it refuses."""
     try:
         return await call
     except (Fenced, NotStandby) as error:
@@ -287,7 +287,7 @@ def make_app(broker: BrokerContext, streams: StatusStreams, families: Callable[[
     @app.get("/livez")
     @app.get("/health/live", include_in_schema=False)
     async def live() -> dict[str, str]:
-        """The event loop answers, so a restart would not help. Load alone never makes it fail."""
+        """Answer: the event loop runs, so a restart would not help. Load alone never makes it fail."""
         return {"status": "live"}
 
     @app.get("/readyz")
@@ -355,7 +355,7 @@ def make_app(broker: BrokerContext, streams: StatusStreams, families: Callable[[
 
     @app.put("/v1/access")
     async def access_table(request: Request) -> AccessAnswer:
-        """The access table; a version that is not higher is ignored. A refusal names fields, never their values."""
+        """Take the access table; a version that is not higher is ignored. A refusal names fields, never values."""
         try:
             return AccessAnswer(version=await broker.access.put(await request.body()))
         except ValidationError as error:
@@ -367,12 +367,12 @@ def make_app(broker: BrokerContext, streams: StatusStreams, families: Callable[[
 
     @app.get("/v1/access/changes")
     async def access_changes() -> Changes:
-        """What mqadmin changed at this member, with secret keys, for the control plane; the oldest of much."""
+        """Return what mqadmin changed at this member, with secret keys, for the control plane; the oldest of much."""
         return broker.access.next_waiting()
 
     @app.get("/v1/audit")
     async def audit() -> Response:
-        """The last lines of this member's audit log, oldest first. The whole of it is in the process's log."""
+        """Return the last lines of this member's audit log, oldest first. The whole of it is in the process's log."""
         lines = list(broker.access.gate.audit.recent)
         return Response(orjson.dumps({"lines": lines}), media_type="application/json")
 
@@ -388,12 +388,12 @@ def make_app(broker: BrokerContext, streams: StatusStreams, families: Callable[[
 
     @app.get("/v1/drain")
     async def drain() -> DrainReport:
-        """What the group still holds for its consumers. Only the master's report is a proof."""
+        """Return what the group still holds for its consumers. Only the master's report is a proof."""
         return await drain_reports.report()
 
     @app.get("/v1/configs")
     async def configs() -> Response:
-        """The configurations of all topics and consumer groups, without the broker's own."""
+        """Return the configurations of all topics and consumer groups, without the broker's own."""
         return Response(await all_configs(broker), media_type="application/json")
 
     @app.post("/v1/configs")

@@ -84,7 +84,7 @@ class UndeliveredMessages:
         return True
 
     def _queues(self) -> list[_Queue]:
-        """What waits at this moment."""
+        """Return what waits at this moment."""
         store, tables = self._broker.store, self._broker.meta.working
         half = frozenset(self._broker.transactions.waiting)
         queues = [_Queue(TRANS_HALF_TOPIC, 0, min(half), max(half) + 1, only=half)] if half else []

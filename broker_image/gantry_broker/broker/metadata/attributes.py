@@ -52,13 +52,13 @@ ATTRIBUTES: Final = {
 
 
 def retention_ms(attributes: Mapping[str, str]) -> int | None:
-    """Returns how long messages of a topic with these attributes are readable; None: as long as the log has them."""
+    """Return how long messages of a topic with these attributes are readable; None: as long as the log has them."""
     text = attributes.get(RETENTION, "")
     return int(text) if ATTRIBUTES[RETENTION].valid(text) else None
 
 
 def parsed(text: str) -> dict[str, str]:
-    """Returns the parts of "+name=value,-name". Raises BadField."""
+    """Return the parts of "+name=value,-name". Raises BadField."""
     parts = text.split(",")
     while parts and not parts[-1]:
         parts.pop()  # Java drops the empty ones at the end.
@@ -73,7 +73,7 @@ def parsed(text: str) -> dict[str, str]:
 
 
 def changed(change: Mapping[str, str], known: Mapping[str, str] | None, mixed: bool) -> dict[str, str]:
-    """Returns a topic's attributes after a change: "+name" to value, and "-name" to remove one. Raises BadField.
+    """Return a topic's attributes after a change: "+name" to value, and "-name" to remove one. Raises BadField.
 
     `known`: the attributes so far; None: the topic is new. `mixed`: the setting `enableMixedMessageType`.
     """

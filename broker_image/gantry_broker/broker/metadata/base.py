@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def base_tables(config: BrokerConfig, settings: BrokerSettings, levels: int) -> Tables:
-    """Returns the tables of an empty log. `levels`: number of delay levels."""
+    """Return the tables of an empty log. `levels`: number of delay levels."""
     tables = Tables()
     for name, queues, perm in system_topics(config.cluster, config.group, levels, settings.traceTopicEnable):
         if name == AUTO_CREATE_TOPIC and not settings.autoCreateTopicEnable:

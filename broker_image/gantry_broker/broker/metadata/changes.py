@@ -64,7 +64,7 @@ class MetadataChanges:
     def append(
         self, change: Change, puts: list[Put] | None = None, on_status: Callable[[SendStatus], None] | None = None
     ) -> None:
-        """Appends `puts` and a change as one batch, all of it or nothing. Raises NotWritable and StoreError.
+        """Append `puts` and a change as one batch, all of it or nothing. Raises NotWritable and StoreError.
 
         `on_status` gets the result of the replication.
         """
@@ -76,7 +76,7 @@ class MetadataChanges:
         self._writer.appended(on_status)
 
     async def append_and_wait(self, change: Change) -> None:
-        """Appends a change and waits until it is replicated and the NameServers know the topics that it changes.
+        """Append a change and wait until it is replicated and the NameServers know the topics that it changes.
 
         Raises NotWritable, StoreError and NotStored.
         """
@@ -94,12 +94,12 @@ class MetadataChanges:
             await self._registrar.registered()
 
     def _record(self, change: Change) -> Put:
-        """Returns the control record of a change."""
+        """Return the control record of a change."""
         body = encode_change(change)
         return Put(CONTROL_TOPIC, 0, 0, 0, self._clock.unix_ms(), self._store_host, body, b"")
 
     def flush_offsets(self, most: int | None = None) -> bool:
-        """Writes changed consumer offsets into the log, those of at most `most` pairs of topic and group.
+        """Write changed consumer offsets into the log, those of at most `most` pairs of topic and group.
 
         Returns True while more of them wait.
         """
@@ -118,7 +118,7 @@ class MetadataChanges:
         return self._meta.has_dirty
 
     def _all_tables(self) -> Iterator[Change]:
-        """Yields all tables and the end of each queue, for a follower whose log does not begin at 0."""
+        """Yield all tables and the end of each queue, for a follower whose log does not begin at 0."""
         now = self._clock.unix_ms()
         yield from self._meta.working.all_changes(now)
         queues = [queue.key for queue in self._store.queues]
@@ -129,7 +129,7 @@ class MetadataChanges:
                 yield {"at": now, "ends": ends}
 
     def write_tables(self) -> bool:
-        """Writes all tables into the log, once in each segment and each leadership: control records expire with their
+        """Write all tables into the log, once in each segment and each leadership: control records expire with their
         segment. It writes for `SLICE_S`, and returns True while more of them wait.
 
         Raises OSError when a queue cannot be read; the next call begins again.

@@ -57,7 +57,7 @@ class OnDemandCreation:
         self._rate = CreationRate()
 
     def check_limits(self, *, topics: Sequence[str] = (), groups: Sequence[str] = (), on_demand: bool = True) -> None:
-        """Raises RequestRejected for too many topics or groups, or too many in a short time.
+        """Raise RequestRejected for too many topics or groups, or too many in a short time.
 
         `on_demand`: no request names them; the broker creates these at a limited rate.
         """
@@ -77,7 +77,7 @@ class OnDemandCreation:
             raise RequestRejected(ResponseCode.SYSTEM_BUSY, too_soon(new_topics, new_groups))
 
     def ensure_topic(self, name: str, queues: int, perm: int, sys_flag: int = 0) -> TopicConfig:
-        """Returns a topic that the broker itself needs, and creates it if necessary.
+        """Return a topic that the broker itself needs, and create it if necessary.
 
         Raises RequestRejected, NotWritable and StoreError.
         """
@@ -89,7 +89,7 @@ class OnDemandCreation:
         return self._meta.working.topics[name]
 
     def topic_for(self, name: str, default_topic: str, queues: int) -> TopicConfig | None:
-        """Returns the topic that a send to an unknown topic would create; None: the send may not create it. Changes
+        """Return the topic that a send to an unknown topic would create; None: the send may not create it. Changes
         nothing.
 
         As `createTopicInSendMessageMethod` of 4.9.7.
@@ -107,7 +107,7 @@ class OnDemandCreation:
         return TopicConfig(name, count, count, pattern.perm & ~Perm.INHERIT)
 
     def make_topic(self, topic: TopicConfig) -> None:
-        """Creates a topic for a send. Raises RequestRejected, NotWritable and StoreError."""
+        """Create a topic for a send. Raises RequestRejected, NotWritable and StoreError."""
         self.check_limits(topics=[topic.name])
         begun = time.perf_counter()
         log.info("topic %s is created on demand with %d queues", topic.name, topic.write_queues)
@@ -115,7 +115,7 @@ class OnDemandCreation:
         self._slices.charge(time.perf_counter() - begun)
 
     def group_config(self, name: str) -> SubscriptionGroup | None:
-        """Returns a group's configuration, and creates it where role and settings allow that; None: they do not."""
+        """Return a group's configuration, and create it where role and settings allow that; None: they do not."""
         known = self._meta.working.groups.get(name)
         if known is not None:
             return known
@@ -128,7 +128,7 @@ class OnDemandCreation:
         return made
 
     def group_configs(self, names: Iterable[str]) -> dict[str, SubscriptionGroup]:
-        """Returns the configurations of a client's consumer groups; one record creates the new ones and their retry
+        """Return the configurations of a client's consumer groups; one record creates the new ones and their retry
         topics.
 
         Leaves out groups that it may not create. Raises RequestRejected for too many new ones, and then creates none.

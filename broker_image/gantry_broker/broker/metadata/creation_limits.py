@@ -22,7 +22,7 @@ MAX_OFFSETS: Final = 200_000
 
 
 def max_links(memory: int) -> int:
-    """Returns `MAX_LINKS`, or fewer for a process with little memory (bytes)."""
+    """Return `MAX_LINKS`, or fewer for a process with little memory (bytes)."""
     return min(MAX_LINKS, max(memory // LINK_BYTES, 1_000))
 
 
@@ -36,7 +36,7 @@ class CreationRate:
         self._at_ms = 0
 
     def take(self, count: int, now_ms: int) -> bool:
-        """Returns whether `count` topics or groups may be created now, all of them or none."""
+        """Return whether `count` topics or groups may be created now, all of them or none."""
         self._left = min(self._left + max(now_ms - self._at_ms, 0) * self._per_second / 1000, self._burst)
         self._at_ms = now_ms
         if count > self._left:
@@ -46,14 +46,14 @@ class CreationRate:
 
 
 def too_many_topics(have: int, new: int, limit: int) -> str | None:
-    """Returns why `new` more topics are refused; None: they are allowed."""
+    """Return why `new` more topics are refused; None: they are allowed."""
     if not new or have + new <= limit:
         return None
     return f"there are {have} topics, {new} more are requested, the limit is {limit}: delete some, or raise maxTopics"
 
 
 def too_many_groups(have: int, new: int, limit: int) -> str | None:
-    """Returns why `new` more consumer groups are refused; None: they are allowed."""
+    """Return why `new` more consumer groups are refused; None: they are allowed."""
     if not new or have + new <= limit:
         return None
     return (

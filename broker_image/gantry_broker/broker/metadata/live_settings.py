@@ -46,12 +46,12 @@ class BadSetting(ValueError):
 
 
 def text(value: Any) -> str:
-    """Formats a setting's value as in broker.conf."""
+    """Format a setting's value as in broker.conf."""
     return ("true" if value else "false") if isinstance(value, bool) else str(value)
 
 
 def parse_changes(body: bytes) -> dict[str, str]:
-    """Parses the `name=value` lines of UPDATE_BROKER_CONFIG. Raises BadSetting."""
+    """Parse the `name=value` lines of UPDATE_BROKER_CONFIG. Raises BadSetting."""
     wanted: dict[str, str] = {}
     for line in body.decode("utf-8", "replace").splitlines():
         line = line.strip()
@@ -67,7 +67,7 @@ def parse_changes(body: bytes) -> dict[str, str]:
 
 
 def change_of(declared: BrokerSettings, now: BrokerSettings, wanted: Mapping[str, str]) -> Change:
-    """Returns the control record for a request. A value that the resource already has is none. Raises BadSetting."""
+    """Return the control record for a request. A value that the resource already has is none. Raises BadSetting."""
     for name in wanted:
         if name not in BrokerSettings.model_fields:
             raise BadSetting(f"the setting {name[:80]} does not exist here; getBrokerConfig lists those that do")
@@ -85,7 +85,7 @@ def change_of(declared: BrokerSettings, now: BrokerSettings, wanted: Mapping[str
 
 
 def effective(declared: BrokerSettings, changes: Mapping[str, tuple[str, str]]) -> BrokerSettings:
-    """Returns the settings in force: those of the resource, with the changes whose base value it still has."""
+    """Return the settings in force: those of the resource, with the changes whose base value it still has."""
     live = {name: value for name, (value, base) in changes.items() if name not in stale(declared, changes)}
     try:
         return _valid({**declared.model_dump(), **live}) if live else declared
@@ -95,7 +95,7 @@ def effective(declared: BrokerSettings, changes: Mapping[str, tuple[str, str]]) 
 
 
 def stale(declared: BrokerSettings, changes: Mapping[str, tuple[str, str]]) -> list[str]:
-    """Returns the changes that the resource has overruled, or that this version does not know."""
+    """Return the changes that the resource has overruled, or that this version does not know."""
     return [
         name
         for name, (_, base) in changes.items()
@@ -124,7 +124,7 @@ class LiveSettings:
         role: RoleState,
         events: Events,
     ) -> None:
-        """`declared`: the resource's settings; `settings`: those in use, which this object changes in place."""
+        """Take `settings` in use, and change them in place from now on. `declared`: those of the resource."""
         self._declared = declared.model_copy()
         self._settings = settings
         self._meta = meta
@@ -133,11 +133,11 @@ class LiveSettings:
         events.tables_changed.subscribe(self.follow)
 
     def change(self, body: bytes) -> Change:
-        """Returns the control record for a request's body. Raises BadSetting."""
+        """Return the control record for a request's body. Raises BadSetting."""
         return change_of(self._declared, self._settings, parse_changes(body))
 
     def follow(self) -> None:
-        """Applies the tables' settings."""
+        """Apply the tables' settings."""
         changes = self._meta.working.settings
         wanted = effective(self._declared, changes)
         for name in BrokerSettings.model_fields:

@@ -38,7 +38,7 @@ class Replay:
         meta.on_ends = store.queues.override_next
 
     def load(self, directory: Path) -> None:
-        """Loads the tables of a newly opened store: its snapshot, and the later records of the log. Raises OSError."""
+        """Load the tables of a newly opened store: its snapshot, and the later records of the log. Raises OSError."""
         meta, store = self._meta, self._store
         found = snapshots.load(directory)
         if found is not None:
@@ -57,12 +57,12 @@ class Replay:
             self.replay()
 
     def start(self, directory: Path) -> None:
-        """Loads the tables before replication starts. Raises OSError."""
+        """Load the tables before replication starts. Raises OSError."""
         self.load(directory)
         self._tables_changed()
 
     def confirmed(self, control: Iterable[tuple[int, bytes]]) -> None:
-        """Applies control records that are confirmed, each with its offset in the log."""
+        """Apply control records that are confirmed, each with its offset in the log."""
         changed = False
         for phys, body in control:
             changed = self._meta.confirm(phys, body) or changed
@@ -81,7 +81,7 @@ class Replay:
         self._tables_changed()
 
     def repaired(self, at: int) -> None:
-        """Adds a control record that was unreadable before its repair. Raises as `rebuild` and `lead`."""
+        """Add a control record that was unreadable before its repair. Raises as `rebuild` and `lead`."""
         if not self.incomplete:
             return
         log.warning("the tables are rebuilt with the repaired control record")
@@ -131,7 +131,7 @@ class Replay:
         self.replay()
 
     def replay(self) -> None:
-        """Applies the confirmed control records of the control queue that the tables do not hold yet.
+        """Apply the confirmed control records of the control queue that the tables do not hold yet.
 
         Raises OSError.
         """

@@ -29,7 +29,7 @@ class SnapshotWriter:
         self._saving: asyncio.Task[None] | None = None
 
     def save_changed(self) -> None:
-        """Starts a write in another thread: thousands of topics take a second as JSON."""
+        """Start a write in another thread: thousands of topics take a second as JSON."""
         meta = self._meta
         if not self._may_save() or not meta.changed or (self._saving is not None and not self._saving.done()):
             return
@@ -50,12 +50,12 @@ class SnapshotWriter:
             self._store.warnings.warn("the tables' snapshots cannot be written", error)
 
     async def close(self) -> None:
-        """Waits for the current write."""
+        """Wait for the current write."""
         if self._saving is not None:
             await asyncio.gather(self._saving, return_exceptions=True)
 
     def save_now(self) -> None:
-        """Writes the tables at a stop. Blocks."""
+        """Write the tables at a stop. Blocks."""
         if not self._may_save():
             return
         try:

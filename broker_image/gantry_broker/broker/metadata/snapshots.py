@@ -46,7 +46,7 @@ class Snapshot(NamedTuple):
 
 
 def epoch_before(leader_epochs: LeaderEpochs, applied: int) -> int:
-    """Returns the epoch of the record before the position `applied`; -1: there is none."""
+    """Return the epoch of the record before the position `applied`; -1: there is none."""
     return max((e.epoch for e in leader_epochs if e.start < applied), default=-1)
 
 
@@ -62,7 +62,7 @@ class Frozen(NamedTuple):
 
 
 def render(meta: Metadata | Frozen, leader_epochs: LeaderEpochs) -> dict[str, bytes]:
-    """Returns the contents of the files, in the order of writing. `leader_epochs`: those of the log."""
+    """Return the contents of the files, in the order of writing. `leader_epochs`: those of the log."""
     tables = meta.confirmed
     files = {
         TOPICS: fastjson.dumps(tables.configs().to_json()),
@@ -95,7 +95,7 @@ def render(meta: Metadata | Frozen, leader_epochs: LeaderEpochs) -> dict[str, by
 
 
 def write(directory: Path, files: dict[str, bytes]) -> None:
-    """Writes the files that differ from the disk, and the former content to `.bak` as RocketMQ does. Blocks.
+    """Write the files that differ from the disk, and the former content to `.bak` as RocketMQ does. Blocks.
 
     Raises OSError.
     """
@@ -113,7 +113,7 @@ def write(directory: Path, files: dict[str, bytes]) -> None:
 
 
 def load(directory: Path) -> Snapshot | None:
-    """Reads the snapshot; None: there is none, or it cannot be used and the log has all of it. Raises OSError.
+    """Read the snapshot; None: there is none, or it cannot be used and the log has all of it. Raises OSError.
 
     The log has our tables: a damaged or missing file makes the start rebuild them all, since a `.bak` is older than the
     position of the others. A store of RocketMQ has position 0, and its log has no control records: there the `.bak`

@@ -50,12 +50,12 @@ Offsets = dict[int, int]
 
 
 def offset_key(topic: str, group: str) -> str:
-    """Returns RocketMQ's key in `consumerOffset.json`."""
+    """Return RocketMQ's key in `consumerOffset.json`."""
     return f"{topic}@{group}"
 
 
 def position(offsets: Mapping[int, int], queue: int, low: int, end: int) -> int:
-    """Returns where a consumer group goes on in a queue: all from there on is unread. This is the one rule for lags.
+    """Return where a consumer group goes on in a queue: all from there on is unread. This is the one rule for lags.
 
     `offsets`: committed ones by queue. A queue without an offset counts from its first message: brokers answer 0 for a
     young queue, and so a consumer begins there whatever its `consumeFromWhere` is. An offset outside of the queue
@@ -65,12 +65,12 @@ def position(offsets: Mapping[int, int], queue: int, low: int, end: int) -> int:
 
 
 def route_permission(permission: int, marks: Marks) -> int:
-    """Returns the permission that routes show. `permission`: the setting `brokerPermission`."""
+    """Return the permission that routes show. `permission`: the setting `brokerPermission`."""
     return permission & ~Perm.WRITE if marks.get(DRAIN) else permission
 
 
 def takes_sends(permission: int, marks: Marks) -> bool:
-    """Returns whether producers may send. Retries, delayed messages and decisions of transactions are no sends: they
+    """Return whether producers may send. Retries, delayed messages and decisions of transactions are no sends: they
     belong to messages that the broker has.
     """
     return bool(permission & Perm.WRITE) and marks.get(DRAIN) != CLOSED
@@ -130,7 +130,7 @@ class Tables:
         return found
 
     def copy(self) -> Tables:
-        """Returns a copy. It shares the configurations, because they are replaced as a whole and never changed."""
+        """Return a copy. It shares the configurations, because they are replaced as a whole and never changed."""
         return Tables(
             dict(self.topics),
             dict(self.groups),
@@ -149,7 +149,7 @@ class Tables:
         )
 
     def apply(self, change: Mapping[str, Any]) -> bool:
-        """Applies one change; returns True when topics, groups, settings or marks changed. Ignores unknown parts."""
+        """Apply one change; return True when topics, groups, settings or marks changed. Ignores unknown parts."""
         at = int(change.get("at", 0))
         shaped = False
         for value in change.get("topics", ()):
@@ -238,7 +238,7 @@ class Tables:
             del self.timer_done[bucket]
 
     def all_changes(self, now_ms: int) -> Iterator[Change]:
-        """Yields changes that give these tables when they are applied to empty ones, one after the other.
+        """Yield changes that give these tables when they are applied to empty ones, one after the other.
 
         The tables may change between two of them: each has the values of the moment in which it is taken, so that a
         change that the log has before it is in it, too.
@@ -273,7 +273,7 @@ class Tables:
         return TopicConfigs(dict(self.topics), self.topic_version)
 
     def offset(self, topic: str, group: str, queue_id: int) -> int:
-        """Returns a committed offset; -1: there is none."""
+        """Return a committed offset; -1: there is none."""
         return self.offsets.get(offset_key(topic, group), {}).get(queue_id, -1)
 
     def topics_of_group(self, group: str) -> list[str]:
@@ -281,7 +281,7 @@ class Tables:
         return [key[: -len(tail)] for key in self.offsets if key.endswith(tail)]
 
     def topics_of_groups(self) -> dict[str, list[str]]:
-        """Returns `topics_of_group` of all groups, in one pass: there may be thousands."""
+        """Return `topics_of_group` of all groups, in one pass: there may be thousands."""
         found: dict[str, list[str]] = {}
         for key in self.offsets:
             topic, _, group = key.rpartition("@")
@@ -289,7 +289,7 @@ class Tables:
         return found
 
     def old_pop_retries(self, group: str, topic: str) -> str | None:
-        """Returns `%RETRY%group_topic` if 5.x's POP put retries of this group and topic there; otherwise None.
+        """Return `%RETRY%group_topic` if 5.x's POP put retries of this group and topic there; otherwise None.
 
         The name is also that of the retries of a group `group_topic`, and of every other split at a `_`. It counts as
         this group's if no such group is known, and if this group alone has offsets in it: a broker of 5.x commits one
@@ -308,7 +308,7 @@ class Tables:
         return name
 
     def is_retry_topic(self, group: str, topic: str) -> bool:
-        """Returns whether a consumer group's retries are in this topic: those of push consumers, or of POP."""
+        """Return whether a consumer group's retries are in this topic: those of push consumers, or of POP."""
         if topic == RETRY_PREFIX + group or topic.startswith(retry_topic_v2(group, "")):
             return True
         head = retry_topic_v1(group, "")
@@ -337,7 +337,7 @@ def encode_change(change: Change) -> bytes:
 
 
 def decode_change(body: bytes) -> Change | None:
-    """Returns the change in a control record; None: the record is of another kind (the beginning of an epoch)."""
+    """Return the change in a control record; None: the record is of another kind (the beginning of an epoch)."""
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -349,7 +349,7 @@ class Metadata:
     """The two views, and the offsets to write. On a follower `working` is `confirmed` itself."""
 
     def __init__(self, base: Tables) -> None:
-        """`base`: the tables of an empty log, with the system topics and groups."""
+        """Begin empty. `base`: the tables of an empty log, with the system topics and groups."""
         self._base = base
         self.confirmed = base.copy()
         self.working = self.confirmed
@@ -372,7 +372,7 @@ class Metadata:
         return self.working is not self.confirmed
 
     def load(self, tables: Tables, applied: int) -> None:
-        """Starts from a snapshot, and adds the system topics and groups that it lacks."""
+        """Start from a snapshot, and add the system topics and groups that it lacks."""
         for name, topic in self._base.topics.items():
             tables.topics.setdefault(name, topic)
         for name, group in self._base.groups.items():
@@ -388,7 +388,7 @@ class Metadata:
         self._dirty.clear()
 
     def confirm(self, phys: int, body: bytes) -> bool:
-        """Applies the confirmed control record at `phys`.
+        """Apply the confirmed control record at `phys`.
 
         Returns True when topics, groups or settings changed in the confirmed view.
         """
@@ -405,7 +405,7 @@ class Metadata:
         return shaped
 
     def report(self) -> None:
-        """Reports all watermarks and queue ends to a newly opened store."""
+        """Report all watermarks and queue ends to a newly opened store."""
         self._report_watermarks({**self.confirmed.deletion_watermarks, **self.confirmed.expired})
         self._report_ends(self.confirmed.ends)
 
@@ -427,7 +427,7 @@ class Metadata:
             tables.expired = _above(start, tables.expired)
 
     def lead(self, tail: Iterable[bytes]) -> None:
-        """Takes the leader's view: the confirmed one and the control records that are not confirmed yet (`tail`)."""
+        """Take the leader's view: the confirmed one and the control records that are not confirmed yet (`tail`)."""
         self.working = self.confirmed.copy()
         self._dirty.clear()
         for body in tail:
@@ -438,12 +438,12 @@ class Metadata:
         self._report_ends(self.working.ends)
 
     def follow(self) -> None:
-        """Takes the follower's view, without unconfirmed changes."""
+        """Take the follower's view, without unconfirmed changes."""
         self.working = self.confirmed
         self._dirty.clear()
 
     def commit_offset(self, topic: str, group: str, queue_id: int, offset: int) -> None:
-        """Notes a consumer's progress. The next `take_dirty` returns it for the log."""
+        """Note a consumer's progress. The next `take_dirty` returns it for the log."""
         self.commit_offset_of(offset_key(topic, group), queue_id, offset)
 
     def commit_offset_of(self, key: str, queue_id: int, offset: int) -> None:
@@ -475,7 +475,7 @@ class Metadata:
         return f"{len(offsets)} pairs of topic and group have offsets, the limit is {MAX_OFFSETS}: delete some"
 
     def take_dirty(self, now_ms: int, most: int | None = None) -> list[Change]:
-        """Returns the offsets that changed since the last call, those of at most `most` pairs of topic and group; None:
+        """Return the offsets that changed since the last call, those of at most `most` pairs of topic and group; None:
         all.
         """
         dirty = self._dirty
@@ -496,7 +496,7 @@ class Metadata:
         return bool(self._dirty)
 
     def put_back(self, changes: list[Change]) -> None:
-        """Takes back changes that the log refused (a full disk)."""
+        """Take back changes that the log refused (a full disk)."""
         for change in changes:
             for key, queues in change["offsets"].items():
                 self._dirty.setdefault(key, set()).update(int(q) for q in queues)

@@ -41,7 +41,7 @@ def is_system_topic(name: str) -> bool:
 
 
 def topic_fault(name: str, what: str = "topic", longest: int = TOPIC_MAX_LENGTH) -> str | None:
-    """Returns why a name is refused, in RocketMQ's words (TopicValidator); None: it is valid."""
+    """Return why a name is refused, in RocketMQ's words (TopicValidator); None: it is valid."""
     if not name or name.isspace():
         return f"The specified {what} is blank."
     # %RETRY%group+topic. No group's name has a "+": so this name says which group it belongs to.
@@ -66,7 +66,7 @@ def dlq_topic(group: str) -> str:
 
 
 def system_topics(cluster: str, group: str, delay_levels: int, trace: bool) -> list[tuple[str, int, int]]:
-    """Returns (name, queues, permission) of the topics that 4.9.7 registers when it starts, and of Gantry's own.
+    """Return (name, queues, permission) of the topics that 4.9.7 registers when it starts, and of Gantry's own.
 
     Clients and mqadmin ask the NameServer for the routes of the topics named like the cluster and like the broker.
     """

@@ -75,7 +75,7 @@ class Carrier:
         self.clients = 0
 
     async def start(self) -> None:
-        """Raises OSError when the port is taken."""
+        """Raise OSError when the port is taken."""
         if self._server is None:
             self._server = await asyncio.start_server(self._accepted, self._host, self._port, limit=READ)
 

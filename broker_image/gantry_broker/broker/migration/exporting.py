@@ -121,7 +121,7 @@ class LogFiles:
     """The log of an export, written from bytes that a running member gives in their order."""
 
     def __init__(self, target: Path, segment_size: int, start: int) -> None:
-        """Raises MigrationError for a folder that is not empty, OSError."""
+        """Raise MigrationError for a folder that is not empty, OSError."""
         require_empty(target)
         self._target, self._segment_size = target, segment_size
         self.end = start
@@ -131,7 +131,7 @@ class LogFiles:
         self._base = -1
 
     def write(self, data: bytes) -> None:
-        """Raises OSError."""
+        """Write the bytes. Raises OSError."""
         view = memoryview(data)
         while view:
             base = self.end - self.end % self._segment_size

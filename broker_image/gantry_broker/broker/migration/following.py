@@ -94,7 +94,7 @@ class Follower:
             await asyncio.gather(reporting, return_exceptions=True)
 
     def _append(self, data: bytes) -> None:
-        """Raises SourceBroken, StoreError, OSError."""
+        """Append the source's bytes. Raises SourceBroken, StoreError, OSError."""
         store = self._store
         try:
             store.appender.append_raw(store.log.end, data)

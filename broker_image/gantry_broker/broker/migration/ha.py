@@ -84,12 +84,12 @@ def pause_before(promise: Promise) -> float:
 
 
 def report(offset: int) -> bytes:
-    """The bytes of a report, or of the first request."""
+    """Return the bytes of a report, or of the first request."""
     return _OFFSET.pack(offset)
 
 
 def first_offset(start: int, end: int) -> int:
-    """The offset to ask for, with a log of [start, end)."""
+    """Return the offset to ask for, with a log of [start, end)."""
     return max(end - OVERLAP, start, 1)
 
 
@@ -97,7 +97,7 @@ class Stream:
     """The bytes of one connection on their way into the log."""
 
     def __init__(self, start: int, end: int, overlap: bytes, segment_size: int) -> None:
-        """The log is [start, end). `overlap`: its bytes from `first_offset(start, end)` to `end`."""
+        """Continue a log of [start, end). `overlap`: its bytes from `first_offset(start, end)` to `end`."""
         self.asked = first_offset(start, end)
         self._segment_size = segment_size
         self._position = self.asked

@@ -60,7 +60,7 @@ FOLLOWING, DONE, BROKEN = "following", "done", "broken"
 
 
 def mark_of(data_dir: Path) -> dict[str, Any] | None:
-    """The mark of a migration; None: there is none. Raises StoreError for an invalid file."""
+    """Return the mark of a migration; None: there is none. Raises StoreError for an invalid file."""
     path = data_dir / MARK
     try:
         found = orjson.loads(path.read_bytes())
@@ -126,7 +126,7 @@ class Migration:
     # What others see
 
     def status(self) -> dict[str, Any]:
-        """The progress. Offsets are bytes of the log; None: not known."""
+        """Return the progress. Offsets are bytes of the log; None: not known."""
         look, store, follower, tables = self._look, self._store, self._follower, self._tables
         now = time.monotonic()
         known = look is not None and now - self._looked_at < 10 * LOOK_S

@@ -66,7 +66,7 @@ class InFlight:
                 del table[given]
 
     def lowest(self) -> dict[str, dict[int, int]]:
-        """The first message in flight, by topic and group, and by queue."""
+        """Return the first message in flight, by topic and group, and by queue."""
         found: dict[str, dict[int, int]] = {}
         for given, offsets in self._given.items():
             left = offsets - self._acknowledged.get(given, set())
@@ -95,5 +95,5 @@ def give_again(offsets: dict[str, dict[int, int]], lowest: Mapping[str, Mapping[
 
 
 def revive_topics(topics: Iterable[str]) -> list[str]:
-    """The topics with check points."""
+    """Return the topics with check points."""
     return sorted(name for name in topics if name.startswith(REVIVE_PREFIX))

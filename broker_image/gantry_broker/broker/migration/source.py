@@ -120,7 +120,7 @@ class Source:
                 raise MigrationError(f"NameServer {server} does not take the new address: {error}") from error
 
     async def first_offsets(self, address: str, topics: Sequence[str]) -> dict[tuple[str, int], int]:
-        """The first queue offset of each queue of these topics. Raises MigrationError."""
+        """Return the first queue offset of each queue of these topics. Raises MigrationError."""
         found: dict[tuple[str, int], int] = {}
         for topic in topics:
             queues = await self.bounds(address, topic)
@@ -128,7 +128,7 @@ class Source:
         return found
 
     async def bounds(self, address: str, topic: str) -> dict[int, tuple[int, int]]:
-        """The first and the next queue offset of each queue of a topic. Raises MigrationError."""
+        """Return the first and the next queue offset of each queue of a topic. Raises MigrationError."""
         body = await self._ask(address, RequestCode.GET_TOPIC_STATS_INFO, TopicHeader(topic=topic))
         try:
             stats = topic_stats_from_json(body)
@@ -137,7 +137,7 @@ class Source:
         return {queue.queue_id: (max(o.min_offset, 0), max(o.max_offset, 0)) for queue, o in stats.items()}
 
     async def tables(self, address: str) -> Tables:
-        """The state beside the log, of one moment. Raises MigrationError when it cannot be read."""
+        """Return the state beside the log, of one moment. Raises MigrationError when it cannot be read."""
         topics = await self._ask(address, RequestCode.GET_ALL_TOPIC_CONFIG)
         groups = await self._ask(address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
         offsets = await self._ask(address, RequestCode.GET_ALL_CONSUMER_OFFSET)
@@ -145,7 +145,7 @@ class Source:
         return tables_of(topics, groups, offsets, delay)
 
     async def timers_delivered_ms(self, address: str) -> int | None:
-        """The time up to which the source has delivered timer messages; None: it has none, as 4.9."""
+        """Return the time up to which the source has delivered timer messages; None: it has none, as 4.9."""
         try:
             body = await self.admin.ask(address, RequestCode.GET_TIMER_CHECK_POINT)
         except ClientError:
@@ -201,7 +201,7 @@ def look_of(
 
 
 def tables_of(topics: bytes, groups: bytes, offsets: bytes, delay: bytes) -> Tables:
-    """The tables of four answers. Raises MigrationError for what cannot be read."""
+    """Return the tables of four answers. Raises MigrationError for what cannot be read."""
     tables = Tables()
     try:
         snapshots.read_topics(tables, fastjson.loads(topics))

@@ -297,11 +297,6 @@ class PopService:
         return len(self._log.state)
 
     @property
-    def state_bytes(self) -> int:
-        """Memory of the state, approximately."""
-        return self._log.state.bytes
-
-    @property
     def ready(self) -> bool:
         """Whether this member has the state of POP consumption: it leads, and has read it."""
         return self._log.ready.is_set()

@@ -159,10 +159,10 @@ class Owner(Protocol):
         """Return a part of the body. The last part may be empty; `stream.ended` says so."""
 
     def on_reset(self, stream: Stream) -> None:
-        """The stream is over before its answer was complete."""
+        """Learn that the stream is over before its answer was complete."""
 
     def on_closed(self, stream: Stream) -> None:
-        """The stream is over: its answer is complete, or it was reset."""
+        """Learn that the stream is over: its answer is complete, or it was reset."""
 
     def on_drained(self, stream: Stream) -> None:
         """All data of the stream has gone out."""

@@ -111,7 +111,7 @@ _STEPS: Final = _huffman_steps()
 
 
 def huffman_decode(data: bytes) -> str:
-    """Raises HpackError. Remembers short texts only: peers choose what is kept here."""
+    """Decode a text. Raises HpackError. Remembers short texts only: peers choose what is kept here."""
     return _remembered(data) if len(data) <= MAX_REMEMBERED else _decode(data)
 
 
@@ -161,7 +161,7 @@ class Decoder:
         """
 
     def decode(self, block: bytes) -> list[Field]:
-        """Raises HpackError, and TooLarge."""
+        """Decode a block of headers. Raises HpackError, and TooLarge."""
         fields, at, total = self._begun(block)
         end = len(block)
         resizes = 0 if at else MAX_RESIZES
