@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -32,11 +33,11 @@ class LocalResources:
 
     async def list(self, kind: topics.Kind) -> list[dict[str, Any]]:
         """With their status."""
-        with _readable(self._folder):
+        with readable(self._folder.resources):
             return topics.described(self._folder, kind)
 
     async def create(self, resource: BrokerTopic | ConsumerGroup) -> None:
-        with _readable(self._folder), topics.changed_resources(self._folder) as known:
+        with readable(self._folder.resources), topics.changed_resources(self._folder) as known:
             former = known.of(resource.kind).get(resource.name)
             if former is not None and former.metadata.deletionTimestamp is None:
                 raise ActionError(f"{resource.kind} {resource.name} exists already: delete it, or change your manifest")
@@ -44,18 +45,17 @@ class LocalResources:
                 self._remarks.note(taken_back(resource))
 
     async def delete(self, kind: topics.Kind, name: str) -> None:
-        with _readable(self._folder), topics.changed_resources(self._folder) as known:
+        with readable(self._folder.resources), topics.changed_resources(self._folder) as known:
             known.delete(kind, name)
 
 
 @contextmanager
-def _readable(folder: ClusterFolder) -> Iterator[None]:
+def readable(path: Path) -> Iterator[None]:
+    """Turn a file that cannot be read into one sentence. Raises ActionError."""
     try:
         yield
     except ValidationError:
-        raise ActionError(
-            f"{folder.resources} cannot be read: it is damaged, or of another version of gantry"
-        ) from None
+        raise ActionError(f"{path} cannot be read: it is damaged, or of another version of gantry") from None
 
 
 def keep_local(
@@ -65,7 +65,7 @@ def keep_local(
 
     Raises ActionError.
     """
-    with _readable(folder), topics.changed_resources(folder) as known:
+    with readable(folder.resources), topics.changed_resources(folder) as known:
         wanted: list[BrokerTopic | ConsumerGroup] = [*wanted_topics, *wanted_groups]
         return [taken_back(resource) for resource in wanted if known.keep(resource)]
 

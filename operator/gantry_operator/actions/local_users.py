@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-from pydantic import ValidationError
 
 from gantry_operator.access import ADMIN, secret_name
 from gantry_operator.access.wanted import ACCESS_KEY
 from gantry_operator.actions.errors import ActionError
+from gantry_operator.actions.local_resources import readable
 from gantry_operator.api import BrokerUser
 from gantry_operator.api.user import ROTATE
 from gantry_operator.platforms.local import control, users
@@ -42,17 +40,17 @@ class LocalUsers:
 
     async def list(self) -> list[dict[str, Any]]:
         answer = await self._asked()
-        with _readable(self._folder):
+        with readable(self._folder.users):
             return users.described(users.load_users(self._folder), answer)
 
     async def create(self, user: BrokerUser) -> None:
-        with _readable(self._folder), users.changed_users(self._folder) as known:
+        with readable(self._folder.users), users.changed_users(self._folder) as known:
             if user.name in known.users:
                 raise ActionError(f"{user.name} exists already: delete it first, or change it in your manifest")
             known.users[user.name] = user
 
     async def delete(self, name: str) -> None:
-        with _readable(self._folder), users.changed_users(self._folder) as known:
+        with readable(self._folder.users), users.changed_users(self._folder) as known:
             user = known.users.pop(name, None)
             if user is None:
                 raise ActionError(f"there is no user {name}, but {', '.join(sorted(known.users)) or 'none'}")
@@ -63,7 +61,7 @@ class LocalUsers:
     async def rotate(self, name: str, request: str) -> None:
         if await self._asked() is None:
             raise ActionError("no `gantry up` runs: a key is rotated while one does")
-        with _readable(self._folder), users.changed_users(self._folder) as known:
+        with readable(self._folder.users), users.changed_users(self._folder) as known:
             if name == ADMIN:
                 known.rotateAdmin = request
                 return
@@ -72,7 +70,7 @@ class LocalUsers:
             known.users[name].metadata.annotations[ROTATE] = request
 
     async def key(self, name: str) -> tuple[str, str]:
-        with _readable(self._folder):
+        with readable(self._folder.users):
             file, key = self._place(name)
             found = users.read_secret(file)
         if key not in found:
@@ -80,7 +78,7 @@ class LocalUsers:
         return found.get(ACCESS_KEY, ADMIN if name == ADMIN else name), found[key]
 
     async def key_place(self, name: str) -> str:
-        with _readable(self._folder):
+        with readable(self._folder.users):
             return str(self._place(name)[0])
 
     def _place(self, name: str) -> tuple[Path, str]:
@@ -127,17 +125,9 @@ class LocalUsers:
             raise ActionError(str(error)) from None
 
 
-@contextmanager
-def _readable(folder: ClusterFolder) -> Iterator[None]:
-    try:
-        yield
-    except ValidationError:
-        raise ActionError(f"{folder.users} cannot be read: it is damaged, or of another version of gantry") from None
-
-
 def keep_local(folder: ClusterFolder, wanted: Sequence[BrokerUser]) -> None:
     """Add or change users of a manifest. Raises ActionError."""
-    with _readable(folder), users.changed_users(folder) as known:
+    with readable(folder.users), users.changed_users(folder) as known:
         for user in wanted:
             former = known.users.get(user.name)
             if former is not None:
