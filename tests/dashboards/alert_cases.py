@@ -230,6 +230,11 @@ CASES: Final = {
         {f"gantry_operator_report_failed{{{C}}}": "1x60"},
         ({f"gantry_operator_report_failed{{{C}}}": "0x60"},),
     ),
+    "GantryTableNotCurrent": Case(
+        "warning", {**CLUSTER, "topic": "Orders"},
+        {f'gantry_operator_table_current{{{C},topic="Orders"}}': "0x60"},
+        ({f'gantry_operator_table_current{{{C},topic="Orders"}}': "1x60"},),
+    ),
 }  # fmt: skip
 
 MORE: Final[tuple[tuple[str, dict[str, str], Series], ...]] = (

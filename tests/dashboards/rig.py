@@ -30,7 +30,7 @@ from gantry_broker.client import (
     RetryLater,
 )
 from gantry_broker.remoting.errors import RemotingError
-from gantry_operator.api.status import AnalyticsStatus, BrokerClusterStatus, ProxyStatus, TopicSaving
+from gantry_operator.api.status import AnalyticsStatus, BrokerClusterStatus, ProxyStatus, TableRow, TopicSaving
 from gantry_operator.cluster.member_http import TokenAuth
 from gantry_operator.cluster.observed import ObservedMember
 from gantry_operator.cluster.platform import Change, Event
@@ -210,6 +210,7 @@ class Figures:
     def _look(self) -> None:
         status = BrokerClusterStatus.model_validate(self._cluster.resource()["status"])
         status.analytics = self._report
+        status.tables = [TableRow(topic="Orders", current="True", reason="Current", rows=5)]
         status.proxy = ProxyStatus(replicas=1, readyReplicas=1)
         rows = [
             ObservedMember(

@@ -63,11 +63,16 @@ def test_a_topic_becomes_a_table(small: Cluster, tmp_path: Path) -> None:
 
     small.gantry("produce", "Orders", "--body", '{"id": 20}', *where)
     assert next(one for one in table("list") if one["name"] == "Orders")["behindRecords"] == 1
+    assert table("run", "Orders", "--schema", "inferred")["rows"] == 1
+    done = table("maintain", "Orders", "--snapshots", "1d")
+    assert (done["merged"], done["removedRows"], done["expiredSnapshots"], done["skipped"]) == (2, 0, 0, "")
     assert table("rebuild", "Orders", "--yes")["rows"] == 21
     for words, error in (
         (("run", "Orders"), "has gantry.schema-kind = Inferred, not Raw: rebuild it"),
         (("run", "Nothing"), "topic Nothing does not exist"),
-        (("run", "Orders", "--every", "soon"), "--every: 'soon'; write a number with s, m or h"),
+        (("run", "Orders", "--every", "soon"), "--every: 'soon'; write a number with s, m, h or d"),
+        (("run", "Orders", "--on-bad-record", "ignore"), "onBadRecord 'Ignore'; write Reject or Suspend"),
+        (("maintain", "Orders", "--snapshots", "0"), "--snapshots: '0'; write a number"),
         (("run", "Orders", "--schema", str(tmp_path / "none")), "write raw, inferred or a file"),
         (("describe", "Nothing"), "there is no table Nothing; the catalog has Orders"),
         (("query", "select"), "the query fails"),
@@ -87,6 +92,8 @@ def test_a_topic_becomes_a_table(small: Cluster, tmp_path: Path) -> None:
     current = next(c for c in prices()["conditions"] if c["type"] == "TableCurrent")
     assert (current["status"], current["reason"]) == ("True", "Current")
     assert prices()["table"]["name"] == "rocketmq.Prices"
+    (shown,) = small.resource()["status"]["tables"]
+    assert (shown["topic"], shown["current"], shown["rows"]) == ("Prices", "True", 3)
     assert table("query", "select count(*) as n from Prices") == [{"n": 3}]
     small.gantry("produce", "Prices", "--body", "4", "--keys", "k9", *where)
     small.until("a further commit", lambda: prices()["table"]["rows"] == 4, 60)

@@ -14,6 +14,7 @@ from gantry_broker.client import Message, Producer
 from gantry_broker.testing import LocalBroker, broker
 from gantry_spark.tables.fields import Rejected, convert, parse_schema
 from gantry_spark.tables.job import TableJob, TableSpec, ends_of
+from gantry_spark.tables.maintenance import Rules, maintain, now_ms
 from gantry_spark.tables.offsets import NotContinued
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -28,6 +29,7 @@ SCHEMA = {
 EXAMPLES = 300 if os.environ.get("HYPOTHESIS_PROFILE") == "explore" else 8
 """Each makes dozens of commits. At night there is time for more."""
 STEPS = ("plan", "write", "reject", "commit")
+MAINTENANCE = ("read", "written", "replaced", "expired", "end")
 
 
 class Interrupted(Exception):
@@ -110,18 +112,23 @@ json_bodies = st.one_of(
     st.sampled_from([b"{", b"[]", b"{}", b'{"id": "x"}', b"\xff\x00", b'{"id": 1, "extra": {"a": 1}}']),
 )  # fmt: skip
 messages = st.lists(st.tuples(keys, json_bodies | st.binary(min_size=1, max_size=5)), min_size=1, max_size=25)
-rounds = st.lists(st.tuples(messages, st.lists(st.sampled_from(STEPS), max_size=3)), min_size=1, max_size=3)
+rounds = st.lists(
+    st.tuples(messages, st.lists(st.sampled_from(STEPS + MAINTENANCE), max_size=3)), min_size=1, max_size=3
+)
 
 
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.timeout(7200 if EXAMPLES > 8 else 120)
-@given(rounds, st.sampled_from(["Append", "Upsert"]), st.booleans(), st.integers(1, 20))
+@given(
+    rounds, st.sampled_from(["Append", "Upsert"]), st.booleans(), st.integers(1, 20),
+    st.sampled_from([(), ("bucket(3, rocketmq.offset)",), ("hour(rocketmq.timestamp)",)]),
+)  # fmt: skip
 def test_a_table_equals_the_model_whatever_interrupts_its_commits(
-    mq: LocalBroker, warehouse: dict[str, str], work: Any, mode: str, schema: bool, per_commit: int
+    mq: LocalBroker, warehouse: dict[str, str], work: Any, mode: str, schema: bool, per_commit: int, parts: Any
 ) -> None:
     topic = mq.create_topic(queues=2)
     spec = TableSpec(
-        topic, mq.name_servers, warehouse, mode=mode, per_commit=per_commit,
+        topic, mq.name_servers, warehouse, mode=mode, per_commit=per_commit, partition_by=parts,
         kind="JsonSchema" if schema else "Raw", schema=SCHEMA if schema else None,
     )  # fmt: skip
     sent: list[tuple[str, bytes]] = []
@@ -135,7 +142,11 @@ def test_a_table_equals_the_model_whatever_interrupts_its_commits(
                     raise Interrupted(name)
 
             with contextlib.suppress(Interrupted):
-                assert TableJob(spec, None, interrupt).run() == [], "nothing was left to commit"
+                if step in MAINTENANCE:
+                    for table in TableJob(spec, None).both():
+                        maintain(table, Rules(now_ms(), 0), ends_of, interrupt)
+                else:
+                    assert TableJob(spec, None, interrupt).run() == [], "nothing was left to commit"
         job = TableJob(spec, None)
         one_at_a_time(job)
         check(job, sent)

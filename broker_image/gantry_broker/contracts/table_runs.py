@@ -35,6 +35,19 @@ class TableOrder(_Model):
     mode: Literal["Append", "Upsert"] = "Append"
     kind: str = "Raw"
     json_schema: str | None = None
+    definition: str = ""
+    """Avro's schema, or Protobuf's descriptors in Base64."""
+    message: str = ""
+    partition_by: list[str] = Field(default_factory=list)
+    on_bad_record: Literal["Reject", "Suspend"] = "Reject"
+    per_commit: int = Field(0, ge=0)
+    """Messages of one commit; 0: the program's own number."""
+    maintain: bool = False
+    """Merge files and expire snapshots after the first commit."""
+    snapshots_s: float = 3 * 86_400.0
+    """Age in seconds from which maintenance expires snapshots."""
+    rows_s: float | None = None
+    """Age in seconds from which maintenance removes rows; None: never."""
     every_s: float | None = None
     """Seconds between two commits, while the run lasts; 0: one follows the other; None: one commit."""
 
@@ -80,6 +93,7 @@ class TableReport(_Model):
     rejected: int | None = None
     lost: int | None = None
     last_commit_ms: int | None = None
+    maintained_ms: int | None = None
     success_ms: int | None = None
     """Time of the last look at the topic after which the table had everything that was there."""
 

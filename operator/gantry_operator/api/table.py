@@ -20,6 +20,7 @@ from gantry_operator.api.base import (
     Model,
     Rule,
     VolumeSize,
+    Window,
     more_than_nothing,
 )
 
@@ -27,6 +28,7 @@ CONTINUOUS = "Continuous"
 DEFAULT_EVERY = "5m"
 MAX_SCHEMA = 32_768
 """Characters of a schema."""
+MAX_PARTS = 8
 NAMESPACE = "rocketmq"
 """The namespace of the tables in their catalog."""
 _PROPERTY = r"^[a-z0-9][a-z0-9._-]{0,127}$"
@@ -35,7 +37,8 @@ _SECRETS = ("token", "credential", "password", "secret", "secret-access-key", "a
 _IS_SECRET = " || ".join(f"k.endsWith('{end}')" for end in _SECRETS)
 
 TableMode = Literal["Append", "Upsert"]
-Schema = Literal["Raw", "Inferred", "JsonSchema"]
+Schema = Literal["Raw", "Inferred", "JsonSchema", "Avro", "Protobuf"]
+BadRecord = Literal["Reject", "Suspend"]
 Every = Annotated[str, Field(pattern=EVERY, max_length=16)]
 """Time between two commits: 1m, 30s, or Continuous."""
 
@@ -43,6 +46,29 @@ Every = Annotated[str, Field(pattern=EVERY, max_length=16)]
 def _every() -> Any:
     return Field(None, description="Time from the start of a commit to that of the next one, like 1m or 6h. "
                  f"{CONTINUOUS}: a commit follows the other.")  # fmt: skip
+
+
+class Protobuf(Model):
+    """A Protobuf message."""
+
+    descriptors: str = Field(
+        description="Output of protoc --include_imports -o, in Base64.", min_length=4, max_length=MAX_SCHEMA
+    )
+    message: str = Field(description="Full name of the message, like shop.Order.", min_length=1, max_length=512)
+
+
+class TableMaintenance(Model):
+    """When small files are merged and old snapshots expire."""
+
+    schedule: str = Field(
+        "0 2 * * *", description="Schedule as in a CronJob. A table is maintained by its first run after this time.",
+        pattern=CRON, max_length=128,
+    )  # fmt: skip
+    timeZone: str | None = Field(None, description="Time zone of the schedule. Default: UTC.", max_length=64,
+                                 pattern=ZONE)  # fmt: skip
+    snapshots: Window = Field("3d", description="Age from which snapshots expire.")
+
+    _can_be_due = field_validator("schedule", "timeZone")(cron.can_be_due)
 
 
 class Table(Model):
@@ -56,12 +82,31 @@ class Table(Model):
     schema_: Schema = Field(
         "Raw", alias="schema",
         description="Columns of the table. Raw: key, value, properties. Inferred: those of the JSON bodies of the "
-        "first messages, then fixed; new fields become new columns. JsonSchema: those of jsonSchema. It cannot be "
-        "changed.",
+        "first messages, then fixed; new fields become new columns. JsonSchema, Avro, Protobuf: those of jsonSchema, "
+        "avroSchema, protobuf. It cannot be changed.",
     )  # fmt: skip
     jsonSchema: str | None = Field(
         None, description="A JSON Schema as text, for schema JsonSchema. Fields may be added.",
         min_length=2, max_length=MAX_SCHEMA,
+    )  # fmt: skip
+    avroSchema: str | None = Field(
+        None, description="An Avro schema as JSON text, for schema Avro: that of the writers. Fields may be added only "
+        "if the writers write them.", min_length=2, max_length=MAX_SCHEMA,
+    )  # fmt: skip
+    protobuf: Protobuf | None = Field(None, description="A Protobuf message, for schema Protobuf. Fields may be added.")
+    partitionBy: list[Annotated[str, Field(min_length=1, max_length=256)]] = Field(
+        default_factory=list, max_length=MAX_PARTS,
+        description="Partitions of the table: a column, year, month, day or hour(column), bucket(N, column) or "
+        "truncate(N, column). rocketmq.timestamp is the store time. It cannot be changed.",
+    )  # fmt: skip
+    onBadRecord: BadRecord = Field(
+        "Reject",
+        description="What happens to a message that does not fit. Reject: it becomes a row of <topic>__rejected. "
+        "Suspend: the table stands still before it, and the condition TableCurrent names it.",
+    )
+    retention: Window | None = Field(
+        None, description="How long rows stay, by the store time of their messages. Default: for ever. The table's "
+        "maintenance removes them.",
     )  # fmt: skip
     every: Every | None = _every()
     schedule: str | None = Field(
@@ -79,26 +124,29 @@ class Table(Model):
         found: dict[str, Any] = handler(self)
         return {"schema" if name == "schema_" else name: value for name, value in found.items()}
 
-    @field_validator("jsonSchema")
+    @field_validator("jsonSchema", "avroSchema")
     @classmethod
     def _is_json(cls, value: str | None) -> str | None:
         if value is not None:
             try:
                 found = json.loads(value)
             except ValueError as error:
-                said = f"this is no JSON ({error}): write a JSON Schema"
+                said = f"this is no JSON ({error}): write the schema as JSON"
                 raise PydanticCustomError("rule", "{message}", {"message": said, "field": ""}) from None
             if not isinstance(found, dict):
-                said = 'this is no JSON object: write a schema like {"type": "object", "properties": {...}}'
+                said = 'this is no JSON object: write a schema like {"type": ...}'
                 raise PydanticCustomError("rule", "{message}", {"message": said, "field": ""})
         return value
 
     rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            "(has(self.schema) ? self.schema : 'Raw') == 'JsonSchema' ? has(self.jsonSchema) : !has(self.jsonSchema)",
-            "jsonSchema and schema: JsonSchema belong together: write both or none",
-            lambda t: (t.schema_ == "JsonSchema") == (t.jsonSchema is not None),
-            "jsonSchema",
+        *(
+            Rule(
+                f"(has(self.schema) ? self.schema : 'Raw') == '{kind}' ? has(self.{name}) : !has(self.{name})",
+                f"{name} and schema: {kind} belong together: write both or none",
+                lambda t, kind=kind, name=name: (t.schema_ == kind) == (getattr(t, name) is not None),  # type: ignore[misc]
+                name,
+            )
+            for kind, name in (("JsonSchema", "jsonSchema"), ("Avro", "avroSchema"), ("Protobuf", "protobuf"))
         ),
         Rule(
             "!(has(self.every) && has(self.schedule))",
@@ -142,6 +190,9 @@ class Tables(Model):
         "that the operator makes.", min_length=1, max_length=253, pattern=OBJECT_NAME,
     )  # fmt: skip
     every: Every = Field(DEFAULT_EVERY, description="For topics with neither spec.table.every nor spec.table.schedule.")
+    maintenance: TableMaintenance = Field(
+        default_factory=lambda: TableMaintenance(), description="When small files are merged and old snapshots expire."
+    )
     suspend: bool = Field(False, description="Start no run. Tables stay as they are.")
     executors: int = Field(
         0, ge=0, le=256,
@@ -192,6 +243,7 @@ class TableStatus(BaseModel):
     lastRun: str | None = Field(None, description="Start of the last run.")
     lastSuccess: str | None = Field(None, description="Start of the last run that left nothing behind it.")
     nextRun: str | None = Field(None, description="Time from which the next run starts. Absent: none is due.")
+    lastMaintenance: str | None = Field(None, description="Time of the last maintenance.")
     lastCommit: str | None = Field(None, description="Time of the newest snapshot.")
     rows: int | None = Field(None, description="Rows of the table.")
     bytes: int | None = Field(None, description="Bytes of its data files.")

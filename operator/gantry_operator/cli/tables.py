@@ -62,7 +62,9 @@ def _one_line_errors() -> Iterator[None]:
 
 def _catalog(given: Path | None, directory: Path | None, name: str | None) -> dict[str, str]:
     """Return the properties of the catalog. Raises CliError."""
-    from gantry_operator.platforms.local.folder import ClusterNotFound, find_folder, make_private
+    from gantry_operator.platforms.local.folder import ClusterNotFound, find_folder
+    from gantry_operator.platforms.local.manifest import load_saved
+    from gantry_operator.platforms.local.tables import local_catalog
 
     if given is not None:
         try:
@@ -75,11 +77,10 @@ def _catalog(given: Path | None, directory: Path | None, name: str | None) -> di
             raise CliError(f'--catalog: {given}: write an object of texts, as {{"type": "sql"}}', Exit.USAGE)
         return {str(k): v for k, v in found.items()}
     try:
-        folder = find_folder(directory, name).root / "tables"
+        folder = find_folder(directory, name)
     except ClusterNotFound as error:
         raise CliError(str(error), Exit.NO_CLUSTER) from None
-    make_private(folder)
-    return {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": folder.as_uri()}
+    return local_catalog(folder, load_saved(folder).spec.tables)
 
 
 def _spec(catalog: dict[str, str], directory: Path | None, name: str | None, **more: Any) -> TableSpec:
@@ -106,20 +107,27 @@ def _spec(catalog: dict[str, str], directory: Path | None, name: str | None, **m
     return TableSpec(name_servers=found.name_servers, catalog=catalog, options=options, **more)
 
 
-def _seconds(text: str) -> float:
-    units = {"s": 1, "m": 60, "h": 3600}
+def _seconds(text: str, option: str = "--every") -> float:
+    units = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
     number = whole_number(text[:-1], 1, 1_000_000)
     unit = text[-1:]
     if number is None or unit not in units:
-        raise CliError(f"--every: {text[:40]!r}; write a number with s, m or h, as 5m", Exit.USAGE)
+        raise CliError(f"{option}: {text[:40]!r}; write a number with s, m, h or d, as 5m", Exit.USAGE)
     return float(number * units[unit])
 
 
-def _schema(text: str) -> dict[str, Any]:
-    """Return the kind of a schema, and the JSON Schema itself. Raises CliError."""
+def _schema(text: str, message: str | None) -> dict[str, Any]:
+    """Return the kind of a schema, and the schema itself. Raises CliError."""
+    import base64
+
     if text.lower() in ("raw", "inferred"):
         return {"kind": text.capitalize()}
     try:
+        if message is not None:
+            found = base64.b64encode(Path(text).read_bytes()).decode()
+            return {"kind": "Protobuf", "definition": found, "message": message}
+        if text.endswith(".avsc"):
+            return {"kind": "Avro", "definition": Path(text).read_text()}
         return {"kind": "JsonSchema", "schema": json.loads(Path(text).read_text())}
     except OSError as error:
         raise CliError(f"--schema: {text!r}; write raw, inferred or a file: {error.strerror}", Exit.USAGE) from None
@@ -131,8 +139,20 @@ def _schema(text: str) -> dict[str, Any]:
 def run_table(
     topic: Annotated[str, typer.Argument(help="The topic.", show_default=False)],
     schema: Annotated[
-        str, typer.Option(help="raw: key, value, properties. inferred: from JSON bodies. Or a file with a JSON Schema.")
+        str,
+        typer.Option(
+            help="raw: key, value, properties. inferred: from JSON bodies. Or a file: a JSON Schema, an Avro schema "
+            "(.avsc), or with --message the output of protoc --include_imports -o."
+        ),
     ] = "raw",
+    message: Annotated[str | None, typer.Option(help="Full name of the Protobuf message.")] = None,
+    partition_by: Annotated[
+        list[str] | None,
+        typer.Option(help="Partition of the table, as country or day(rocketmq.timestamp). Repeat it for more."),
+    ] = None,
+    on_bad_record: Annotated[
+        str, typer.Option(help="Reject: a message that does not fit goes to TABLE__rejected. Suspend: stop before it.")
+    ] = "Reject",
     upsert: Annotated[
         bool, typer.Option("--upsert", help="One row for each key, the newest. An empty body deletes it.")
     ] = False,
@@ -148,7 +168,10 @@ def run_table(
     with _one_line_errors():
         properties = _catalog(catalog, directory, name)
         mode = "Upsert" if upsert else "Append"
-        spec = _spec(properties, directory, name, topic=topic, mode=mode, **_schema(schema))
+        spec = _spec(
+            properties, directory, name, topic=topic, mode=mode, partition_by=tuple(partition_by or ()),
+            on_bad_record=on_bad_record.capitalize(), **_schema(schema, message),
+        )  # fmt: skip
         while True:
             begun = time.monotonic()
             _run(spec, output == Output.json, with_spark)
@@ -296,6 +319,50 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [_plain(one) for one in value]
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+@table_app.command("maintain")
+def maintain_table(
+    table: TableArgument,
+    snapshots: Annotated[str, typer.Option(help="Age from which snapshots expire.")] = "3d",
+    retention: Annotated[
+        str | None,
+        typer.Option(help="Age from which rows go, by the store time of their messages. Default: they stay."),
+    ] = None,
+    catalog: CatalogOption = None,
+    name: NameOption = None,
+    directory: DirOption = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Merge small files of a table and of its rejected rows, remove old rows, and let old snapshots expire."""
+    snapshots_s = _seconds(snapshots, "--snapshots")
+    rows_s = None if retention is None else _seconds(retention, "--retention")
+    with _one_line_errors(), Progress(f"table {table}"):
+        from gantry_spark.tables import library
+        from gantry_spark.tables.job import ends_of, open_catalog
+        from gantry_spark.tables.maintenance import Rules, maintain, now_ms
+
+        opened = open_catalog(_catalog(catalog, directory, name))
+        rules = Rules(now_ms(), int(snapshots_s * 1000), None if rows_s is None else int(rows_s * 1000))
+        found = [library.load(opened, table), *library.rejected(opened, table)]
+        done = [maintain(one, rules, ends_of) for one in found]
+    result: dict[str, Any] = {
+        "table": table,
+        "merged": sum(one.merged for one in done),
+        "removedRows": sum(one.removed_rows for one in done),
+        "expiredSnapshots": sum(one.expired for one in done),
+        "deletedFiles": sum(one.deleted_files for one in done),
+        "skipped": "; ".join(one.skipped for one in done if one.skipped),
+    }
+    if output == Output.json:
+        print_json(result)
+        return
+    say(
+        f"{table}: {result['merged']:,} files merged, {result['removedRows']:,} rows removed, "
+        f"{result['expiredSnapshots']:,} snapshots expired"
+    )
+    if result["skipped"]:
+        note(result["skipped"])
 
 
 @table_app.command("rebuild")

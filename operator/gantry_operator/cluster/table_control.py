@@ -19,7 +19,15 @@ from gantry_operator.api.status import TableRow
 from gantry_operator.api.table import DEFAULT_EVERY, Tables, TableStatus
 from gantry_operator.cluster.platform import StoreUnavailable, TableRun, TableRuns, TopicStore
 from gantry_operator.tables.outcome import GOOD, after_run, condition, utc
-from gantry_operator.tables.schedule import CONTINUOUS_S, WantedTable, choose, next_run, run_name, wait_s
+from gantry_operator.tables.schedule import (
+    CONTINUOUS_S,
+    WantedTable,
+    choose,
+    maintenance_due,
+    next_run,
+    run_name,
+    wait_s,
+)
 from gantry_operator.topics import Note, State, WantedTopic
 from gantry_operator.topics.common import first_of_each
 
@@ -163,7 +171,10 @@ class TableControl:
         every = cluster.tables.every
         due = choose(list(self._wanted.values()), self._states, now, every)
         if due:
-            orders = [one.order(every) for one in due]
+            rules = cluster.tables.maintenance
+            orders = [
+                one.order(every, rules if maintenance_due(one, self._state(one), rules, now) else None) for one in due
+            ]
             lasts_s = CONTINUOUS_S if any(order.every_s == 0 for order in orders) else 0.0
             await self._runs.start(run_name(now), orders, cluster.tables, lasts_s)
             return BUSY_S

@@ -10,6 +10,8 @@ from typing import Any, Final, Generic, TypeVar
 from gantry_broker.client.deadletters import MARK_GROUP
 from gantry_broker.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, Perm
 
+from gantry_operator.api.status import TableRow
+
 STALE_S: Final = 10.0
 """Seconds after which the answer of one broker group is older than those of the others."""
 PAGE: Final = 50
@@ -44,6 +46,14 @@ class TopicRow:
     @property
     def mean_bytes(self) -> float | None:
         return self.received_bytes / self.received if self.received else None
+
+
+def table_of(status: Mapping[str, Any], topic: str) -> TableRow | None:
+    """The Iceberg table of a topic, from the cluster's status; None: it has none."""
+    for row in status.get("tables") or []:
+        if isinstance(row, Mapping) and row.get("topic") == topic:
+            return TableRow.model_validate(row)
+    return None
 
 
 @dataclass(frozen=True, slots=True)

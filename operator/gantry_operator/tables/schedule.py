@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
 from gantry_broker.contracts.table_runs import TableOrder
 
 from gantry_operator.api import cron
 from gantry_operator.api.base import parse_duration
-from gantry_operator.api.table import CONTINUOUS, DEFAULT_EVERY, Table, TableStatus
+from gantry_operator.api.table import CONTINUOUS, DEFAULT_EVERY, Table, TableMaintenance, TableStatus
 
 MAX_TABLES: Final = 64
 """Tables of one run. The others follow with the next one."""
@@ -36,12 +36,20 @@ class WantedTable:
     generation: int = 1
     created: datetime = field(default=datetime(1970, 1, 1, tzinfo=UTC))
 
-    def order(self, every: str) -> TableOrder:
-        """`every`: the cluster's default."""
+    def order(self, every: str, maintenance: TableMaintenance | None = None) -> TableOrder:
+        """`every`: the cluster's default. `maintenance`: it is due now; None: it is not."""
         spec = self.spec
+        definition = spec.avroSchema or ("" if spec.protobuf is None else spec.protobuf.descriptors)
+        more: dict[str, Any] = {}
+        if maintenance is not None:
+            more = {"maintain": True, "snapshots_s": parse_duration(maintenance.snapshots)}
+            if spec.retention is not None:
+                more["rows_s"] = parse_duration(spec.retention)
         return TableOrder(
             topic=self.topic, mode=spec.mode, kind=spec.schema_, json_schema=spec.jsonSchema,
-            every_s=interval_s(spec, every),
+            every_s=interval_s(spec, every), definition=definition,
+            message="" if spec.protobuf is None else spec.protobuf.message, partition_by=spec.partitionBy,
+            on_bad_record=spec.onBadRecord, **more,
         )  # fmt: skip
 
 
@@ -64,6 +72,17 @@ def _time(text: str | None) -> datetime | None:
     except ValueError:
         return None
     return found if found is None or found.tzinfo is not None else found.replace(tzinfo=UTC)
+
+
+def maintenance_due(wanted: WantedTable, state: TableStatus, spec: TableMaintenance, now: datetime) -> bool:
+    """Whether the next run of a table maintains it as well."""
+    due = cron.next_run(spec.schedule, spec.timeZone, _time(state.lastMaintenance) or wanted.created)
+    return due is not None and due <= now
+
+
+def _size(spec: Table) -> int:
+    """Characters of a table's schema."""
+    return len(spec.jsonSchema or spec.avroSchema or ("" if spec.protobuf is None else spec.protobuf.descriptors))
 
 
 def run_name(now: datetime) -> str:
@@ -125,7 +144,7 @@ def choose(
     found: list[WantedTable] = []
     size = 0
     for _, _, one in sorted(due, key=lambda d: (*d[:2], d[2].resource)):
-        size += len(one.spec.jsonSchema or "")
+        size += _size(one.spec)
         if found and (len(found) == MAX_TABLES or size > MAX_ORDER):
             break
         found.append(one)

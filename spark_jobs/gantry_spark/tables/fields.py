@@ -7,7 +7,8 @@ other schema is kept as JSON text.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import base64
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -39,7 +40,7 @@ class Rejected(Exception):
 
 @dataclass(frozen=True)
 class Field:
-    """One field. `kind`: string, time, integer, number, boolean, object, array or json."""
+    """One field. `kind`: string, bytes, time, integer, number, boolean, object, array or json."""
 
     name: str
     kind: str
@@ -55,8 +56,8 @@ class Field:
             assert self.item is not None
             return pa.list_(self.item.arrow())
         return {
-            "string": pa.string(), "json": pa.string(), "time": _TIME, "integer": pa.int64(), "number": pa.float64(),
-            "boolean": pa.bool_(),
+            "string": pa.string(), "bytes": pa.binary(), "json": pa.string(), "time": _TIME, "integer": pa.int64(),
+            "number": pa.float64(), "boolean": pa.bool_(),
         }[self.kind]  # fmt: skip
 
 
@@ -105,6 +106,8 @@ def _parse(name: str, schema: Any, required: bool, depth: int) -> Field:
     if kind == "array":
         return Field(name, "array", required, item=_parse("element", schema.get("items", True), False, depth + 1))
     if kind == "string":
+        if schema.get("contentEncoding") == "base64":
+            return Field(name, "bytes", required)
         return Field(name, "time" if schema.get("format") == "date-time" else "string", required)
     if kind in ("integer", "number", "boolean"):
         return Field(name, kind, required)
@@ -125,6 +128,8 @@ def to_schema(field: Field) -> dict[str, Any]:
         return {"type": "array", "items": to_schema(field.item)}
     if field.kind == "time":
         return {"type": "string", "format": "date-time"}
+    if field.kind == "bytes":
+        return {"type": "string", "contentEncoding": "base64"}
     return {} if field.kind == "json" else {"type": field.kind}
 
 
@@ -138,27 +143,36 @@ def convert(field: Field, body: bytes) -> dict[str, Any]:
         raise Rejected(f"the body is no JSON: {error}") from None
     if not isinstance(value, dict):
         raise Rejected(f"the body is {_kind_of(value)}, not an object")
-    found: dict[str, Any] = _value(field, value, "")
+    return fit(field, value)
+
+
+def fit(field: Field, value: Mapping[str, Any], json_text: Callable[[Any], str] | None = None) -> dict[str, Any]:
+    """Return the columns of a decoded body. `json_text`: writes a value as JSON. Raises Rejected."""
+    found: dict[str, Any] = _value(field, value, "", json_text or _json_text)
     return found
 
 
-def _value(field: Field, value: Any, place: str) -> Any:
+def _json_text(value: Any) -> str:
+    return orjson.dumps(value).decode()
+
+
+def _value(field: Field, value: Any, place: str, json_text: Callable[[Any], str]) -> Any:
     if value is None:
         if field.required:
             raise Rejected(f"field {place} is null and is required")
         return None
     kind = field.kind
     if kind == "json":
-        return orjson.dumps(value).decode()
+        return json_text(value)
     if kind == "object" and isinstance(value, dict):
         return {
-            f.name: _value(f, value[f.name], f"{place}.{f.name}".lstrip("."))
+            f.name: _value(f, value[f.name], f"{place}.{f.name}".lstrip("."), json_text)
             if f.name in value
             else _absent(f, f"{place}.{f.name}".lstrip("."))
             for f in field.fields
         }
     if kind == "array" and isinstance(value, list) and field.item is not None:
-        return [_value(field.item, one, f"{place}[{index}]") for index, one in enumerate(value)]
+        return [_value(field.item, one, f"{place}[{index}]", json_text) for index, one in enumerate(value)]
     if kind == "string" and isinstance(value, str):
         return value
     if kind == "boolean" and isinstance(value, bool):
@@ -172,6 +186,16 @@ def _value(field: Field, value: Any, place: str) -> Any:
             if value in _INT64:
                 return value
             raise Rejected(f"field {place}: {str(value)[:40]} has more than 64 bits")
+    if kind == "bytes":
+        if isinstance(value, bytes):
+            return value
+        if isinstance(value, str):
+            try:
+                return base64.b64decode(value, validate=True)
+            except ValueError:
+                raise Rejected(f"field {place}: {value[:80]!r} is no Base64") from None
+    if kind == "time" and isinstance(value, datetime):
+        return value if value.tzinfo is not None else value.replace(tzinfo=UTC)
     if kind == "time" and isinstance(value, str):
         try:
             time = datetime.fromisoformat(value)

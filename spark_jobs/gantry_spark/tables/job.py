@@ -18,7 +18,7 @@ import functools
 import logging
 import uuid
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,9 +31,11 @@ from pyiceberg.expressions import In
 from pyiceberg.io import load_file_io
 from pyiceberg.table import Table, Transaction
 
-from gantry_spark.errors import SourceError
-from gantry_spark.tables.fields import BadSchema, Field, infer, merge, parse_schema, settle, to_schema
+from gantry_spark.errors import GantrySparkError, SourceError
+from gantry_spark.tables.decoders import AVRO, PROTOBUF, fields_of
+from gantry_spark.tables.fields import SYSTEM, BadSchema, Field, infer, merge, parse_schema, settle, to_schema
 from gantry_spark.tables.offsets import NotContinued, check_continues, covered, summary
+from gantry_spark.tables.partitions import check_parts, parse_parts
 from gantry_spark.tables.rows import MESSAGES, MODES, REJECTED, Shape, convert_batch, newest, not_before
 from gantry_spark.topics.columns import batches
 from gantry_spark.topics.options import READERS_GROUP, Access, Given
@@ -46,7 +48,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SCHEMAS: Final = ("Raw", "Inferred", "JsonSchema")
+SCHEMAS: Final = ("Raw", "Inferred", "JsonSchema", AVRO, PROTOBUF)
+BAD_RECORDS: Final = ("Reject", "Suspend")
 PER_COMMIT: Final = 1_000_000
 PER_UPSERT: Final = 200_000
 """Messages of one commit. The driver holds those of a commit by key in memory."""
@@ -58,8 +61,18 @@ TOPIC: Final = "gantry.topic"
 MODE: Final = "gantry.mode"
 SCHEMA_KIND: Final = "gantry.schema-kind"
 SCHEMA: Final = "gantry.schema"
+PARTITION_BY: Final = "gantry.partition-by"
+DEFINITION: Final = "gantry.definition"
+MESSAGE: Final = "gantry.message"
+"""Avro's schema, or Protobuf's descriptors and message, so that a table can be made again."""
 _NO_RETRY: Final = {"commit.retry.num-retries": "0"}
 """PyIceberg repeats a commit that another one has overtaken, on top of that one. Then both would stay."""
+
+
+class BadRecord(GantrySparkError):
+    """A message does not fit, and the table stands still at it."""
+
+    retry = False
 
 
 class CatalogFailed(SourceError):
@@ -68,7 +81,9 @@ class CatalogFailed(SourceError):
 
 @dataclass(frozen=True)
 class TableSpec:
-    """A topic and its table. `schema`: JSON Schema, for the kind JsonSchema. `catalog`: properties for PyIceberg."""
+    """A topic and its table. `schema`: JSON Schema, for the kind JsonSchema. `catalog`: properties for PyIceberg.
+    `definition`: Avro's schema as JSON, or Protobuf's descriptors in Base64 with the name of a `message`.
+    """
 
     topic: str
     name_servers: str
@@ -77,6 +92,10 @@ class TableSpec:
     mode: str = "Append"
     kind: str = "Raw"
     schema: Any = None
+    definition: str = ""
+    message: str = ""
+    on_bad_record: str = "Reject"
+    partition_by: tuple[str, ...] = ()
     group: str = READERS_GROUP
     options: Mapping[str, str] = field(default_factory=dict)
     """Options of the source `rocketmq` that say how to reach the brokers: accessKey, tls, ..."""
@@ -90,8 +109,32 @@ class TableSpec:
             raise BadSchema(f"schema {self.kind!r}; write one of {', '.join(SCHEMAS)}")
         if (self.kind == "JsonSchema") != (self.schema is not None):
             raise BadSchema("a JSON Schema belongs to the schema JsonSchema, and only to that")
+        if self.on_bad_record not in BAD_RECORDS:
+            raise BadSchema(f"onBadRecord {self.on_bad_record!r}; write {' or '.join(BAD_RECORDS)}")
+        if (self.kind in (AVRO, PROTOBUF)) != bool(self.definition) or (self.kind == PROTOBUF) != bool(self.message):
+            raise BadSchema("the schemas Avro and Protobuf need a definition, and Protobuf a message")
+        self.fields()
+        parse_parts(self.partition_by)
+
+    def fields(self) -> Field | None:
+        """Return the fields of a schema that is given; None: the messages decide, or there are none. Raises
+        BadSchema.
+        """
         if self.schema is not None:
-            parse_schema(self.schema)
+            return parse_schema(self.schema)
+        if self.kind in (AVRO, PROTOBUF):
+            # By way of JSON Schema, which names what no table can have.
+            return parse_schema(to_schema(fields_of(self.kind, self.definition, self.message)))
+        return None
+
+    def shape(self, fields: Field | None) -> Shape:
+        """Return the shape of the rows."""
+        return Shape(fields, self.by_key, self.kind, self.definition, self.message)
+
+    @property
+    def staged(self) -> bool:
+        """The driver brings the rows into the table's files, by key or by partition."""
+        return self.by_key or bool(self.partition_by)
 
     @property
     def by_key(self) -> bool:
@@ -134,6 +177,16 @@ class Part:
     rejected: int = 0
     new_fields: Field | None = None
     losses: list[str] = field(default_factory=list)
+    first_bad: dict[tuple[str, str], tuple[int, str]] = field(default_factory=dict)
+    """By topic and partition: the offset of the first rejected message, and the reason."""
+
+    def note_bad(self, rejected: Any) -> None:
+        """Note the place and the reason of the first rejected message of each queue."""
+        system = rejected.column(SYSTEM).combine_chunks()
+        columns = [system.field(n).to_pylist() for n in ("topic", "partition", "offset")]
+        for topic, queue, offset, reason in zip(*columns, rejected.column("reason").to_pylist(), strict=True):
+            found = (offset, reason)
+            self.first_bad[topic, queue] = min(found, self.first_bad.get((topic, queue), found))
 
 
 @dataclass(frozen=True)
@@ -198,7 +251,7 @@ class TableJob:
         if table is not None:
             self._check_settings(table)
         start = {} if table is None else ends_of(table)
-        end = limited(start, target, self.spec.per_commit or (PER_UPSERT if self.spec.by_key else PER_COMMIT))
+        end = limited(start, target, self.spec.per_commit or (PER_UPSERT if self.spec.staged else PER_COMMIT))
         if end == start:
             return None
         found = plan(start, end, {queue: bound.first for queue, bound in target.items()})
@@ -212,6 +265,18 @@ class TableJob:
         # The offsets of a topic that was made again count from 0.
         held = {q: e for q, e in ends_of(rejected).items() if start.get(q, 0) <= end.get(q, 0)}
         shape, parts = self._write(found.ranges, shape, table, held)
+        if self.spec.on_bad_record == "Suspend" and any(part.first_bad for part in parts):
+            remove(table, [f for part in parts for f in (*part.files, *part.rejected_files)])
+            bad = _first_bad(parts)
+            end = {q: min(e, bad.get((q.topic, f"{q.broker}:{q.queue_id}"), (e, ""))[0]) for q, e in end.items()}
+            found = plan(start, end, {queue: bound.first for queue, bound in target.items()})
+            if not found.ranges:
+                (_, partition), (offset, reason) = min(bad.items())
+                raise BadRecord(
+                    f"message {offset} of queue {partition} does not fit, and onBadRecord is Suspend: {reason}; widen "
+                    f"the schema, or write onBadRecord: Reject, which moves the message to the table of rejected ones"
+                )
+            shape, parts = self._write(found.ranges, shape, table, held)
         self.after("write")
         losses = [*found.losses, *(loss for part in parts for loss in part.losses)]
         properties = summary(start, found.ranges, end, losses)
@@ -234,18 +299,33 @@ class TableJob:
         """Return the table; None: it does not exist yet."""
         return self._find(self.spec.identifier)
 
+    def both(self) -> list[Table]:
+        """Return the table and that of its rejected rows, as far as they exist."""
+        found = (self._find(one) for one in (self.spec.identifier, self.spec.rejected_identifier))
+        return [table for table in found if table is not None]
+
     def _find(self, identifier: tuple[str, str]) -> Table | None:
         try:
             return self.catalog.load_table(identifier)
         except NoSuchTableError:
             return None
 
-    def _create(self, identifier: tuple[str, str], columns: Any, properties: dict[str, str]) -> Table:
+    def _create(
+        self, identifier: tuple[str, str], columns: Any, properties: dict[str, str], partition_by: Sequence[str] = ()
+    ) -> Table:
         self.catalog.create_namespace_if_not_exists(identifier[0])
+        parts = parse_parts(partition_by)
         try:
-            return self.catalog.create_table(identifier, columns, properties=properties | _NO_RETRY)
-        except TableAlreadyExistsError:
-            return self.catalog.load_table(identifier)
+            transaction = self.catalog.create_table_transaction(identifier, columns, properties=properties | _NO_RETRY)
+            check_parts(parts, transaction.table_metadata.schema())
+            if parts:
+                with transaction.update_spec() as update:
+                    for part in parts:
+                        update.add_field(part.column, part.transform, part.name)
+            transaction.commit_transaction()
+        except (TableAlreadyExistsError, CommitFailedException):
+            logger.info("table %s exists already", ".".join(identifier))
+        return self.catalog.load_table(identifier)
 
     def _rejected_table(self) -> Table:
         found = self._find(self.spec.rejected_identifier)
@@ -255,27 +335,31 @@ class TableJob:
         """Return the table and the shape of its rows. A table that does not exist is made."""
         spec = self.spec
         if table is None:
-            fields: Field | None = None
-            if spec.kind == "JsonSchema":
-                fields = parse_schema(spec.schema)
-            elif spec.kind == "Inferred":
-                fields = self._infer(ranges)
-            shape = Shape(fields, spec.by_key)
+            fields = self._infer(ranges) if spec.kind == "Inferred" else spec.fields()
+            shape = spec.shape(fields)
             properties = {TOPIC: spec.topic, MODE: spec.mode, SCHEMA_KIND: spec.kind}
+            if spec.partition_by:
+                properties[PARTITION_BY] = orjson.dumps(spec.partition_by).decode()
+            if spec.definition:
+                properties |= {DEFINITION: spec.definition, MESSAGE: spec.message}
             if fields is not None:
                 properties[SCHEMA] = orjson.dumps(to_schema(fields)).decode()
-            table = self._create(spec.identifier, shape.arrow(), properties)
+            table = self._create(spec.identifier, shape.arrow(), properties, spec.partition_by)
         own = table.properties
         fields = parse_schema(orjson.loads(own[SCHEMA])) if SCHEMA in own else None
-        if spec.kind == "JsonSchema" and fields is not None:
-            fields = _widened(fields, parse_schema(spec.schema))
-        return Shape(fields, spec.by_key), table
+        given = spec.fields()
+        if given is not None and fields is not None:
+            fields = _widened(fields, given)
+        return spec.shape(fields), table
 
     def _check_settings(self, table: Table) -> None:
         """Raise BadSchema if a table was made with other settings."""
         spec = self.spec
         own = table.properties
-        for name, value in ((TOPIC, spec.topic), (MODE, spec.mode), (SCHEMA_KIND, spec.kind)):
+        parts = orjson.dumps(spec.partition_by).decode() if spec.partition_by else None
+        for name, value in (
+            (TOPIC, spec.topic), (MODE, spec.mode), (SCHEMA_KIND, spec.kind), (PARTITION_BY, parts),
+        ):  # fmt: skip
             if own.get(name) != value:
                 raise BadSchema(
                     f"table {'.'.join(spec.identifier)} has {name} = {own.get(name)}, not {value}: rebuild it, or "
@@ -332,7 +416,7 @@ class TableJob:
             if more is None or shape.fields is None:
                 break
             remove(table, [f for part in parts for f in (*part.files, *part.rejected_files)])
-            shape = Shape(_widened(shape.fields, more), shape.by_key)
+            shape = self.spec.shape(_widened(shape.fields, more))
         return shape, parts
 
     # ---- commits
@@ -359,15 +443,21 @@ class TableJob:
             if table.properties.get(SCHEMA) != text:
                 with transaction.update_schema() as update:
                     update.union_by_name(shape.arrow())
-                transaction.set_properties({SCHEMA: text})
+                more = {DEFINITION: self.spec.definition, MESSAGE: self.spec.message} if self.spec.definition else {}
+                transaction.set_properties({SCHEMA: text, **more})
         if table.properties.get("commit.retry.num-retries") != "0":
             raise NotContinued(f"table {name}: set its property commit.retry.num-retries to 0, as it was made with")
-        if not shape.by_key:
+        if not self.spec.staged:
             _append_files(transaction, files, properties)
             _commit(transaction, table)
         else:
             staged = [_read_file(table, file) for file in files]
-            rows, keys = newest(pa.concat_tables(staged), shape) if staged else (None, [])
+            rows: Any = None
+            keys: list[str] = []
+            if staged:
+                rows = pa.concat_tables(staged)
+                if shape.by_key:
+                    rows, keys = newest(rows, shape)
             if keys and table.current_snapshot() is not None:
                 with warnings.catch_warnings():
                     warnings.filterwarnings("ignore", "Delete operation did not match any records")
@@ -385,6 +475,15 @@ class TableJob:
 def _is_in(column: str, values: list[str]) -> Any:
     make: Any = In  # Its annotations hide the arguments.
     return make(column, values)
+
+
+def _first_bad(parts: list[Part]) -> dict[tuple[str, str], tuple[int, str]]:
+    """Return the first rejected message of each queue."""
+    bad: dict[tuple[str, str], tuple[int, str]] = {}
+    for part in parts:
+        for place, found in part.first_bad.items():
+            bad[place] = min(found, bad.get(place, found))
+    return bad
 
 
 def open_catalog(properties: Mapping[str, str]) -> Catalog:
@@ -471,6 +570,8 @@ def write_part(task: Task, ranges: tuple[QueueRange, ...]) -> Part:
             for records in read_range(cluster, wanted, settings):
                 for batch in batches(records, wanted.queue.topic, wanted.queue.broker, MESSAGES.names, MESSAGES):
                     converted = convert_batch(batch, task.shape)
+                    if len(converted.rejected):
+                        part.note_bad(converted.rejected)
                     rejected = not_before(converted.rejected, task.rejected_ends)
                     good.write(converted.rows)
                     bad.write(rejected)

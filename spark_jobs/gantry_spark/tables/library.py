@@ -13,7 +13,17 @@ from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 from pyiceberg.table import Table
 
 from gantry_spark.errors import GantrySparkError, SourceError
-from gantry_spark.tables.job import MODE, SCHEMA, SCHEMA_KIND, TOPIC, TableSpec, ends_of
+from gantry_spark.tables.job import (
+    DEFINITION,
+    MESSAGE,
+    MODE,
+    PARTITION_BY,
+    SCHEMA,
+    SCHEMA_KIND,
+    TOPIC,
+    TableSpec,
+    ends_of,
+)
 from gantry_spark.tables.offsets import LOST, NotContinued
 from gantry_spark.topics.queues import to_table
 from gantry_spark.topics.wire import Cluster
@@ -84,6 +94,7 @@ def describe(catalog: Catalog, table: Table, cluster: Cluster | None) -> dict[st
         "topic": table.properties[TOPIC],
         "mode": table.properties[MODE],
         "schema": table.properties[SCHEMA_KIND],
+        "partitionBy": orjson.loads(table.properties[PARTITION_BY]) if PARTITION_BY in table.properties else [],
         "fields": orjson.loads(table.properties[SCHEMA]) if SCHEMA in table.properties else None,
         "columns": [{"name": f.name, "type": str(f.field_type)} for f in table.schema().fields],
         "location": table.location(),
@@ -130,11 +141,23 @@ def query(catalog: Catalog, sql: str, namespace: str = NAMESPACE) -> tuple[list[
         connection.close()
 
 
+def rejected(catalog: Catalog, name: str, namespace: str = NAMESPACE) -> list[Table]:
+    """Return the table of a table's rejected rows, if there is one."""
+    try:
+        return [catalog.load_table((namespace, f"{name}__rejected"))]
+    except NoSuchTableError:
+        return []
+
+
 def spec_of(table: Table, like: TableSpec) -> TableSpec:
     """Return the specification that a table was made by, with the addresses and the catalog of `like`."""
     own = table.properties
     fields = orjson.loads(own[SCHEMA]) if own[SCHEMA_KIND] == "JsonSchema" else None
-    return replace(like, topic=own[TOPIC], mode=own[MODE], kind=own[SCHEMA_KIND], schema=fields)
+    parts = orjson.loads(own[PARTITION_BY]) if PARTITION_BY in own else ()
+    return replace(
+        like, topic=own[TOPIC], mode=own[MODE], kind=own[SCHEMA_KIND], schema=fields, partition_by=tuple(parts),
+        definition=own.get(DEFINITION, ""), message=own.get(MESSAGE, ""),
+    )  # fmt: skip
 
 
 def drop(catalog: Catalog, table: Table) -> None:

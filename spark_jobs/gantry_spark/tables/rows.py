@@ -11,7 +11,8 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gantry_spark.tables.fields import KEY, SYSTEM, Field, Rejected, convert, merge, unknown_fields
+from gantry_spark.tables.decoders import AVRO, PROTOBUF, as_field, decoder, json_text
+from gantry_spark.tables.fields import KEY, SYSTEM, Field, Rejected, convert, fit, merge, unknown_fields
 from gantry_spark.topics.queues import Offsets
 
 MODES: Final = ("Append", "Upsert")
@@ -42,6 +43,17 @@ class Shape:
 
     fields: Field | None
     by_key: bool
+    kind: str = "JsonSchema"
+    """How bodies are written: Avro, Protobuf, or JSON for all others."""
+    definition: str = ""
+    message: str = ""
+
+    def decode(self, body: bytes) -> dict[str, Any]:
+        """Return the columns of a body. Raises Rejected, BadSchema."""
+        assert self.fields is not None
+        if self.kind not in (AVRO, PROTOBUF):
+            return convert(self.fields, body)
+        return fit(self.fields, as_field(decoder(self.kind, self.definition, self.message)(body)), json_text)
 
     @property
     def key(self) -> str:
@@ -93,11 +105,11 @@ def convert_batch(batch: Any, shape: Shape) -> Converted:
                 deleted[index] = True
             elif shape.fields is not None:
                 try:
-                    found[index] = convert(shape.fields, body)
+                    found[index] = shape.decode(body)
                 except Rejected as error:
                     reasons[index] = str(error)
                 else:
-                    more = unknown_fields(shape.fields, orjson.loads(body))
+                    more = unknown_fields(shape.fields, orjson.loads(body)) if shape.kind == "Inferred" else None
                     if more is not None:
                         new_fields = more if new_fields is None else merge(new_fields, more)
     good = np.array([reason is None for reason in reasons], dtype=np.bool_)

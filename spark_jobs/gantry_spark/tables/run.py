@@ -23,8 +23,9 @@ from pyiceberg.exceptions import NotInstalledError, RESTError, ServerError
 
 from gantry_spark.errors import GantrySparkError, SourceError
 from gantry_spark.tables.fields import BadSchema
-from gantry_spark.tables.job import CatalogFailed, TableJob, TableSpec
+from gantry_spark.tables.job import BadRecord, CatalogFailed, TableJob, TableSpec, ends_of
 from gantry_spark.tables.library import describe
+from gantry_spark.tables.maintenance import Rules, maintain
 from gantry_spark.tables.offsets import NotContinued
 
 if TYPE_CHECKING:
@@ -90,12 +91,19 @@ def spec_of(order: RunOrder, table: TableOrder) -> TableSpec:
         mode=table.mode,
         kind=table.kind,
         schema=schema,
+        definition=table.definition,
+        message=table.message,
+        on_bad_record=table.on_bad_record,
+        partition_by=tuple(table.partition_by),
         options=options,
+        per_commit=table.per_commit,
     )
 
 
 def reason_of(error: Exception) -> Reason:
     """Return the word for what a table failed by."""
+    if isinstance(error, BadRecord):
+        return "BadRecord"
     if isinstance(error, BadSchema):
         return "BadSchema"
     if isinstance(error, NotContinued):
@@ -165,6 +173,9 @@ class Run:
                 "success_ms": begun,
                 "messages": before.messages + sum(o.rows + o.rejected for o in outcomes),
             }
+            if table.maintain and before.maintained_ms is None:
+                self._maintain(job, table)
+                update["maintained_ms"] = begun
             update |= self._figures(job)
         except Exception as error:
             if not isinstance(error, GantrySparkError):
@@ -174,6 +185,13 @@ class Run:
             update = {"reason": reason_of(error), "message": text}
             logger.warning("table %s: %s", table.topic, text)
         return before.model_copy(update=update)
+
+    def _maintain(self, job: TableJob, order: TableOrder) -> None:
+        rows_ms = None if order.rows_s is None else int(order.rows_s * 1000)
+        rules = Rules(self._wall_ms(), int(order.snapshots_s * 1000), rows_ms)
+        for table in job.both():
+            done = maintain(table, rules, ends_of)
+            logger.info("table %s: %s", ".".join(table.name()), done)
 
     @staticmethod
     def _figures(job: TableJob) -> dict[str, Any]:

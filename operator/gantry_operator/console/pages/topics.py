@@ -12,7 +12,7 @@ from gantry_operator.console.requests import (
     links,
     page,
 )
-from gantry_operator.console.rows import TOPIC_ORDERS, choose_topics, page_of, queues_of
+from gantry_operator.console.rows import TOPIC_ORDERS, choose_topics, page_of, queues_of, table_of
 
 router = APIRouter(prefix="/c/{space}/{name}")
 
@@ -42,4 +42,5 @@ async def topic(request: Request, place: Here, topic: str) -> Response:
     return page(
         request, place, "topic.html", "topics", live=True, topic=row, queues=queues[:512], all_queues=len(queues),
         groups=[place.snapshot.tables.groups[g] for g in row.consumers if g in place.snapshot.tables.groups],
+        table=table_of(place.snapshot.status, topic),
     )  # fmt: skip

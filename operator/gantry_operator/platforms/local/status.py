@@ -36,6 +36,7 @@ from gantry_operator.platforms.local.ports import NoPort, Ports, http, on_loopba
 from gantry_operator.platforms.local.process import load_record
 from gantry_operator.platforms.local.proxies import why_no_proxy
 from gantry_operator.platforms.local.site import load_site
+from gantry_operator.platforms.local.topics import table_rows
 from gantry_operator.platforms.local.users import authentication, super_user
 from gantry_operator.registry import Entry, FileRegistry, RegistryUnavailable
 from gantry_operator.registry.file import write_whole
@@ -150,6 +151,7 @@ async def local_status(folder: ClusterFolder) -> LocalStatus:
         site_waits=doing.get("siteWaits", ""),
         authentication=authentication(cluster),
         loopback=on_loopback(),
+        tables=table_rows(folder),
     )
     status = status_of(cluster, _before(folder), seen, utc(), 1)
     for row in status.members:

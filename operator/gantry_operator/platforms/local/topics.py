@@ -20,6 +20,7 @@ from gantry_operator.api import BrokerTopic, ConsumerGroup
 from gantry_operator.api import consumer_group as api_group
 from gantry_operator.api import topic as api_topic
 from gantry_operator.api.consumer_group import RESET_OFFSETS
+from gantry_operator.api.status import TableRow
 from gantry_operator.cluster.platform import Resources, StoreUnavailable
 from gantry_operator.cluster.timestamps import utc
 from gantry_operator.platforms.local.folder import ClusterFolder, read_json
@@ -30,6 +31,7 @@ from gantry_operator.topics.status import group_status, topic_status
 log = logging.getLogger(__name__)
 
 Kind = Literal["BrokerTopic", "ConsumerGroup"]
+TABLE_FIGURES = ("rows", "behindRecords", "rejected", "lastSuccess", "lastCommit")
 UID = "uid"
 """Key of a status in the file: the resource that it belongs to."""
 
@@ -120,6 +122,23 @@ def _status_of(table: Mapping[str, dict[str, Any]], name: str, uid: str) -> dict
     """Return the status of a resource; empty: there is none, or it is that of a former resource of this name."""
     status = table.get(name, {})
     return {k: v for k, v in status.items() if k != UID} if status.get(UID, "") == uid else {}
+
+
+def table_rows(folder: ClusterFolder) -> list[TableRow]:
+    """The tables of topics, as the supervisor wrote their state last."""
+    rows = []
+    for status in load_status(folder)[api_topic.KIND].values():
+        table, name = status.get("table"), status.get("topicName")
+        found = [c for c in status.get("conditions") or [] if c.get("type") == "TableCurrent"]
+        if not isinstance(table, Mapping) or not name or not found:
+            continue
+        try:
+            row = {"topic": name, "current": found[0].get("status"), "reason": found[0].get("reason", "")}
+            row["message"] = found[0].get("message", "")
+            rows.append(TableRow.model_validate({**{k: table.get(k) for k in TABLE_FIGURES}, **row}))
+        except ValidationError:
+            continue  # Another version wrote it.
+    return sorted(rows, key=lambda row: (row.current != "False", row.topic))
 
 
 class LocalTopicStore:

@@ -16,7 +16,7 @@ from gantry_broker.histogram import Histogram
 from gantry_broker.protocol import plausible
 
 from gantry_operator.api import BrokerClusterStatus
-from gantry_operator.api.status import AnalyticsStatus
+from gantry_operator.api.status import AnalyticsStatus, TableRow
 from gantry_operator.cluster.observed import ObservedMember
 from gantry_operator.cluster.platform import Change, Event
 from gantry_operator.cluster.timestamps import unix_s
@@ -92,6 +92,15 @@ def _families() -> dict[str, Family]:
         ("gantry_operator_report_duration_seconds", gauge, "Duration of the last good run of the report."),
         ("gantry_operator_report_scanned_bytes", gauge, "Bytes of log that the last good run of the report read."),
         ("gantry_operator_report_saved_bytes", gauge, "Bytes that compaction would save, by the last good run."),
+        ("gantry_operator_table_current", gauge, "1 while the table follows its topic, 0 while it stands still."),
+        ("gantry_operator_table_rows", gauge, "Rows of the topic's table at the end of its last run."),
+        ("gantry_operator_table_behind_records", gauge, "Messages that the table lacked at the end of its last run."),
+        ("gantry_operator_table_rejected_rows", gauge, "Messages of the topic that did not fit its table."),
+        (
+            "gantry_operator_table_last_success_timestamp_seconds",
+            gauge,
+            "Start of the last run after which the table had all messages.",
+        ),
         (
             "gantry_operator_failover_duration_seconds",
             "histogram",
@@ -171,6 +180,21 @@ def _add_status(add: Any, status: BrokerClusterStatus) -> None:
         add("proxies_ready", status.proxy.readyReplicas)
     if status.analytics is not None:
         _add_report(add, status.analytics)
+    for table in status.tables:
+        _add_table(add, table)
+
+
+def _add_table(add: Any, table: TableRow) -> None:
+    if table.current != "Unknown":
+        add("table_current", table.current == "True", topic=table.topic)
+    for name, value in (
+        ("rows", table.rows),
+        ("behind_records", table.behindRecords),
+        ("rejected_rows", table.rejected),
+        ("last_success_timestamp_seconds", unix_s(table.lastSuccess)),
+    ):
+        if value is not None:
+            add(f"table_{name}", value, topic=table.topic)
 
 
 def _add_report(add: Any, report: AnalyticsStatus) -> None:
