@@ -177,8 +177,8 @@ def _avro_decoder(definition: str) -> Decoder:
             found = fastavro.schemaless_reader(stream, parsed, None)
         except Exception as error:  # The library raises whatever the bytes lead to.
             raise Rejected(f"the body is not of the Avro schema: {type(error).__name__}: {error}"[:500]) from None
-        if stream.tell() != len(body):
-            raise Rejected(f"the body has {len(body) - stream.tell()} bytes behind its Avro record")
+        if rest := stream.read():
+            raise Rejected(f"the body has {len(rest)} bytes behind its Avro record")
         assert isinstance(found, dict)
         return found
 
