@@ -49,7 +49,7 @@ class TopicRow:
 
 
 def table_of(status: Mapping[str, Any], topic: str) -> TableRow | None:
-    """The Iceberg table of a topic, from the cluster's status; None: it has none."""
+    """Return the Iceberg table of a topic, from the cluster's status; None: it has none."""
     for row in status.get("tables") or []:
         if isinstance(row, Mapping) and row.get("topic") == topic:
             return TableRow.model_validate(row)

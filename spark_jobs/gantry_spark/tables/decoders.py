@@ -189,7 +189,7 @@ def _avro_decoder(definition: str) -> Decoder:
 
 
 def _protobuf_message(definition: str, message: str) -> Any:
-    """The class of a message. Raises BadSchema."""
+    """Return the class of a message. Raises BadSchema."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
     from google.protobuf.message import DecodeError
 

@@ -142,7 +142,7 @@ def _oldest_ms(footer: Any) -> int | None:
 
 
 def _next_group(table: Table, rules: Rules, ages: _Ages) -> _Group | None:
-    """The next files to replace: those with expired rows first, then small files of one partition. None: none."""
+    """Return the next files to replace: those with expired rows, then small ones of a partition. None: none."""
     cutoff = _cutoff(rules)
     small: dict[Any, list[Any]] = {}
     for task in table.scan().plan_files():

@@ -125,7 +125,7 @@ def _status_of(table: Mapping[str, dict[str, Any]], name: str, uid: str) -> dict
 
 
 def table_rows(folder: ClusterFolder) -> list[TableRow]:
-    """The tables of topics, as the supervisor wrote their state last."""
+    """Return the tables of topics, as the supervisor wrote their state last."""
     rows = []
     for status in load_status(folder)[api_topic.KIND].values():
         table, name = status.get("table"), status.get("topicName")
