@@ -125,6 +125,13 @@ class FakeSource:
         }  # fmt: skip
         status = {"phase": "Running", "conditions": conditions, "members": rows, "events": [], "nameServerMembers": []}
         status["groups"] = [{"name": "a", "archive": archive}, {"name": "b", "archive": {"gaps": 0, "error": "away"}}]
+        still = {
+            "topic": "orders-00000",
+            "current": "False",
+            "reason": "BadSchema",
+            "message": "field price is a string",
+        }
+        status["tables"] = [still]
         return {"spec": {}, "metadata": {"name": "fake"}, "status": status}
 
     async def audit(self) -> AuditView:

@@ -199,6 +199,8 @@ def test_a_deletion_needs_the_name(console: Running) -> None:
     with console.client() as client:
         page = client.get(f"{HERE}/topics/orders-00000").text
         assert f"{HERE}/delete/topics/orders-00000" in page
+        assert "field price is a string" in page, "the topic's table stands still"
+        assert "field price" not in client.get(f"{HERE}/topics/orders-00001").text
         where = f"{HERE}/delete/topics/orders-00000"
         csrf = csrf_of(client.get(where).text)
         wrong = client.post(where, data={"csrf": csrf, "typed": "orders"})

@@ -15,6 +15,8 @@ from typer.testing import CliRunner
 
 from tests.local.cluster import Cluster, take_down
 
+pytestmark = pytest.mark.timeout(300)
+
 ORDERS = BrokerTopic.make("orders", "t", topicName="Orders")
 PRICES = BrokerTopic.make("prices", "t", topicName="Prices", table={"mode": "Upsert", "every": "1s"})
 
