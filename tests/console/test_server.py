@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import html
 import re
+import socket
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
+from gantry_broker import descriptors
 from gantry_operator.api import BrokerTopic
 from gantry_operator.console import serve
 from gantry_operator.console.collector import Collector
@@ -356,3 +359,24 @@ def test_a_cluster_that_cannot_be_read_has_pages() -> None:
         while "Old figures: the cluster&#39;s status: the folder is damaged" not in (page := client.get(HERE).text):
             assert time.monotonic() < deadline, page
             time.sleep(0.1)
+
+
+def test_half_requests_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at the HTTP ports of all other processes."""
+    small = descriptors.divide(1_024)
+    monkeypatch.setattr(serve.descriptors, "budget", lambda: replace(small, http=16))
+    with running(FakeSource()) as console:
+        where = httpx.URL(console.base)
+        half = [socket.create_connection((where.host, where.port)) for _ in range(40)]
+        try:
+            for one in half[:20]:
+                one.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: ")
+            assert httpx.get(console.link(), timeout=20).status_code == 303
+            half[0].settimeout(20)
+            assert half[0].recv(100).startswith(b"HTTP/1.1 503"), "it made room"
+            with console.client() as client:
+                assert client.get(f"{HERE}/topics?page=1_0").status_code == 422
+                assert client.get(f"{HERE}/topics?page=1").status_code == 200
+        finally:
+            for one in half:
+                one.close()

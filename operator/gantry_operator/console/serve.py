@@ -9,10 +9,14 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import uvicorn
 from fastapi import Request
+from gantry_broker import descriptors
 from gantry_broker.http.hosts import LOOPBACK_NAMES, host_of
+from gantry_broker.http.limits import Connections
+from gantry_broker.http.server import accept
 
 from gantry_operator.console.access import OneTimeLinks, Session, Sessions
 from gantry_operator.console.app import make_app
@@ -21,6 +25,8 @@ from gantry_operator.console.snapshot import ClusterKey
 from gantry_operator.console.sources import LocalSource, Source
 
 HOST = "127.0.0.1"
+MAX_HEAD = 32 * 1024
+"""Bytes of a request's head: browsers send the cookies of all pages of a host."""
 PEOPLE = "You, on this machine"
 
 
@@ -61,11 +67,12 @@ def _no_end_of_request(record: logging.LogRecord) -> bool:
 
 
 class Server(uvicorn.Server):
-    """uvicorn on a socket that is bound already."""
+    """uvicorn on a socket that is bound already, with the limits for connections that all HTTP servers here have."""
 
     def __init__(self, app: object, collectors: Callable[[], Mapping[ClusterKey, Collector]]) -> None:
         """`collectors`: those of the pages, whose streams end with the server."""
         self._collectors = collectors
+        self.connections = Connections(descriptors.budget().http)
         logging.getLogger("uvicorn.error").addFilter(_no_end_of_request)
         super().__init__(
             uvicorn.Config(
@@ -76,6 +83,8 @@ class Server(uvicorn.Server):
                 ws="none",
                 server_header=False,
                 timeout_graceful_shutdown=1,
+                http=partial(accept, None, self.connections),  # type: ignore[arg-type]
+                h11_max_incomplete_event_size=MAX_HEAD,
             )
         )
 
@@ -83,6 +92,7 @@ class Server(uvicorn.Server):
         for collector in self._collectors().values():
             await collector.end_streams()
         await super().shutdown(sockets)
+        self.connections.close()
 
 
 @contextlib.asynccontextmanager
