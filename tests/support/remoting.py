@@ -57,11 +57,11 @@ class Socket(asyncio.Transport):
 
     def write(self, data: bytes) -> None:  # type: ignore[override]
         self.answers += 1
-        if len(self.begin) < 4_096:
-            self.begin += data[:4_096]
+        if len(self.begin) < 1 << 18:
+            self.begin += data[: 1 << 18]
 
     def writelines(self, data: Any) -> None:
-        self.write(b"".join(data) if len(self.begin) < 4_096 else b"")
+        self.write(b"".join(data) if len(self.begin) < 1 << 18 else b"")
 
     def first_code(self) -> int:
         """Return the code of the first answer; -1: there is none."""

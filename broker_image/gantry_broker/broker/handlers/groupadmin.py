@@ -55,6 +55,8 @@ log = logging.getLogger(__name__)
 ASK_S: Final = 5.0
 QUEUES_AT_ONCE: Final = 100
 """Queues of a table that one step writes."""
+OFFSETS_AT_ONCE: Final = 4_096
+"""Offsets in one record of a clone, approximately."""
 MAX_ANSWER: Final = 8 << 20
 """Bytes of an answer about all groups. A client takes frames of 16 MiB."""
 
@@ -270,7 +272,10 @@ async def broker_consume_stats(broker: BrokerContext, conn: Connection, frame: F
     header = BrokerConsumeStatsHeader.parse(frame)
     stats = []
     size = total = 0
-    topics_of = broker.meta.working.topics_of_groups()
+    topics_of: dict[str, list[str]] = {}
+    async for pairs in broker.slices.sliced(broker.meta.working.pairs_in_parts()):
+        for group, topic in pairs:
+            topics_of.setdefault(group, []).append(topic)
     for group in sorted(broker.meta.working.groups):
         rows = []
         for topic in sorted(topics_of.get(group, ())):
@@ -360,8 +365,8 @@ async def clone_offsets(broker: BrokerContext, conn: Connection, frame: Frame) -
         raise RequestRejected(ResponseCode.SYSTEM_ERROR, f"the field destGroup: {fault}")
     tables = broker.meta.working
     topics = [header.topic] if header.topic else tables.topics_of_group(header.srcGroup)
-    offsets = {}
-    for topic in topics:
+    offsets: dict[str, dict[str, int]] = {}
+    async for topic in broker.slices.sliced(topics):
         if topic not in tables.topics or topic.startswith(RETRY_PREFIX):
             continue
         members = broker.clients.consumers.get(header.srcGroup)
@@ -372,7 +377,15 @@ async def clone_offsets(broker: BrokerContext, conn: Connection, frame: Frame) -
             offsets[f"{topic}@{header.destGroup}"] = {str(q): o for q, o in queues.items()}
     if fault := broker.meta.no_room_for_offsets(offsets):
         raise RequestRejected(ResponseCode.SYSTEM_ERROR, fault)
-    await broker.changes.append_and_wait({"offsets": offsets})
+    part: dict[str, dict[str, int]] = {}
+    size = 0
+    for number, (key, cloned) in enumerate(offsets.items(), 1):
+        part[key] = cloned
+        size += len(cloned)
+        if size >= OFFSETS_AT_ONCE or number == len(offsets):
+            await broker.slices.grant()
+            await broker.changes.append_and_wait({"offsets": part})
+            part, size = {}, 0
     return ok(frame)
 
 

@@ -280,13 +280,10 @@ class Tables:
         tail = "@" + group
         return [key[: -len(tail)] for key in self.offsets if key.endswith(tail)]
 
-    def topics_of_groups(self) -> dict[str, list[str]]:
-        """Return `topics_of_group` of all groups, in one pass: there may be thousands."""
-        found: dict[str, list[str]] = {}
-        for key in self.offsets:
-            topic, _, group = key.rpartition("@")
-            found.setdefault(group, []).append(topic)
-        return found
+    def pairs_in_parts(self) -> Iterator[list[tuple[str, str]]]:
+        """Yield the pairs of group and topic with offsets in parts: there may be 200,000, which change meanwhile."""
+        for keys in _chunks(list(self.offsets)):
+            yield [(group, topic) for topic, _, group in [key.rpartition("@") for key in keys]]
 
     def old_pop_retries(self, group: str, topic: str) -> str | None:
         """Return `%RETRY%group_topic` if 5.x's POP put retries of this group and topic there; otherwise None.
