@@ -64,6 +64,11 @@ def _run_async(work: Coroutine[Any, Any, T]) -> T:
     except (ClientError, RemotingError, BodyError) as error:
         raise CliError(in_words(error)) from None
     except ValidationError as error:
+        if any(e["type"] == "json_invalid" for e in error.errors()):
+            raise CliError(
+                "cluster.json in the cluster's folder is damaged: move it away, and start the cluster with gantry up "
+                "and the manifest that it had"
+            ) from None
         raise CliError(f"the cluster's folder holds a manifest of another version: {error}") from None
     except OSError as error:
         raise CliError(str(error)) from None

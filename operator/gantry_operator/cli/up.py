@@ -166,6 +166,10 @@ def _prepare(folder: ClusterFolder, cluster: BrokerCluster) -> None:
     except control.ControlError as error:
         raise CliError(str(error), Exit.USAGE) from None
     except ValidationError as error:
+        if any(e["type"] == "json_invalid" for e in error.errors()):
+            raise CliError(
+                f"{folder.manifest} is damaged: move it away, and start with the manifest that the cluster had"
+            ) from None
         fields = ", ".join(".".join(map(str, e["loc"])) for e in error.errors())
         raise CliError(
             f"{folder.manifest} was written by another version of gantry ({fields} cannot be read): use that "

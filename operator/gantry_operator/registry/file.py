@@ -1,4 +1,7 @@
-"""Leadership records as JSON files in one folder. A swap takes a lock, replaces the file and flushes it to disk."""
+"""Leadership records as JSON files in one folder. A swap takes a lock, replaces the file and flushes it to disk.
+
+Each file has a checksum: with a changed digit it would name another epoch, master or in-sync set.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import os
 from pathlib import Path
 
 from gantry_broker.contracts.leadership import LeadershipRecord
+from gantry_broker.store.sealed import fault_of, seal, unseal
 
 from gantry_operator.registry.base import Entry, RegistryUnavailable
 
@@ -29,16 +33,17 @@ class FileRegistry:
         try:
             if self._unsynced:
                 self._sync()
-            text = path.read_text()
+            data = path.read_bytes()
         except FileNotFoundError:
             return None
         except OSError as error:
             raise RegistryUnavailable(f"{path}: {error.strerror}") from error
         try:
-            return Entry(LeadershipRecord.from_json(json.loads(text)), text)
-        except (ValueError, KeyError, TypeError) as error:
+            return Entry(LeadershipRecord.from_json(json.loads(unseal(data))), data.decode())
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise RegistryUnavailable(
-                f"{path} holds no leadership record ({error}); move it away, and it is recovered from the members"
+                f"{path} holds no leadership record ({fault_of(error)}); move it away, and it is recovered from the "
+                "members"
             ) from error
 
     async def swap(self, group: str, expected: Entry | None, new: LeadershipRecord) -> bool:
@@ -54,7 +59,7 @@ class FileRegistry:
                 if self.read_now(group) != expected:
                     return False
                 self._unsynced = True
-                write_whole(path, json.dumps(new.to_json()), sync=True)
+                write_whole(path, seal(json.dumps(new.to_json()).encode()).decode(), sync=True)
                 self._sync()
         except OSError as error:
             raise RegistryUnavailable(f"{path}: {error.strerror}") from error

@@ -202,7 +202,7 @@ class Children:
         plan = child.plan
         try:
             config = self._folder.config(plan.name)
-            if not config.exists() or config.read_text() != plan.config:
+            if not config.exists() or config.read_bytes() != plan.config.encode():
                 write_durably(config, plan.config)
             record = start(
                 plan.name,
@@ -297,7 +297,7 @@ class Children:
         found = (r for r in started_with(self._folder.configs, {plan.module}) if r.name == plan.name)
         record = next(found, None)
         with suppress(OSError):
-            if record is not None and self._folder.config(plan.name).read_text() == plan.config:
+            if record is not None and self._folder.config(plan.name).read_bytes() == plan.config.encode():
                 return replace(record, config=plan.digest)
         return record
 

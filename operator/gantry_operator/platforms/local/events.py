@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from gantry_operator.cluster.timestamps import utc
 
@@ -40,8 +41,10 @@ class EventLog:
         self._last[key] = now
         line = json.dumps({"time": utc(), "type": kind, "reason": reason, "object": about, "message": message})
         try:
-            with open(self._path, "a") as file:
-                file.write(line + "\n")
+            with open(self._path, "a+b") as file:
+                if not self._lines and self._is_cut(file):
+                    file.write(b"\n")
+                file.write(line.encode() + b"\n")
             self._lines += 1
             if self._lines >= 10 * KEEP:
                 self._trim()
@@ -51,23 +54,34 @@ class EventLog:
         with suppress(OSError, ValueError):
             self._show(f"{time.strftime('%H:%M:%S')}  {reason:<18} {message}")
 
+    @staticmethod
+    def _is_cut(file: BinaryIO) -> bool:
+        """Whether a crash has left an incomplete last line: the next one must not be a part of it."""
+        end = file.seek(0, os.SEEK_END)
+        if not end:
+            return False
+        file.seek(end - 1)
+        return file.read(1) != b"\n"
+
     def _trim(self) -> None:
-        last = deque(self._path.read_text().splitlines(), maxlen=KEEP)
+        last = deque(self._path.read_text(errors="replace").splitlines(), maxlen=KEEP)
         self._path.write_text("\n".join(last) + "\n")
         self._lines = len(last)
 
 
 def last_events(path: Path, count: int) -> list[dict[str, Any]]:
-    """Return the newest events, oldest first."""
+    """Return the newest events, oldest first. Damaged lines are left out."""
     try:
-        lines = deque(path.read_text().splitlines(), maxlen=count)
+        lines = deque(path.read_text(errors="replace").splitlines(), maxlen=count)
     except OSError:
         return []
     found = []
     for line in lines:
         try:
-            found.append(json.loads(line))
-        except ValueError:
+            event = json.loads(line)
+        except (ValueError, RecursionError):
             # A crash may leave an incomplete line.
             continue
+        if isinstance(event, dict):
+            found.append(event)
     return found

@@ -10,16 +10,18 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import secrets
 import stat
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from gantry_broker.contracts.token_file import TokenFile
 
+from gantry_operator.api.base import OWNER
 from gantry_operator.registry.file import write_durably
 
 TOKEN_BYTES = 32
@@ -138,7 +140,14 @@ class ClusterFolder:
 
     @property
     def uid(self) -> str:
-        return self.uid_file.read_text().strip()
+        """Raises OSError for a damaged file: by another id the cluster would not own its archive."""
+        text = self.uid_file.read_text(errors="replace").strip()
+        if re.fullmatch(OWNER, text) is None:
+            raise OSError(
+                f"{self.uid_file} is damaged: write the owner into it that the manifest in the archive names, or "
+                "remove it if the cluster has no archive"
+            )
+        return text
 
     @property
     def site(self) -> Path:
@@ -266,11 +275,16 @@ def read_json(path: Path) -> Any:
     """Return the JSON in a file; None: it is missing or holds no JSON."""
     try:
         return json.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
+
+
+PORTS: Final = range(1, 65_536)
 
 
 def read_ports(path: Path) -> dict[str, int]:
     """Ports by use, see `ports.Ports`. Invalid values are left out, as if no port had been chosen yet."""
     known = read_json(path)
-    return {use: port for use, port in known.items() if type(port) is int} if isinstance(known, dict) else {}
+    if not isinstance(known, dict):
+        return {}
+    return {use: port for use, port in known.items() if type(port) is int and port in PORTS}

@@ -77,7 +77,7 @@ def removed_processes(folder: ClusterFolder, cluster: str, group: str) -> list[P
     for number in range(MOST_MEMBERS):
         name = member_name(cluster, group, number)
         if folder.config(name).exists():
-            found.append(ProcessPlan(name, BROKER, folder.config(name).read_text(), group, number))
+            found.append(ProcessPlan(name, BROKER, folder.config(name).read_text(errors="replace"), group, number))
     return found
 
 

@@ -37,7 +37,7 @@ def surplus_processes(folder: ClusterFolder, plan: Plan) -> list[ProcessPlan]:
         if path.stem not in planned and isinstance(known, dict) and "group" not in known:
             # Proxies call NameServers; a NameServer calls none.
             module = PROXY if "name_servers" in known else NAME_SERVER
-            found.append(ProcessPlan(path.stem, module, path.read_text()))
+            found.append(ProcessPlan(path.stem, module, path.read_text(errors="replace")))
     return found
 
 

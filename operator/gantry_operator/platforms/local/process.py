@@ -88,9 +88,9 @@ def load_record(path: Path) -> ProcessRecord | None:
     known = read_json(path)
     try:
         record = ProcessRecord(**known)
-    except TypeError:
+        return record if alive(record) else None
+    except (TypeError, ValueError):
         return None
-    return record if alive(record) else None
 
 
 def started_with(configs: Path, modules: Collection[str]) -> Iterator[ProcessRecord]:

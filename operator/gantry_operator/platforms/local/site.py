@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+from gantry_broker.store.sealed import fault_of, seal, unseal
+
 from gantry_operator.cluster.second_site import SiteState
 from gantry_operator.platforms.local.folder import ClusterFolder
 from gantry_operator.registry.file import write_durably
@@ -21,14 +23,14 @@ class LocalSiteStore:
 
     async def save(self, state: SiteState) -> None:
         """Keep the state. Raises OSError."""
-        write_durably(self._folder.site, json.dumps(state.to_json()))
+        write_durably(self._folder.site, seal(json.dumps(state.to_json()).encode()).decode())
 
 
 def load_site(folder: ClusterFolder) -> SiteState | None:
     """None: the cluster has never had another site. Raises ValueError, OSError."""
     try:
-        return SiteState.from_json(json.loads(folder.site.read_bytes()))
+        return SiteState.from_json(json.loads(unseal(folder.site.read_bytes())))
     except FileNotFoundError:
         return None
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{folder.site}: {error!r}; move it away: the members know what it says") from None
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{folder.site}: {fault_of(error)}; move it away: the members know what it says") from None
