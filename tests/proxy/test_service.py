@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -237,6 +238,32 @@ async def test_a_push_consumer_keeps_its_message_as_long_as_it_works(
         assert len(renewals) == 0
         status, others = await c.received(stub, CLIENT, c.receive("g", "T", auto=True, invisible=None, poll=5))
         assert others == []
+        await line.end()
+
+
+@pytest.mark.parametrize("step_s", [-3_600, 3_600])
+async def test_a_step_of_the_proxys_clock_ends_no_renewal(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, step_s: int
+) -> None:
+    """Otherwise another member gets the message while the first one works on it."""
+    monkeypatch.setattr(receiving, "FIRST_MS", 3_000)
+    monkeypatch.setattr(renewal, "AHEAD_MS", 2_500)
+    monkeypatch.setattr(renewal, "STEPS_MS", (3_000,))
+    monkeypatch.setattr(receiving, "RENEW_S", 0.05)
+    async with c.proxied(cluster) as (proxy, stub):
+        line = c.Line(stub, CLIENT)
+        await line.settings(c.consumer("g", "T", kind=2))
+        await send(stub, c.message("T", b"long work"))
+        await get(stub, CLIENT, c.receive("g", "T", auto=True, invisible=None))
+        stepped = SimpleNamespace(
+            time_ns=lambda: time.time_ns() + step_s * 10**9, monotonic=time.monotonic, monotonic_ns=time.monotonic_ns
+        )
+        monkeypatch.setattr(receiving, "time", stepped)
+        renewals = proxy.service.receiving.renewals
+        async with asyncio.timeout(10):
+            while renewals.made < 2:
+                assert len(renewals) == 1, "the message is still its client's"
+                await asyncio.sleep(0.02)
         await line.end()
 
 

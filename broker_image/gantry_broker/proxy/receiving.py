@@ -85,6 +85,11 @@ _AGAIN: Final = frozenset((ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AV
 T = TypeVar("T")
 
 
+def _now_ms() -> int:
+    """Milliseconds of a clock that never steps. Renewals know times by it alone."""
+    return time.monotonic_ns() // 1_000_000
+
+
 class Item(NamedTuple):
     """A message for a client."""
 
@@ -327,12 +332,12 @@ class Receiving:
         try:
             await call.send(part.SerializeToString())
             resource = named(request.message_queue.topic)
-            now_ms = time.time_ns() // 1_000_000
+            now_ms = _now_ms()
             for record, properties, handle, attempt in items:
                 if call.over:
                     break
                 if request.auto_renew and popped is not None:
-                    # By this proxy's clock: the broker's may be ahead or behind.
+                    # By a clock that nobody sets: this host's may step, the broker's may be ahead or behind.
                     ends_ms = now_ms + popped.invisible_ms
                     self.renewals.add(client.key, group, topic, handle, ends_ms, now_ms, attempt)
                 await call.send(received_part(record, properties, resource, handle, attempt))
@@ -673,7 +678,7 @@ class Receiving:
     async def _renew_forever(self) -> None:
         while True:
             await asyncio.sleep(RENEW_S)
-            for due in self.renewals.due(time.time_ns() // 1_000_000):
+            for due in self.renewals.due(_now_ms()):
                 task = self._under_way[due.held] = self._spawn(self._renew(due))
                 task.add_done_callback(partial(self._renewal_ended, due.held))
 
@@ -688,13 +693,13 @@ class Receiving:
             except (BadHandle, Refusal, BrokerError) as error:
                 final = not isinstance(error, BrokerError) or error.code == ResponseCode.NO_MESSAGE
                 log.info("renewal in %s: %s", held.topic, error)
-                self.renewals.failed(due, time.time_ns() // 1_000_000, final=final)
+                self.renewals.failed(due, _now_ms(), final=final)
                 return
             except FAILURES as error:
                 log.info("renewal in %s: %s", held.topic, error)
-                self.renewals.failed(due, time.time_ns() // 1_000_000, final=False)
+                self.renewals.failed(due, _now_ms(), final=False)
                 return
-        self.renewals.renewed(due, handle, time.time_ns() // 1_000_000 + parse_handle(handle).invisible_ms)
+        self.renewals.renewed(due, handle, _now_ms() + parse_handle(handle).invisible_ms)
 
     async def _done_with(self, group: str, topic: str, given: str) -> str:
         """Return the present handle of a message that a client is done with; it is renewed no more. A renewal under

@@ -87,7 +87,7 @@ class Renewals:
     def add(
         self, client: Hashable, group: str, topic: str, handle: str, expires_ms: int, now_ms: int, attempt: int = 1
     ) -> None:
-        """Return a client got a message."""
+        """Note that a client got a message. Times: milliseconds of a clock that never steps."""
         held = Held(client, group, topic, handle, handle, expires_ms, now_ms, attempt)
         if len(self._by_key) >= MAX_HANDLES or held.key in self._by_key:
             return
