@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import shutil
 from pathlib import Path
 
 import orjson
@@ -179,3 +181,60 @@ def test_a_mark_that_cannot_be_looked_at_ends_the_start(tmp_path: Path, small: B
         MessageStore.open(StoreConfig(tmp_path, small))
     mark.unlink()
     MessageStore.open(StoreConfig(tmp_path, small)).close()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_damage_at_many_places_is_repaired_from_another_copy(quick_dir: Path, small: BrokerSettings, seed: int) -> None:
+    """Several places at once: control records, both ends of segments, what fills a segment, and neighbours."""
+    rng = random.Random(seed)
+    valid, spoilt = quick_dir / "valid", quick_dir / "spoilt"
+    starts: list[int] = []
+    store = MessageStore.open(StoreConfig(valid, small))
+    for epoch in range(1, 4):
+        starts.append(store.log.end)
+        store.appender.begin_epoch(epoch, b'{"e":1}', epoch)
+        for _ in range(rng.randrange(60, 120)):
+            starts.append(store.log.end)
+            store.appender.put([put(n) for n in range(rng.randrange(1, 6))], epoch * 1_000)
+    store.indexer.confirm(store.log.end)
+    end = store.log.end
+    store.close()
+    shutil.copytree(valid, spoilt)
+    files = sorted((spoilt / "commitlog").iterdir())
+    size = files[0].stat().st_size
+    assert len(files) > 2
+    for _ in range(rng.randrange(2, 8)):
+        # A record's checksum is of its body. So damage is wide, or in a field that is compared, or in the body.
+        border = rng.randrange(1, len(files)) * size
+        wide = rng.random() < 0.5
+        begin = rng.choice((rng.choice(starts), border, border - rng.randrange(1, 400)))
+        place = min(begin if wide else rng.choice(starts) + rng.choice((0, 4, 8, 28)), end - 300)
+        with open(files[place // size], "r+b") as file:
+            file.seek(place % size)
+            length = min(300 if wide else 4, size - place % size)
+            file.write(bytes(length) if rng.random() < 0.3 else rng.randbytes(length))
+    for path in (spoilt / "consumequeue", spoilt / "index"):
+        if rng.random() < 0.3:
+            shutil.rmtree(path)
+    broken = MessageStore.open(StoreConfig(spoilt, small))
+    other = MessageStore.open(StoreConfig(valid, small))
+    try:
+        assert broken.log.end <= end
+        at = broken.log.start
+        for _ in range(2_000):
+            if at >= broken.state.confirmed:
+                break
+            try:
+                at = broken.scrubber.verify(at, rng.choice((1, 4_096, 1 << 20)))
+            except BadRecords as found:
+                data = other.scrubber.verified_bytes(found.at, rng.choice((1, 4_096)))
+                broken.repair(found.at, data)
+                at = found.at
+        else:
+            raise AssertionError(f"no progress at {at}")
+        assert broken.log.end == end
+        assert read_all(broken) == read_all(other)
+        assert len(read_all(broken)[0]) > 300
+    finally:
+        broken.close(clean=False)
+        other.close(clean=False)

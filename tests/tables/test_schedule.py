@@ -44,8 +44,15 @@ def test_a_table_is_due_by_its_interval_or_its_schedule() -> None:
     daily = table(schedule="0 3 * * *", timeZone="Europe/Berlin")
     assert next_run(daily, ran(minute), NOW) == datetime(2026, 5, 2, 1, 0, tzinfo=UTC)
     assert next_run(daily, TableStatus(), NOW) == datetime(2026, 5, 1, 1, 0, tzinfo=UTC), "missed since it was made"
-    ahead = TableStatus(lastRun=utc(NOW + timedelta(days=400)))
-    assert next_run(table(every="1m"), ahead, NOW) == NOW + minute, "the clock was set back"
+
+
+@pytest.mark.parametrize("spec", [{"every": "1m"}, {"every": "1d"}, {"schedule": "0 3 * * *"}], ids=str)
+@pytest.mark.parametrize("failures", [0, 3])
+def test_a_table_is_due_when_the_clock_was_set_back(spec: dict[str, str], failures: int) -> None:
+    """Otherwise it would wait until the clock has reached its last run, for which it was ahead."""
+    ahead = TableStatus(lastRun=utc(NOW + timedelta(days=400)), failures=failures, observedGeneration=1)
+    assert next_run(table(**spec), ahead, NOW) == NOW
+    assert choose([table(**spec)], {"Orders": ahead}, NOW)
 
 
 def test_a_failure_is_repeated_later_and_later_and_a_new_spec_at_once() -> None:

@@ -110,7 +110,7 @@ def next_run(wanted: WantedTable, state: TableStatus, now: datetime, every: str 
     """
     last = _time(state.lastRun)
     if last is not None and last > now + timedelta(minutes=5):
-        last = now  # The clock was set back.
+        return now  # The clock was set back. Its run writes the time of the present clock.
     if state.failures and last is not None:
         if state.observedGeneration != wanted.generation:
             return now
