@@ -148,6 +148,11 @@ RULES: Final[tuple[dict[str, Any], ...]] = (
     {"bootstrap": {"fromArchive": {**_ARCHIVE, "offset": 0}}, "brokerGroups": [{"name": "a"}, {"name": "b"}]},
     {"bootstrap": {"fromRocketMQ": {"nameServers": ["h:9876"], "cluster": "c"}}, "mode": "Raft"},
     {"broker": {"deleteWhen": "4"}},
+    {"tables": {"catalog": {"a b": "x"}}},
+    {"tables": {"catalog": {"token": "x"}}},
+    {"archive": {**_ARCHIVE, "readRate": "0Mi"}},
+    {"broker": {"messageDelayLevel": "1s  5s"}},
+    {"storage": {"size": "0Gi"}},
     {"storage": {"labels": {"gantry.dev/x": "a"}}},
     {"storage": {"annotations": {"gantry.dev/x": "a"}}},
     {"analytics": {"source": "Archive"}},
@@ -161,12 +166,18 @@ RULES: Final[tuple[dict[str, Any], ...]] = (
 
 
 def written() -> list[dict[str, Any]]:
-    """A document for each of `RULES`, and a user that breaks one more."""
+    """A document for each of `RULES`, and of other kinds for theirs."""
     meta = {"apiVersion": "gantry.dev/v1beta1", "kind": "BrokerCluster", "metadata": {"name": "demo"}}
     user = meta | {"kind": "BrokerUser"}
     rule = {"type": "Topic", "name": "a b", "actions": ["Pub"]}
     clusters = [meta | {"spec": {"brokerGroups": [{"name": "a"}], **changes}} for changes in RULES]
-    return [*clusters, user | {"spec": {"cluster": "demo", "rules": [rule]}}]
+    topic = meta | {"kind": "BrokerTopic"}
+    tables: tuple[dict[str, Any], ...] = ({"every": "1m", "schedule": "@daily"}, {"schema": "JsonSchema"})
+    return [
+        *clusters,
+        user | {"spec": {"cluster": "demo", "rules": [rule]}},
+        *(topic | {"spec": {"cluster": "demo", "table": table}} for table in tables),
+    ]
 
 
 def documents(count: int) -> list[dict[str, Any]]:

@@ -214,7 +214,7 @@ class Tables(Model):
         Rule(
             f"!has(self.catalog) || self.catalog.all(k, k.matches('{_PROPERTY}'))",
             "catalog has a property that PyIceberg cannot have: write names like uri or s3.endpoint",
-            lambda t: all(re.search(_PROPERTY, k) for k in t.catalog),
+            lambda t: all(re.fullmatch(_PROPERTY, k) for k in t.catalog),
             "catalog",
         ),
         Rule(
