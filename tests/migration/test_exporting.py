@@ -84,12 +84,12 @@ def holds(clients: Driver, target: Target, server: str) -> None:
         timed = clients.run("consume", topic="Timed", group="timed", run="run", count=7, timeout_s=100, settle_ms=1500)
         assert (timed.summary["unique"], timed.summary["repeated"]) == (7, 0)
     checked = clients.start(
-        "transactions", topic="Paid", group="payers", run="run", count=1, plan="commit,unknown-commit", stay_s=20
+        "transactions", topic="Paid", group="payers", run="run", count=1, plan="commit,unknown-commit", stay_s=50
     )
-    paid = clients.run("consume", topic="Paid", group="paid", run="run", count=4, settle_ms=500, timeout_s=30)
-    # The producer sends number 0 once more: so the broker knows whom to ask.
+    paid = clients.run("consume", topic="Paid", group="paid", run="run", count=4, settle_ms=500, timeout_s=60)
+    # The producer sends number 0 once more, and tells the broker of itself every 30 s: so it knows whom to ask.
     assert paid.summary["unique"] == 4, "half messages are checked"
-    checked.finish(60)
+    checked.finish(90)
     # The queues go on: new messages get the next numbers, and all of them are read.
     clients.run("produce", topic="Orders", first=COUNT + 100, count=50, size=100, run="run")
     more = clients.run("consume", topic="Orders", group="billing", run="run", count=50, settle_ms=1000)
@@ -124,7 +124,8 @@ def test_rocketmq_opens_what_gantry_wrote(
     store.parent.mkdir()
     (out / "a").rename(store)
     conf = dict(line.split("=", 1) for line in (store / CONF).read_text().splitlines())
-    soon = {"transactionTimeOut": "1000", "transactionCheckInterval": "2000"}
+    # Checks without a producer count, too.
+    soon = {"transactionTimeOut": "1000", "transactionCheckInterval": "2000", "transactionCheckMax": "10000"}
     try:
         with (
             rocketmq.rocketmq(
@@ -240,10 +241,10 @@ async def test_a_log_whose_beginning_has_expired_keeps_its_offsets_and_tables(tm
     copy_files(data, copy)
     store = opened(copy)
     log = LogFiles(out, segment, segment)
-    while data_of := store.read_bytes(log.end, 300_000):
+    while data_of := store.reader.read_bytes(log.end, 300_000):
         log.write(data_of)
     log.close()
-    first = store.get("T", 0, 0, 1, 1)
+    first = store.reader.get("T", 0, 0, 1, 1)
     assert first.count == 1
     store.close(clean=False)
     found = await asyncio.to_thread(
@@ -255,8 +256,8 @@ async def test_a_log_whose_beginning_has_expired_keeps_its_offsets_and_tables(tm
     offsets = fastjson.loads((out / "config" / "consumerOffset.json").read_bytes())["offsetTable"]
     assert offsets["T@billing"] == {"0": 55}
     store = opened(out)
-    assert (store.max_offset("T", 0), store.max_offset("Early", 0)) == (60, 1)
-    assert 0 < store.min_offset("T", 0) < 40
-    got = store.get("T", 0, 59, 1, 1)
+    assert (store.reader.max_offset("T", 0), store.reader.max_offset("Early", 0)) == (60, 1)
+    assert 0 < store.reader.min_offset("T", 0) < 40
+    got = store.reader.get("T", 0, 59, 1, 1)
     assert next(iter(decode_records(got.data))).body.startswith(b"59 ")
     store.close(clean=False)
