@@ -17,14 +17,13 @@ from gantry_broker.archive.manifest import Part, State
 
 from gantry_spark.directory import Segment
 from gantry_spark.errors import SourceError
+from gantry_spark.kept import KeptBytes
 
 if TYPE_CHECKING:
     from gantry_broker.archive.chain import Archive, GroupArchive
     from gantry_broker.archive.segment import Directory, RangeReader
 
 CLOUD: Final = re.compile(r"(s3|gs|az)://")
-SMALL_READ: Final = 64 * 1024
-"""Bytes: a smaller read fetches the block around it, a larger one the whole object."""
 
 
 @dataclass(frozen=True)
@@ -111,41 +110,24 @@ def _segments(state: State) -> Iterator[Segment]:
         run = [] if part is None else [part]
 
 
-class ArchivedBytes:
-    """Bytes of one segment by log offset. It keeps the bytes of the last object or block."""
+class ArchivedBytes(KeptBytes):
+    """Bytes of one segment by log offset. A small read fetches the block around it, a larger one the whole object."""
 
     def __init__(self, place: ArchivePlace, group: str, parts: list[Part], limit: int) -> None:
+        super().__init__(limit)
         self._place = place
         self._name = group
         self._parts = parts
-        self._limit = limit
         self._group: GroupArchive | None = None
         self._readers: dict[str, tuple[RangeReader, Directory]] = {}
-        self._kept_at = 0
-        self._kept = b""
 
-    def map_range(self, offset: int, size: int) -> memoryview | None:
-        """See `scan.LogBytes`. Bytes of an archive cannot be mapped."""
-        return None
+    def _fetch(self, at: int, much: bool) -> tuple[int, bytes]:
+        try:
+            return self._piece(at, much)
+        except ArchiveError as error:
+            raise SourceError(str(error)) from None
 
-    def read_into(self, offset: int, into: memoryview) -> int:
-        """See `scan.LogBytes`. Raises SourceError."""
-        want = min(len(into), self._limit - offset)
-        done = 0
-        while done < want:
-            at = offset + done
-            if not 0 <= at - self._kept_at < len(self._kept):
-                try:
-                    self._fetch(at, want > SMALL_READ)
-                except ArchiveError as error:
-                    raise SourceError(str(error)) from None
-            inside = at - self._kept_at
-            count = min(want - done, len(self._kept) - inside)
-            into[done : done + count] = self._kept[inside : inside + count]
-            done += count
-        return done
-
-    def _fetch(self, at: int, whole: bool) -> None:
+    def _piece(self, at: int, whole: bool) -> tuple[int, bytes]:
         part = next((p for p in self._parts if p.start <= at < p.end), None)
         if part is None:
             raise Missing(f"the archive of group {self._name} has no byte {at} of the log")
@@ -154,22 +136,15 @@ class ArchivedBytes:
         if whole:
             reader = self._group.whole(part)
             directory = reader.directory()
-            self._kept_at = part.start
-            self._kept = b"".join(reader.block(directory, block) for block in directory.blocks)
-            return
+            return part.start, b"".join(reader.block(directory, block) for block in directory.blocks)
         if part.name not in self._readers:
             reader = self._group.reader(part)
             self._readers = {part.name: (reader, reader.directory())}
         reader, directory = self._readers[part.name]
         (block,) = directory.blocks_of(at, at + 1)
-        self._kept_at, self._kept = block.start, reader.block(directory, block)
+        return block.start, reader.block(directory, block)
 
     def close(self) -> None:
         """Give up what is kept."""
-        self._kept, self._readers = b"", {}
-
-    def __enter__(self) -> ArchivedBytes:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        super().close()
+        self._readers = {}

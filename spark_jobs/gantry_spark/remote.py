@@ -24,10 +24,10 @@ from gantry_broker.contracts.models import LogInfo, MemberStatus
 from gantry_broker.protocol.plausible import MAX_OFFSET
 
 from gantry_spark.errors import Expired, SourceError
+from gantry_spark.kept import SMALL_READ, KeptBytes
 from gantry_spark.trust import PLAINTEXT, Trust
 
 READ_AHEAD: Final = 4 * 1024 * 1024
-SMALL_READ: Final = 64 * 1024
 ATTEMPTS: Final = 6
 """Rounds over all members before a read fails: about 16 s of pauses."""
 _FIRST_PAUSE_S: Final = 0.25
@@ -183,7 +183,7 @@ def open_logs(urls: Sequence[str], token_file: str | None, rate: int, trust: Tru
     return [RemoteLog(infos, token_file, rate, problems[None], trust) for _, infos in sorted(groups.items())]
 
 
-class HttpBytes:
+class HttpBytes(KeptBytes):
     """Bytes of a log from the members that hold them. Keeps the last response for small reads around it."""
 
     def __init__(
@@ -195,39 +195,17 @@ class HttpBytes:
         trust: Trust = PLAINTEXT,
     ) -> None:
         """Set up for one log. `sources`: base URL and confirmed offset of the members, in the order of requests."""
+        super().__init__(limit)
         self._sources = list(sources)
-        self._limit = limit
         self._client = httpx.Client(headers=headers(token_file), timeout=_TIMEOUT, verify=trust.context())
         self._rate = rate
         self._started = time.monotonic()
         self._taken = 0
-        self._kept_at = 0
-        self._kept = b""
 
-    def map_range(self, offset: int, size: int) -> memoryview | None:
-        """See `scan.LogBytes`. Remote bytes cannot be mapped."""
-        return None
+    def _fetch(self, at: int, much: bool) -> tuple[int, bytes]:
+        return at, self._request(at, min(at + (READ_AHEAD if much else SMALL_READ), self._limit))
 
-    def read_into(self, offset: int, into: memoryview) -> int:
-        """See `scan.LogBytes`. Raises Expired, or SourceError if no member answers in time."""
-        want = min(len(into), self._limit - offset)
-        done = 0
-        while done < want:
-            at = offset + done
-            inside = at - self._kept_at
-            if not 0 <= inside < len(self._kept):
-                ahead = READ_AHEAD if want > SMALL_READ else SMALL_READ
-                self._kept = self._fetch(at, min(at + max(ahead, 1), self._limit))
-                self._kept_at = at
-                inside = 0
-                if not self._kept:
-                    break
-            count = min(want - done, len(self._kept) - inside)
-            into[done : done + count] = self._kept[inside : inside + count]
-            done += count
-        return done
-
-    def _fetch(self, start: int, stop: int) -> bytes:
+    def _request(self, start: int, stop: int) -> bytes:
         problems: dict[str, str] = {}
         pause = _FIRST_PAUSE_S
         for attempt in range(ATTEMPTS):
@@ -267,10 +245,5 @@ class HttpBytes:
                 time.sleep(ahead)
 
     def close(self) -> None:
+        super().close()
         self._client.close()
-
-    def __enter__(self) -> HttpBytes:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -253,7 +253,7 @@ class TieredLog:
         *,
         offline: bool = False,
     ) -> Read:
-        """Read messages of a queue from `offset` on, as `MessageStore.get`. Raises ArchiveError, OSError, NotCached."""
+        """Read messages of a queue from `offset` on, as `Reader.get`. Raises ArchiveError, OSError, NotCached."""
         self._check_complete(below.start)
         out: list[bytes] = []
         total, scanned, at = 0, 0, offset
