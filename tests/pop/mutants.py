@@ -48,7 +48,7 @@ MUTANTS = tuple(
             ),
             (
                 "reset_keeps_what_is_in_flight", state,
-                "self._clear(queue)\n        queue.next = next_offset", "queue.next = next_offset",
+                "self._forget(queue)\n        queue.restart(next_offset)", "queue.next = next_offset",
             ),
             (
                 "deletion_drops_nothing", service,
@@ -72,7 +72,7 @@ MUTANTS = tuple(
             ),
             (
                 "acknowledged_messages_leave_the_order", state,
-                "order.acked.add(offset)\n", "order.remove(bisect_left(order.offsets, offset))\n",
+                "self.acked.add(offset)\n", "self.remove(bisect_left(self.offsets, offset))\n",
             ),
             ("whole_state_without_acknowledgements_of_an_order", records, "if order.acked:", "if False:"),
             ("filtered_messages_block", finding, "changes.advance(queue, at)\n            found.more", "found.more"),

@@ -123,6 +123,24 @@ class Order:
         del self.counts[begin : begin + count]
         self.given -= max(min(self.given - begin, count), 0)
 
+    def acknowledge(self, offset: int) -> bool:
+        """Note that a message is acknowledged; return False when it already was. `forget` removes it in its turn."""
+        if offset in self.acked:
+            return False
+        self.acked.add(offset)
+        return True
+
+    def renew(self, offset: int, visible_ms: int, suspended: bool) -> bool:
+        """Make a message visible at a new time; return False when it is not with a client."""
+        if offset not in self.offsets[: self.given] or offset in self.acked:
+            return False
+        self.visible[offset] = visible_ms
+        if suspended:
+            self.suspended.add(offset)
+        else:
+            self.suspended.discard(offset)
+        return True
+
     def forget(self, offsets: Iterable[int]) -> None:
         """Remove messages, and then those at the beginning that are acknowledged."""
         for offset in offsets:
@@ -193,6 +211,15 @@ class Chunk:
         self.bits.append(bits)
         self.live += 1
 
+    def finish(self, place: int, bits: int) -> bool:
+        """Clear these bits of a batch, which are set; return whether it has none left."""
+        left = self.bits[place] ^ bits
+        self.bits[place] = left
+        if left:
+            return False
+        self.live -= 1
+        return True
+
     def place_of(self, start: int) -> int | None:
         """Return the place of the batch that begins there."""
         place = bisect_left(self.starts, start)
@@ -220,8 +247,21 @@ class Chunk:
         return out
 
 
+class Change(NamedTuple):
+    """By how much `PopState` has to correct its totals after a change of a queue."""
+
+    batches: int
+    chunks: int
+    moved: int
+    gaps: int
+
+
 class Queue:
-    """One queue of one group."""
+    """One queue of one group.
+
+    Its chunks and `firsts`, the distances (`diffs`), the renewals (`moved`) and `count` speak of the same messages: no
+    other class changes them.
+    """
 
     __slots__ = ("chunks", "committed", "count", "diffs", "firsts", "index", "key", "moved", "next", "order")
 
@@ -336,12 +376,97 @@ class Queue:
             return starts[place + 1]
         return self.firsts[at + 1] if at + 1 < len(self.firsts) else MAX_OFFSET + 1
 
-    def new_chunk(self, start: int) -> Chunk:
-        """Return a chunk behind all others, for batches from `start` on."""
-        chunk = Chunk()
-        self.chunks.append(chunk)
-        self.firsts.append(start)
-        return chunk
+    def advance(self, next_offset: int) -> None:
+        """Continue at `next_offset`, unless the queue is there or beyond."""
+        if next_offset > self.next:
+            self.next = next_offset
+
+    def append(self, offsets: Sequence[int], pop_ms: int, invisible_ms: int) -> bool:
+        """Add a batch behind all others; return whether a new chunk begins with it."""
+        start, count = offsets[0], len(offsets)
+        begins = not self.chunks or len(self.chunks[-1].starts) >= CHUNK
+        if begins:
+            self.chunks.append(Chunk())
+            self.firsts.append(start)
+        self.chunks[-1].append(start, pop_ms, invisible_ms, (1 << count) - 1)
+        self.count += count
+        return begins
+
+    def spread(self, start: int, distances: Sequence[int]) -> bool:
+        """Note the distances of a batch whose messages are not one after the other; return whether that is new."""
+        new = start not in self.diffs
+        self.diffs[start] = tuple(distances)
+        return new
+
+    def finish(self, at: int, place: int, bits: int, count: int) -> bool:
+        """End the flight of `count` messages of a batch, set bits; return whether the batch is finished."""
+        self.count -= count
+        return self.chunks[at].finish(place, bits)
+
+    def move(self, offset: int, pop_ms: int, invisible_ms: int, suspended: bool) -> tuple[int, int, bool] | None:
+        """Renew a message in flight; return its last renewal."""
+        before = self.moved.get(offset)
+        self.moved[offset] = (pop_ms, invisible_ms, suspended)
+        return before
+
+    def take_move(self, offset: int) -> tuple[int, int, bool] | None:
+        """Forget the renewal of a message that is finished, and return it."""
+        return self.moved.pop(offset, None)
+
+    def join(self, start: int) -> bool:
+        """Forget the distances of a finished batch; return whether it had some."""
+        return self.diffs.pop(start, None) is not None
+
+    def set_order(self, order: Order | None) -> None:
+        """Replace the messages of an orderly queue that are not finished."""
+        self.order = order
+
+    def restart(self, next_offset: int) -> None:
+        """Forget what is in flight, and continue at that offset."""
+        self.clear()
+        self.next = next_offset
+
+    def replace(self, part: Part) -> Change:
+        """Put the columns of a part in the place of the batches of its range. Their renewals are not of the part."""
+        gaps = sum([self.spread(start, distances) for start, distances in part.diffs])
+        moved = 0
+        chunks, low, high = self.chunks, part.low, part.high
+        first = max(bisect_right(self.firsts, low) - 1, 0)
+        if chunks and chunks[first].starts[-1] < low:
+            first += 1
+        last = len(chunks) if high < 0 else bisect_left(self.firsts, high)
+        new: list[Chunk] = []
+        tail: Chunk | None = None
+        kept = set(part.starts) if first < last else ()
+        for at in range(first, last):
+            chunk = chunks[at]
+            begin = bisect_left(chunk.starts, low)
+            end = len(chunk.starts) if high < 0 else bisect_left(chunk.starts, high)
+            before, out, after = chunk.cut(0, begin), chunk.cut(begin, end), chunk.cut(end, len(chunk.starts))
+            if before.live:
+                new.append(before)
+            if after.live:
+                tail = after
+            for start, bits in zip(out.starts, out.bits, strict=True):
+                self.count -= bits.bit_count()
+                for offset in self.offsets(start, bits) if self.moved else ():
+                    if self.moved.pop(offset, None) is not None:
+                        moved -= 1
+                if start not in kept and self.diffs.pop(start, None) is not None:
+                    gaps -= 1
+        for begin in range(0, len(part.starts), CHUNK):
+            end = begin + CHUNK
+            new.append(
+                Chunk.of(part.starts[begin:end], part.pops[begin:end], part.waits[begin:end], part.bits[begin:end])
+            )
+        if tail is not None:
+            new.append(tail)
+        batches = sum([c.live for c in new]) - sum([len(c.starts) for c in chunks[first:last]])
+        change = Change(batches, len(new) - (last - first), moved, gaps)
+        chunks[first:last] = new
+        self.firsts[first:last] = [chunk.starts[0] for chunk in new]
+        self.count += sum(map(int.bit_count, part.bits))
+        return change
 
     def drop_finished(self, at: int) -> tuple[int, int]:
         """Remove the finished batches of a chunk; return how many batches and chunks went."""
@@ -481,28 +606,20 @@ class PopState:
         return queue
 
     def pop(self, queue: Queue, offsets: Sequence[int], pop_ms: int, invisible_ms: int, next_offset: int) -> None:
-        """Add a batch of 1 to 32 messages, and continues at `next_offset`."""
+        """Add a batch of 1 to 32 messages, and continue at `next_offset`."""
         if pop_ms > self.latest_ms:
             self.latest_ms = pop_ms
         start = offsets[0]
-        count = len(offsets)
         if queue.chunks and start <= queue.chunks[-1].starts[-1]:
             if queue.place(start) is not None:
                 return  # The log has it twice: in a part that was written later, too.
             self._insert(queue, offsets, pop_ms, invisible_ms)
         else:
-            chunk = queue.chunks[-1] if queue.chunks else None
-            if chunk is None or len(chunk.starts) >= CHUNK:
-                chunk = queue.new_chunk(start)
-                self._chunks += 1
-            chunk.append(start, pop_ms, invisible_ms, (1 << count) - 1)
+            self._chunks += queue.append(offsets, pop_ms, invisible_ms)
             self._batches += 1
-        if offsets[-1] - start != count - 1:
-            queue.diffs[start] = tuple([offset - start for offset in offsets])
-            self._gaps += 1
-        queue.count += count
-        if next_offset > queue.next:
-            queue.next = next_offset
+        if offsets[-1] - start != len(offsets) - 1:
+            self._gaps += queue.spread(start, [offset - start for offset in offsets])
+        queue.advance(next_offset)
         if queue.order is not None:
             queue.forget_ordered(offsets)
         self._schedule((pop_ms + invisible_ms), queue.index << 43 | start << 2)
@@ -514,9 +631,8 @@ class PopState:
         self._replace(queue, part)
 
     def advance(self, queue: Queue, next_offset: int) -> None:
-        """Continues at `next_offset`: a filter refused the messages before it, or they are gone."""
-        if next_offset > queue.next:
-            queue.next = next_offset
+        """Continue at `next_offset`: a filter refused the messages before it, or they are gone."""
+        queue.advance(next_offset)
 
     def finish(self, queue: Queue, offset: int) -> bool:
         """End a message's flight; returns False when it was not in flight."""
@@ -526,16 +642,12 @@ class PopState:
         if found is None:
             return False
         at, place, number = found
-        chunk = queue.chunks[at]
-        queue.count -= 1
         if queue.moved:
-            moved = queue.moved.pop(offset, None)
+            moved = queue.take_move(offset)
             if moved is not None:
                 self._moved -= 1
                 self._unschedule(moved[0] + moved[1])
-        bits = chunk.bits[place] ^ (1 << number)
-        chunk.bits[place] = bits
-        if not bits:
+        if queue.finish(at, place, 1 << number, 1):
             self._finished(queue, at, place)
         return True
 
@@ -548,14 +660,10 @@ class PopState:
             start = chunk.starts[place]
             if start not in queue.diffs:  # So all of its messages are one after the other.
                 shift = base - start
-                left = chunk.bits[place]
-                found = left & bits << shift if shift < 32 else 0
+                found = chunk.bits[place] & bits << shift if shift < 32 else 0
                 if found >> shift == bits or base + bits.bit_length() <= queue.behind(at, place):
-                    if found:
-                        chunk.bits[place] = left = left ^ found
-                        queue.count -= found.bit_count()
-                        if not left:
-                            self._finished(queue, at, place)
+                    if found and queue.finish(at, place, found, found.bit_count()):
+                        self._finished(queue, at, place)
                     return found >> shift
         done = 0
         for offset in offsets_of(base, bits):
@@ -565,9 +673,8 @@ class PopState:
 
     def _finished(self, queue: Queue, at: int, place: int) -> None:
         chunk = queue.chunks[at]
-        chunk.live -= 1
-        if queue.diffs and queue.diffs.pop(chunk.starts[place], None) is not None:
-            self._gaps -= 1
+        if queue.diffs:
+            self._gaps -= queue.join(chunk.starts[place])
         self._unschedule(chunk.pops[place] + chunk.waits[place])
         # Finished batches stay until they are the most of a chunk: to remove each at once would move the others.
         if not chunk.live or len(chunk.starts) > 32 + 2 * chunk.live:
@@ -576,12 +683,11 @@ class PopState:
             self._chunks -= chunks
 
     def _finish_ordered(self, queue: Queue, offset: int) -> bool:
-        """Acknowledges a message of an orderly pop; it is finished with the last one before it."""
+        """Acknowledge a message of an orderly pop; it is finished with the last one before it."""
         order = queue.order
         assert order is not None
-        if offset in order.acked:
+        if not order.acknowledge(offset):
             return False
-        order.acked.add(offset)
         queue.forget_ordered(())
         if queue.order is not None and order.visible:
             self._schedule(order.visible_ms(), queue.index << 43 | _ORDER)
@@ -591,12 +697,11 @@ class PopState:
         """Make a message in flight visible at a new time; returns False when it is not in flight."""
         if queue.place(offset) is None:
             return False
-        moved = queue.moved.get(offset)
+        moved = queue.move(offset, pop_ms, invisible_ms, suspended)
         if moved is None:
             self._moved += 1
         else:
             self._unschedule(moved[0] + moved[1])
-        queue.moved[offset] = (pop_ms, invisible_ms, suspended)
         self.latest_ms = max(self.latest_ms, pop_ms)
         self._schedule(pop_ms + invisible_ms, queue.index << 43 | offset << 2 | _MOVED)
         return True
@@ -614,47 +719,42 @@ class PopState:
         next_offset: int,
     ) -> None:
         """Replace the messages of an orderly queue that are not finished; the first `given` are with a client now."""
-        queue.order = None
         self.latest_ms = max(self.latest_ms, pop_ms)
-        if next_offset > queue.next:
-            queue.next = next_offset
-        if offsets:
-            queue.order = Order(list(offsets), list(counts), given, since_ms, pop_ms, invisible_ms, attempt)
+        queue.advance(next_offset)
+        if not offsets:
+            queue.set_order(None)
+        else:
+            queue.set_order(Order(list(offsets), list(counts), given, since_ms, pop_ms, invisible_ms, attempt))
             self._schedule(pop_ms + invisible_ms, queue.index << 43 | _ORDER)
 
     def order_renew(self, queue: Queue, offset: int, visible_ms: int, suspended: bool) -> bool:
         """Make a message of an orderly pop visible at a new time; returns False when it is not in flight."""
         order = queue.order
-        if order is None or offset not in order.offsets[: order.given] or offset in order.acked:
+        if order is None or not order.renew(offset, visible_ms, suspended):
             return False
-        order.visible[offset] = visible_ms
-        if suspended:
-            order.suspended.add(offset)
-        else:
-            order.suspended.discard(offset)
         self._schedule(visible_ms, queue.index << 43 | _ORDER)
         return True
 
     def reset(self, queue: Queue, next_offset: int) -> None:
-        """Forgets what is in flight and continues at that offset."""
-        self._clear(queue)
-        queue.next = next_offset
+        """Forget what is in flight and continue at that offset."""
+        self._forget(queue)
+        queue.restart(next_offset)
 
     def drop(self, key: Key) -> None:
-        """Forgets a queue."""
+        """Forget a queue."""
         queue = self.queues.pop(key, None)
         if queue is not None:
-            self._clear(queue)
+            self._forget(queue)
+            queue.clear()
             self._by_index[queue.index] = None
             self._free.append(queue.index)
 
-    def _clear(self, queue: Queue) -> None:
-        """Entries of the wheel stay until their time: they lead to nothing."""
+    def _forget(self, queue: Queue) -> None:
+        """Take a queue out of the totals. Entries of the wheel stay until their time: they lead to nothing."""
         self._chunks -= len(queue.chunks)
         self._batches -= sum([len(chunk.starts) for chunk in queue.chunks])
         self._moved -= len(queue.moved)
         self._gaps -= len(queue.diffs)
-        queue.clear()
 
     def check_invariants(self) -> None:
         """Raise AssertionError if the state contradicts itself; for tests, since it looks at every message."""
@@ -797,7 +897,7 @@ class PopState:
         return list(found.values()), unlocked
 
     def give_back(self, expired: Expired, at_ms: int) -> None:
-        """Lets `due` return a message again at that time."""
+        """Let `due` return a message again at that time."""
         queue, offset = expired.queue, expired.offset
         if offset in queue.moved:
             entry = queue.index << 43 | offset << 2 | _MOVED
@@ -847,50 +947,14 @@ class PopState:
     def take_part(self, queue: Queue, part: Part) -> None:
         """Replace the batches of a part's range by those of the part."""
         self.latest_ms = max(self.latest_ms, max(part.pops, default=0))
-        for start, distances in part.diffs:
-            if start not in queue.diffs:
-                self._gaps += 1
-            queue.diffs[start] = tuple(distances)
         self._replace(queue, part)
-        queue.count += sum(map(int.bit_count, part.bits))
         self._schedule_all(queue, part)
         for offset, pop_ms, wait, suspended in part.moved:
             self.renew(queue, offset, pop_ms, wait, suspended)
 
     def _replace(self, queue: Queue, part: Part) -> None:
-        """Put the columns of a part in the place of the batches of its range."""
-        chunks, low, high = queue.chunks, part.low, part.high
-        first = max(bisect_right(queue.firsts, low) - 1, 0)
-        if chunks and chunks[first].starts[-1] < low:
-            first += 1
-        last = len(chunks) if high < 0 else bisect_left(queue.firsts, high)
-        new: list[Chunk] = []
-        tail: Chunk | None = None
-        kept = set(part.starts) if first < last else ()
-        for at in range(first, last):
-            chunk = chunks[at]
-            begin = bisect_left(chunk.starts, low)
-            end = len(chunk.starts) if high < 0 else bisect_left(chunk.starts, high)
-            before, out, after = chunk.cut(0, begin), chunk.cut(begin, end), chunk.cut(end, len(chunk.starts))
-            if before.live:
-                new.append(before)
-            if after.live:
-                tail = after
-            for start, bits in zip(out.starts, out.bits, strict=True):
-                queue.count -= bits.bit_count()
-                for offset in queue.offsets(start, bits) if queue.moved else ():
-                    if queue.moved.pop(offset, None) is not None:
-                        self._moved -= 1
-                if start not in kept and queue.diffs.pop(start, None) is not None:
-                    self._gaps -= 1
-        for begin in range(0, len(part.starts), CHUNK):
-            end = begin + CHUNK
-            new.append(
-                Chunk.of(part.starts[begin:end], part.pops[begin:end], part.waits[begin:end], part.bits[begin:end])
-            )
-        if tail is not None:
-            new.append(tail)
-        self._batches += sum([c.live for c in new]) - sum([len(c.starts) for c in chunks[first:last]])
-        self._chunks += len(new) - (last - first)
-        chunks[first:last] = new
-        queue.firsts[first:last] = [chunk.starts[0] for chunk in new]
+        change = queue.replace(part)
+        self._batches += change.batches
+        self._chunks += change.chunks
+        self._moved += change.moved
+        self._gaps += change.gaps
