@@ -42,6 +42,12 @@ class Follower:
     def next_fetch(self) -> tuple[str, Fetch] | None:
         return None if self.address is None else (self.address, fetch_at(self.end))
 
+    def fills(self) -> bool:
+        return False
+
+    async def fill(self) -> None:
+        raise AssertionError("nothing comes from elsewhere")
+
     def answered(self, answer: FetchAnswer) -> bool:
         fits = answer.kind is AnswerKind.RECORDS and answer.asked.end == self.end
         self.end += 10 if fits else 0

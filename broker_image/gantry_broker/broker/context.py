@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gantry_broker.broker.access_control import AccessControl
+    from gantry_broker.broker.archive_fill import ArchiveFill
     from gantry_broker.broker.archive_reads import ArchiveReads
     from gantry_broker.broker.archiving import Archiving
     from gantry_broker.broker.clients import ClientTable
@@ -68,6 +69,7 @@ class BrokerContext:
     log_repair: LogRepair
     archiving: Archiving
     archive_reads: ArchiveReads
+    archive_fill: ArchiveFill
     sites: Sites
 
     replication: ReplicationService

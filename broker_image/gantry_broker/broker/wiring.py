@@ -14,6 +14,7 @@ import orjson
 from gantry_broker import descriptors
 from gantry_broker.admission import owners_of
 from gantry_broker.broker.access_control import AccessControl
+from gantry_broker.broker.archive_fill import ArchiveFill
 from gantry_broker.broker.archive_reads import ArchiveReads
 from gantry_broker.broker.archiving import Archiving
 from gantry_broker.broker.clients import ClientTable
@@ -196,6 +197,8 @@ def wire(
         events=events, clock=clock,
     )  # fmt: skip
     archive_reads = ArchiveReads(config, store, meta, clock, lambda: sites.state or archiving.state)
+    archive_fill = ArchiveFill(config, store.log.segment_size)
+    replication.old_records = archive_fill
     access.stored_topics.archived = archive_reads.topic_of
     retention = LogRetention(store, disk, meta, replication, archiving, archive_reads, clock)
     topic_retention = TopicRetention(store, meta, changes, role, health, archive_reads, clock)
@@ -241,6 +244,7 @@ def wire(
         log_repair=log_repair,
         archiving=archiving,
         archive_reads=archive_reads,
+        archive_fill=archive_fill,
         sites=sites,
         replication=replication,
         role=role,

@@ -39,6 +39,12 @@ class Asker(Protocol):
 
     def next_fetch(self) -> tuple[str, Fetch] | None: ...
 
+    def fills(self) -> bool:
+        """Whether records come from elsewhere before the next fetch (`fill`)."""
+        ...
+
+    async def fill(self) -> None: ...
+
     def answered(self, answer: FetchAnswer) -> bool: ...
 
     def when_durable(self, then: OnDurable) -> None: ...
@@ -91,6 +97,8 @@ class FetchLoop:
         self._pause = RETRY_S
         while True:
             try:
+                if self._asker.fills():
+                    await self._asker.fill()
                 moved = await self._ask_once()
             except Exception:
                 # A loop that dies would silently leave the group with one copy less.
@@ -194,7 +202,7 @@ class Exchange:
             asked = self._asker.next_fetch()
             if not self._applied and (self._refused or asked == self._asked):
                 self.ended.set_result(False)
-            elif asked is None or asked[0] != self._asked[0] or not self._sent(asked):
+            elif asked is None or asked[0] != self._asked[0] or self._asker.fills() or not self._sent(asked):
                 self.ended.set_result(True)
             self._asker.confirm()
         except Exception as failure:

@@ -39,6 +39,10 @@ class Follower:
         self.unclean = unclean
         self._report = report
 
+    @property
+    def log(self) -> Log:
+        return self._log
+
     def fetch(self, max_bytes: int = 1 << 20) -> Fetch | None:
         """Return the next fetch, or None once the follower has stopped."""
         if self.stopped:
@@ -83,6 +87,14 @@ class Follower:
         # Rule 3: only now, and never above the follower's own end.
         self._to_confirm = min(answer.confirmed, self._log.end)
         return True
+
+    def append_old(self, data: bytes) -> None:
+        """Append records where the log ends that came from elsewhere than the leader.
+
+        They count as a tail that the leader has not seen: its next answer continues them or cuts them (rule 1), and
+        none of them is confirmed here before (rule 3). Raises as `Log.append_raw`.
+        """
+        self._log.append_raw(self._log.end, data)
 
     def confirm(self) -> None:
         """Take over the confirmed offset of the last answer that was applied; a long way takes several calls."""

@@ -16,7 +16,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from gantry_broker.contracts.leadership import Assignment, LeadershipRecord, MemberId
 from gantry_broker.contracts.models import (
@@ -38,7 +39,7 @@ from gantry_broker.replication.fetching import FetchLoop
 from gantry_broker.replication.identity import ReplicaFile, Started
 from gantry_broker.replication.leader import Options
 from gantry_broker.replication.log_repair import Peer
-from gantry_broker.replication.messages import Fetch, FetchAnswer
+from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer
 from gantry_broker.replication.pending_fetches import HOLD_S, PendingFetches, refuse_malformed
 from gantry_broker.replication.raft import RaftOptions, RaftReplica
 from gantry_broker.replication.raft_leader import RaftLeader
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from gantry_broker.remoting.client import RemotingClient
     from gantry_broker.remoting.connection import Connection
     from gantry_broker.remoting.handshake import Identity
+    from gantry_broker.replication.ports import Log
     from gantry_broker.store.store import MessageStore
     from gantry_broker.store.types import Confirmed
 
@@ -72,6 +74,22 @@ ASK_S: Final = 5.0
 """Seconds for a request to another member besides fetches."""
 
 __all__ = ["ReplicationService", "Role"]
+
+
+class OldRecords(Protocol):
+    """Another source of records for a member that is far behind."""
+
+    def wanted(self, mine: Log, leader_end: int) -> bool:
+        """Whether it has much of what a log lacks. `leader_end`: the end of the leader's log."""
+        ...
+
+    def was_cut(self) -> None:
+        """Note that the leader cut the log."""
+        ...
+
+    async def fill(self, mine: Log, append: Callable[[int, bytes], bool]) -> None:
+        """Append some of its records. `append` gets the offset where they begin, and returns whether it took them."""
+        ...
 
 
 class ReplicationService:
@@ -138,6 +156,8 @@ class ReplicationService:
         """Counts the values from other members that were refused."""
         self._fetchers: dict[int, Connection] = {}
         """By number: the members whose fetches count here, and the connections of these fetches."""
+        self.old_records: OldRecords | None = None
+        """Where old records come from, besides the leader."""
         self.on_damaged_answer: Callable[[int], None] = lambda at: None
         """Called with the offset of a damaged record in the leader's answer."""
         self.on_unreadable: Callable[[int], None] = lambda at: None
@@ -616,10 +636,43 @@ class ReplicationService:
         """Return the next fetch and its destination; None without a leader."""
         fetch = self.core.next_fetch()
         address = self.core.state.leader_address
+        if fetch is not None and self.fills():
+            fetch = replace(fetch, max_bytes=1)  # It keeps the link, and shows the leader where the log ends.
         return None if fetch is None or address is None else (address, fetch)
+
+    def fills(self) -> bool:
+        """Whether old records come from elsewhere before the next fetch."""
+        follower, source = self.core.follower, self.old_records
+        return (
+            source is not None
+            and follower is not None
+            and not follower.stopped
+            and source.wanted(follower.log, follower.leader_end)
+        )
+
+    async def fill(self) -> None:
+        """Append some old records from elsewhere, or wait a moment for them."""
+        follower, source = self.core.follower, self.old_records
+        if follower is None or source is None:
+            return
+
+        def append(at: int, data: bytes) -> bool:
+            if self.core.follower is not follower or follower.stopped or follower.log.end != at:
+                return False
+            try:
+                follower.append_old(data)
+            except StoreFull as error:
+                self._on_store_error(error)
+                raise
+            self._flush_soon()
+            return True
+
+        await source.fill(follower.log, append)
 
     def answered(self, answer: FetchAnswer) -> bool:
         """Apply an answer; return whether the next fetch may follow at once."""
+        if answer.kind is AnswerKind.TRUNCATE and self.old_records is not None:
+            self.old_records.was_cut()
         try:
             applied = self.core.answered(answer, self._now())
         except StoreFull as error:

@@ -86,7 +86,7 @@ def archive_families(
 
 
 def archive_read_families(
-    reads: ArchiveReads, one: Callable[[float], list[Row]]
+    reads: ArchiveReads, filled: int, one: Callable[[float], list[Row]]
 ) -> list[tuple[str, Kind, str, list[Row]]]:
     """Return what was read from the archive for clients; nothing where none is read from it."""
     tiered = reads.tiered
@@ -101,6 +101,7 @@ def archive_read_families(
         ("gantry_archive_read_failing", "gauge", "1 while the last read failed.", one(int(bool(reads.error)))),
         ("gantry_archive_fetched_bytes_total", "counter", "Bytes fetched for readers.", one(counters.fetched_bytes)),
         ("gantry_archive_cache_hits_total", "counter", "Pieces that the disk had.", one(counters.hits)),
+        ("gantry_archive_fill_bytes_total", "counter", "Bytes of the log taken from it.", one(filled)),
         ("gantry_archive_cache_bytes", "gauge", "What the disk keeps for readers.", one(tiered.cache_bytes)),
     ]
 
@@ -272,7 +273,7 @@ async def gantry_families(
             one(broker.shared.cut),
         ),
         *archive_families(broker.sites.report or broker.archiving.report, broker.config.archive, one),
-        *archive_read_families(broker.archive_reads, one),
+        *archive_read_families(broker.archive_reads, broker.archive_fill.bytes, one),
         ("gantry_unfinished_frame_bytes", "gauge", "Bytes of incomplete frames.", one(broker.shared.held)),
         *((name, kind, text, one(v)) for name, kind, text, v in loop_families(broker.loop_watch.holds, "gantry")),
         ("gantry_uptime_seconds", "gauge", "Since the process started.", one(time.time() - broker.started_ms / 1000)),

@@ -1,0 +1,165 @@
+"""A member that is far behind takes old records from the archive, and only the rest from its leader.
+
+What comes from the archive is a tail that the leader has not confirmed here: the next fetch shows the leader where it
+ends and which leader epochs it has, and the leader continues it or cuts it (rule 1). Readers see none of it before
+(rule 3). Meanwhile a small fetch each second keeps the link. Without an archive, or when it fails, the leader sends
+all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from gantry_broker.archive.errors import ArchiveError
+from gantry_broker.archive.objects import BRIEF
+from gantry_broker.archive.opening import open_archive
+from gantry_broker.archive.segment import Directory, RangeReader
+from gantry_broker.archive.threads import in_daemon_thread
+from gantry_broker.replication.epochs import divergence
+from gantry_broker.store.errors import StoreError
+
+if TYPE_CHECKING:
+    from gantry_broker.archive.chain import GroupArchive
+    from gantry_broker.archive.manifest import Part, State
+    from gantry_broker.config import BrokerConfig
+    from gantry_broker.replication.ports import Log
+
+log = logging.getLogger(__name__)
+
+LEAST: Final = 64 << 20
+"""Bytes of the log for which the archive is asked at least, or one segment if that is less."""
+AT_ONCE: Final = 8 << 20
+"""Bytes that are appended between two fetches, at most, and one block."""
+WAIT_S: Final = 1.0
+"""Seconds between two fetches while an object is on its way."""
+LOOK_S: Final = 10.0
+"""Seconds between two looks at the manifest."""
+AGAIN_S: Final = 60.0
+"""Seconds without the archive after a failure, or after the leader has cut what came from it."""
+
+
+class Opened(NamedTuple):
+    """An object in memory."""
+
+    part: Part
+    reader: RangeReader
+    directory: Directory
+
+
+class ArchiveFill:
+    """Owned by the event loop."""
+
+    def __init__(self, config: BrokerConfig, segment_size: int) -> None:
+        """Raises ArchiveError for an archive that cannot be."""
+        self.bytes = 0
+        """Of the log, taken from the archive since the start."""
+        self.error = ""
+        self._state: State | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self._looked_at = 0.0
+        self._segment_size = segment_size
+        self._least = min(LEAST, segment_size)
+        self._group: GroupArchive | None = None
+        if config.archive is not None:
+            self._group = open_archive(config.archive, BRIEF).group(config.own_group)
+        self._opened: Opened | None = None
+        self._opening: asyncio.Task[Opened] | None = None
+        self._not_before = 0.0
+
+    def wanted(self, mine: Log, leader_end: int) -> bool:
+        """Whether the archive has much of what this log lacks. `leader_end`: the end of the leader's log."""
+        end = mine.end
+        if self._group is None or leader_end - end < self._least:
+            return False
+        if asyncio.get_running_loop().time() < self._not_before:
+            return False
+        self._look_soon(self._group)
+        state = self._state
+        if state is None:
+            return self._looking is not None  # What the archive has is known in a moment.
+        if state.end - end < self._least or state.segment_size != self._segment_size:
+            return False
+        if state.part_at(end) is None:
+            return False
+        # An archive of another history would be cut again at once.
+        return end == mine.start == 0 or divergence(state.epochs, state.end, mine.leader_epochs, end) >= end
+
+    def _look_soon(self, group: GroupArchive) -> None:
+        """Read the manifest, unless that was done a moment ago."""
+        loop = asyncio.get_running_loop()
+        if self._looking is None and (not self._looked_at or loop.time() - self._looked_at > LOOK_S):
+            self._looked_at = loop.time()
+            self._looking = loop.create_task(self._look(group))
+
+    async def _look(self, group: GroupArchive) -> None:
+        try:
+            self._state = await in_daemon_thread(partial(group.load, self._state))
+        except (ArchiveError, OSError) as error:
+            self._failed(error)
+        finally:
+            self._looking = None
+
+    def was_cut(self) -> None:
+        """Note that the leader cut the log: the archive may be of another history for some time."""
+        self._pause()
+
+    async def fill(self, mine: Log, append: Callable[[int, bytes], bool]) -> None:
+        """Append some of the archive's records, or wait a moment for them. `append` gets the offset at which they
+        begin, and returns whether they were appended there.
+        """
+        state = self._state
+        if state is None and self._looking is not None:
+            await asyncio.wait({self._looking}, timeout=WAIT_S)
+            state = self._state
+        part = None if state is None else state.part_at(mine.end)
+        if part is None:
+            return
+        try:
+            opened = await self._open(part)
+            if opened is None:
+                return
+            done = 0
+            for block in opened.directory.blocks_of(mine.end, part.end):
+                data = await in_daemon_thread(partial(opened.reader.block, opened.directory, block))
+                at = mine.end
+                if not block.start <= at < block.end or not append(at, data[at - block.start :]):
+                    return
+                self.bytes += block.end - at
+                done += block.end - at
+                if done >= AT_ONCE:
+                    return
+            self._opened = None
+            self.error = ""
+        except (ArchiveError, StoreError, OSError, ValueError) as error:
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        log.warning("old records come from the leader, since the archive fails: %s", error)
+        self.error = str(error)
+        self._pause()
+
+    def _pause(self) -> None:
+        self._not_before = asyncio.get_running_loop().time() + AGAIN_S
+        self._opened = None
+
+    async def _open(self, part: Part) -> Opened | None:
+        """Return the object once it is here; None: it is on its way. Raises ArchiveError."""
+        if self._opened is not None and self._opened.part.name == part.name:
+            return self._opened
+        if self._opening is None:
+            self._opening = asyncio.get_running_loop().create_task(in_daemon_thread(partial(self._get, part)))
+        await asyncio.wait({self._opening}, timeout=WAIT_S)
+        if not self._opening.done():
+            return None
+        found, self._opening = self._opening, None
+        self._opened = found.result()
+        return self._opened if self._opened.part.name == part.name else None
+
+    def _get(self, part: Part) -> Opened:
+        assert self._group is not None
+        reader = self._group.whole(part)
+        return Opened(part, reader, reader.directory())
