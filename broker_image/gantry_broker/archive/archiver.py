@@ -24,7 +24,7 @@ from gantry_broker.archive import chain, upload
 from gantry_broker.archive.chain import Archive, GroupArchive
 from gantry_broker.archive.errors import ArchiveError, Damaged, Fenced, Overtaken
 from gantry_broker.archive.manifest import Change, Gap, Owner, Part, State
-from gantry_broker.archive.segment import BLOCK, SegmentWriter, read_range
+from gantry_broker.archive.segment import BLOCK, LEVEL, SegmentWriter, read_range
 from gantry_broker.archive.threads import in_background, in_daemon_thread
 from gantry_broker.archive.upload import Begin, Cut, MarkGap, Merge, Prune, Settings, Upload, View, Wait, Waiting
 from gantry_broker.store.log.epochs import EpochStart
@@ -125,7 +125,7 @@ class Archiver:
         turn: Callable[[], bool],
         settings: Callable[[], Settings],
         delays: Sequence[int],
-        level: int = 3,
+        level: int = LEVEL,
         rate: Callable[[], int | None] = lambda: None,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         on_superseded: Callable[[str], None] = lambda why: None,

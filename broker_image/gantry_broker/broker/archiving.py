@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from gantry_broker.archive import upload
 from gantry_broker.archive.archiver import Archiver, Report
 from gantry_broker.archive.opening import open_archive
+from gantry_broker.archive.segment import LEVEL
 from gantry_broker.archive.upload import Settings, View
 from gantry_broker.contracts.models import ArchiveStatus
 
@@ -27,7 +28,7 @@ class NoArchive(Exception):
     """The configuration names no archive."""
 
 
-LEVELS: Final = {"Zstd": 3, "None": -(1 << 17)}
+LEVELS: Final = {"Zstd": LEVEL, "None": -(1 << 17)}
 """Levels of zstd; the lowest one copies nearly all bytes."""
 
 
