@@ -54,7 +54,7 @@ class ArchiveFill:
     """Owned by the event loop."""
 
     def __init__(self, config: BrokerConfig, segment_size: int) -> None:
-        """Raises ArchiveError for an archive that cannot be."""
+        """Open the archive of the configuration, if it names one. Raises ArchiveError for one that cannot be."""
         self.bytes = 0
         """Of the log, taken from the archive since the start."""
         self.error = ""
