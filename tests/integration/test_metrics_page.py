@@ -5,11 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from gantry_broker.archive.archiver import Report
-from gantry_broker.broker.http.metrics import archive_families
+from gantry_broker.archive.tiered import Counters
+from gantry_broker.broker.archive_reads import Served
+from gantry_broker.broker.http.metrics import archive_families, archive_read_families
 from gantry_broker.client import Message, Producer
 from gantry_broker.config import ArchiveConfig, OtlpConfig
+from gantry_broker.http.families import Row
 from gantry_broker.namesrv.server import NameServer
 from gantry_broker.namesrv.service import metrics as name_server_page
 from gantry_broker.namesrv.settings import NameServerSettings
@@ -88,7 +93,13 @@ async def test_the_page_has_every_metric_with_its_type_and_labels(tmp_path: Path
     assert examples == {(name, "ab" * 16) for name in what}
     # Only brokers with an archive have its metrics.
     place = ArchiveConfig(url="s3://b/p", uid="u")
-    archive = archive_families(Report(known=True), place, lambda value: [(dict.fromkeys(COMMON["gantry"], ""), value)])
+
+    def one(value: float) -> list[Row]:
+        return [(dict.fromkeys(COMMON["gantry"], ""), value)]
+
+    tiered = SimpleNamespace(counters=Counters(), cache_bytes=0)
+    reads: Any = SimpleNamespace(tiered=tiered, served=Served(), error="")
+    archive = [*archive_families(Report(known=True), place, one), *archive_read_families(reads, 0, one)]
     code = served(families) | {name: (kind, set(rows[0][0])) for name, kind, _, rows in archive}
     rocketmq = {name: row for name, row in code.items() if name.startswith("rocketmq_")}
     compare(documented(page, "RocketMQ's metrics"), rocketmq, COMMON["rocketmq"])
