@@ -5,9 +5,9 @@
 A real broker (group of one member) gets frames as RocketMQ's Java client writes them, from a connection whose other end
 is this program. The measurement covers everything from the read to the written answers, log and queues included, except
 the kernel's calls for the socket itself. `--signed` measures signed sends beside unsigned ones: `--rounds` rounds with
-and without authentication alternate. The figures are the minima: other work of the machine only adds. Its last two
-columns are of single reads, of which a tenth cost less: their ratio is the same on a busy machine. `--profile` prints
-the profile of the last read size.
+and without authentication alternate. The figures are the minima: other work of the machine only adds. The column "a
+read" is of single reads, of which a tenth cost less: it is nearly the same on a busy machine. `--profile` prints the
+profile of the last read size.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ async def run(options: argparse.Namespace, folder: Path) -> None:
         set_policy = process.broker.access.gate.set_policy
         profiler = cProfile.Profile() if options.profile else None
         print(f"{'frames a read':>14}{'us a message':>14}{'of it in reads':>16}", end="")
-        print(f"{'signed':>10}{'ratio':>8}{'a read':>10}{'ratio':>8}" if options.signed else "")
+        print(f"{'signed':>10}{'ratio':>8}{'a read':>10}{'ratio':>8}" if options.signed else f"{'a read':>10}")
         for together in options.together:
             found: dict[str, list[tuple[float, ...]]] = {}
             single: dict[str, list[float]] = {}
@@ -150,7 +150,7 @@ async def run(options: argparse.Namespace, folder: Path) -> None:
                 found.setdefault(mode, []).append(tuple(1e6 * seconds / options.messages for seconds in spent))
                 single.setdefault(mode, []).extend(each)
             (cpu, inside), *more = ([min(column) for column in zip(*rounds, strict=True)] for rounds in found.values())
-            rest = ""
+            rest = f"{1e6 * sorted(single['Disabled'])[len(single['Disabled']) // 10] / together:>10.2f}"
             if more:
                 plain, signed = (sorted(reads_of)[len(reads_of) // 10] for reads_of in single.values())
                 rest = (

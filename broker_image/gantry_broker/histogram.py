@@ -75,6 +75,16 @@ class Histogram:
                 counts[bisect_left(bounds, value)] += 1
             self.sum += sum(values)
 
+    @property
+    def first_bound(self) -> float:
+        """The upper bound of the first bucket."""
+        return self._bounds[0]
+
+    def observe_small(self, times: int, total: float) -> None:
+        """Count `times` values that all lie in the first bucket. `total`: their sum."""
+        self._counts[0] += times
+        self.sum += total
+
     def observe_weighted(self, values: Sequence[float], times: Sequence[int], count: int, scale: float = 1) -> None:
         """Count each value as often as its place in `times` says. `count`: the sum of `times`. `scale`: of the values
         to the unit of this histogram.

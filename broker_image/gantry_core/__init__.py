@@ -60,34 +60,43 @@ NAME: Final = "python" if WHY_PYTHON else "rust"
 if TYPE_CHECKING or WHY_PYTHON:
     from gantry_core._python import (
         BatchRules,
+        SendRules,
         batch_records,
         entry_sizes,
         index_entries,
         key_times,
         message_ids,
+        place_sends,
         plain_records,
+        send_answers,
         set_slots,
     )
 else:
     _native = globals()["_native"]
     BatchRules = _native.BatchRules
+    SendRules = _native.SendRules
     batch_records = _native.batch_records
     entry_sizes = _native.entry_sizes
     index_entries = _native.index_entries
     key_times = _native.key_times
     message_ids = _native.message_ids
+    place_sends = _native.place_sends
     plain_records = _native.plain_records
+    send_answers = _native.send_answers
     set_slots = _native.set_slots
 
 __all__ = [
     "NAME",
     "WHY_PYTHON",
     "BatchRules",
+    "SendRules",
     "batch_records",
     "entry_sizes",
     "index_entries",
     "key_times",
     "message_ids",
+    "place_sends",
     "plain_records",
+    "send_answers",
     "set_slots",
 ]

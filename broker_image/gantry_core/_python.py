@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -34,6 +35,31 @@ _CHUNK: Final = 64
 _POWERS: Final = tuple(pow(31, n, 1 << 32) for n in range(_CHUNK + 1))
 _WEIGHTS: Final = tuple(tuple(reversed(_POWERS[:n])) for n in range(_CHUNK + 1))
 _INDEXED: Final = ("TAGS", "KEYS", "UNIQ_KEY")
+_V2: Final = 0xDAA320AB
+_SEND: Final = 10
+_SEND_V2: Final = 310
+_SEND_FIELDS: Final = (
+    "producerGroup", "topic", "defaultTopic", "defaultTopicQueueNums", "queueId", "sysFlag", "bornTimestamp", "flag",
+    "properties", "reconsumeTimes", "unitMode", "maxReconsumeTimes", "batch", "brokerName",
+)  # fmt: skip
+_SHORT_NAMES: Final = {letter: field for letter, field in zip("abcdefghijklmn", _SEND_FIELDS, strict=True)}
+_MOST_NAMES: Final = 1024
+_MOST_TOPIC: Final = 255
+_MOST_DIGITS: Final = 18
+_SMALL_DIGITS: Final = 9
+_FRAME: Final = Struct(">iI")
+_COMPACT: Final = Struct(">h3xiiii")
+"""Code, opaque, flag, size of the remark, size of the fields."""
+_ROW: Final = Struct(">IIiBiH")
+"""Size of the record, group, opaque, serialization, tag code, index keys."""
+_HASH: Final = Struct(">i")
+_PLACE: Final = Struct(">iBiqq")
+"""Opaque, serialization, queue, queue offset, offset in the log."""
+_NUMBERS: Final = Struct(">qq")
+_STORED: Final = Struct(">q8s")
+_OWN: Final = Struct(">qq")
+_ANSWER: Final = Struct(">hBhiiii")
+_MAX_I64: Final = 0x7FFFFFFFFFFFFFFF
 
 
 def _hash_on(value: int, text: str) -> int:
@@ -336,3 +362,359 @@ def plain_records(
         at = end
     made = [(topic.encode(), queue_id, number, b"".join(entries)) for topic, queue_id, number, entries in runs]
     return at, made, b"".join(keys), first_ms, last_ms, steps
+
+
+Topics = list[tuple[str, int, int, int, int]]
+Split = tuple[int, int, int, str | None, Topics, list[int], list[int], int, bytes, bytes, bytes, bytes]
+
+
+class _Unusual(ValueError):
+    """The send is not a plain one."""
+
+
+class SendRules:
+    """What a send may have that needs no other look: limits, and properties that are `special`."""
+
+    def __init__(
+        self,
+        special: Sequence[str],
+        suffix: bytes,
+        properties: int,
+        keys: int,
+        all_keys: int,
+        frame: int,
+        header: int,
+    ) -> None:
+        """`suffix` is added to the properties of each message. Limits: bytes of a message's stored properties, words of
+        its KEYS, index keys of all messages, bytes of a frame behind its length, and of its header.
+        """
+        self._special = frozenset(special) - {*_INDEXED, "WAIT"}
+        self._suffix = suffix
+        self._properties = min(properties, _MAX_I16)
+        self._keys = min(keys, 1 << 14)
+        self._all_keys = all_keys
+        self._frame = frame
+        self._header = header
+
+    def split(self, data: bytes, most: int, born_host: bytes) -> Split | None:
+        """The plain sends that `data` begins with, `most` of them at most: (bytes, messages, request code, access key,
+        topics, topic of each queue, queues, bytes of the largest body, properties of the first message, records, rows,
+        index keys' hashes). None: the first frame is none, or is not complete.
+
+        A topic is (name, its largest queue, messages, bytes of their records, bytes of the largest record). The records
+        lack queue offset, offset in the log, store time and host. A row has what `place_sends` needs besides.
+
+        A plain send is a request of code 10 or 310, not one-way, within the limits, with every field as Java's clients
+        write it, properties that are not special, and WAIT absent or true. All have one code and one access key ("" for
+        another credential alone).
+        """
+        found = _Sends()
+        at = 0
+        while found.count < most:
+            try:
+                after = self._next(found, data, at, born_host)
+            except (ValueError, OverflowError):
+                break
+            if not after:
+                break
+            at = after
+        if not found.count:
+            return None
+        topics = [(name, *values) for name, values in found.topics.items()]
+        order = list(found.topics)
+        return (
+            at,
+            found.count,
+            found.code,
+            found.user,
+            topics,
+            [order.index(topic) for topic, _ in found.groups],
+            [queue_id for _, queue_id in found.groups],
+            found.most_body,
+            found.first,
+            b"".join(found.records),
+            b"".join(found.rows),
+            b"".join(found.hashes),
+        )
+
+    def _next(self, found: _Sends, data: bytes, at: int, born_host: bytes) -> int:
+        """Add the send at `at`; returns where the next frame begins, 0: it cannot be added. Raises ValueError."""
+        if len(data) - at < _FRAME.size:
+            return 0
+        length, mark = _FRAME.unpack_from(data, at)
+        size, serialize = mark & 0xFFFFFF, mark >> 24
+        begin = at + 8
+        stop: int = at + 4 + length
+        if not 4 <= length <= self._frame or size > min(length - 4, self._header) or stop > len(data):
+            return 0
+        if serialize > 1:
+            return 0
+        code, opaque, ext = (_compact_head if serialize else _json_head)(data[begin : begin + size])
+        user = ext.get("AccessKey")
+        if user is None and ("Signature" in ext or "SecurityToken" in ext):
+            user = ""
+        if found.count and (code != found.code or user != found.user):
+            return 0
+        if code == _SEND_V2:
+            ext = {_SHORT_NAMES[name]: value for name, value in ext.items() if name in _SHORT_NAMES}
+        _check_plain(ext)
+        topic, text = ext.get("topic", ""), ext.get("properties", "")
+        encoded = topic.encode()
+        if not 0 < len(encoded) <= _MOST_TOPIC or not text or "\0" in text:
+            return 0
+        props, stored = self._plain_properties(text)
+        joint = b"\x02" if stored and stored[-1] != 2 else b""
+        queue_id, sys_flag, flag = (_number(ext.get(name), _SMALL_DIGITS) for name in ("queueId", "sysFlag", "flag"))
+        born_ms = _number(ext.get("bornTimestamp"), _MOST_DIGITS)
+        keys = _words(props, len(text))
+        if sys_flag & _TRANSACTION or len(keys) - bool(props.get("UNIQ_KEY")) > self._keys:
+            return 0
+        properties = stored + joint + self._suffix
+        if len(properties) > self._properties:
+            return 0
+        if found.count and found.keys + len(keys) > self._all_keys:
+            return 0
+        body = data[begin + size : stop]
+        field = (len(encoded).to_bytes(2) if len(encoded) > 127 else bytes((len(encoded),))) + encoded
+        whole = _FIXED + len(field) + len(body) + len(properties)
+        magic = _V2 if len(encoded) > 127 else _V1
+        crc = zlib.crc32(body) & _MAX_I32
+        head = (whole, magic, crc, queue_id, flag, 0, 0, sys_flag & ~_V6, born_ms, born_host, 0, b"", 0, 0, len(body))
+        if not found.count:
+            found.code, found.user = code, user
+            found.first = stored
+        found.count += 1
+        found.keys += len(keys)
+        found.most_body = max(found.most_body, len(body))
+        largest_queue, messages, total, largest = found.topics.get(topic, (0, 0, 0, 0))
+        found.topics[topic] = (max(largest_queue, queue_id), messages + 1, total + whole, max(largest, whole))
+        group = found.groups.setdefault((topic, queue_id), len(found.groups))
+        found.records += (_RECORD.pack(*head), body, field, len(properties).to_bytes(2), properties)
+        found.rows.append(_ROW.pack(whole, group, opaque, serialize, _tag_code(props.get("TAGS", "")), len(keys)))
+        seed = _seed(topic)
+        found.hashes += [_HASH.pack(_key_hash(seed, key)) for key in keys]
+        return stop
+
+    def _plain_properties(self, text: str) -> tuple[dict[str, str], bytes]:
+        """The properties, and what is stored of them before the suffix. Raises ValueError."""
+        pieces = [piece.split("\x01", 1) for piece in text.split("\x02") if piece]
+        props = dict(pieces)
+        waits = [value for name, *[value] in pieces if name == "WAIT"]
+        if "" in props or not self._special.isdisjoint(props) or waits not in ([], ["true"]):
+            raise _Unusual
+        if waits:
+            text = "\x02".join([piece for piece in text.split("\x02") if piece != "WAIT\x01true"])
+        return props, text.encode()
+
+
+class _Sends:
+    """What `SendRules.split` has read."""
+
+    def __init__(self) -> None:
+        self.code = self.count = self.keys = self.most_body = 0
+        self.user: str | None = None
+        self.first = b""
+        self.topics: dict[str, tuple[int, int, int, int]] = {}
+        self.groups: dict[tuple[str, int], int] = {}
+        self.records: list[bytes] = []
+        self.rows: list[bytes] = []
+        self.hashes: list[bytes] = []
+
+
+class _Pairs(tuple[tuple[str, Any], ...]):
+    """The names and values of a JSON object."""
+
+    __slots__ = ()
+
+
+def _refuse_constant(text: str) -> Any:
+    raise _Unusual(text)
+
+
+def _json_int(text: str) -> int:
+    if len(text.removeprefix("-")) > _MOST_DIGITS:
+        raise _Unusual
+    return int(text)
+
+
+_JSON: Final = json.JSONDecoder(
+    object_pairs_hook=_Pairs, parse_float=_refuse_constant, parse_constant=_refuse_constant, parse_int=_json_int
+)
+
+
+def _json_head(header: bytes) -> tuple[int, int, dict[str, str]]:
+    """Code, opaque and fields of a request. Raises ValueError."""
+    code = _SEND_V2 if header.startswith(b'{"code":310,') else _SEND
+    if code == _SEND and not header.startswith(b'{"code":10,'):
+        raise _Unusual
+    opaque = flag = version = language = None
+    ext: dict[str, str] = {}
+    for name, value in _JSON.decode(header.decode()):
+        name.encode()  # A half of a surrogate pair raises.
+        if name == "extFields":
+            if type(value) is not _Pairs:
+                raise _Unusual
+            for field, content in value:
+                if type(content) is not str:
+                    raise _Unusual
+                f"{field}{content}".encode()
+            ext = dict(value)
+            continue
+        if type(value) is str:
+            value.encode()
+        elif type(value) is not int and type(value) is not bool and value is not None:
+            raise _Unusual
+        if name in ("code", "flag", "opaque", "version") and type(value) is not int:
+            raise _Unusual
+        if name == "code" and value != code:
+            raise _Unusual
+        if name in ("opaque", "version") and not -_MAX_I32 - 1 <= value <= _MAX_I32:
+            raise _Unusual
+        if name == "remark" and not (value is None or type(value) is str):
+            raise _Unusual
+        if name == "opaque":
+            opaque = value
+        elif name == "flag":
+            flag = value
+        elif name == "version":
+            version = value
+        elif name == "language":
+            if type(value) is not str:
+                raise _Unusual
+            language = value
+    if flag != 0 or opaque is None or version is None or language is None:
+        raise _Unusual
+    return code, opaque, ext
+
+
+def _compact_head(header: bytes) -> tuple[int, int, dict[str, str]]:
+    """As `_json_head`, for a compact header."""
+    if len(header) < _COMPACT.size:
+        raise _Unusual
+    code, opaque, flag, remark, size = _COMPACT.unpack_from(header)
+    if code not in (_SEND, _SEND_V2) or flag or remark or size != len(header) - _COMPACT.size:
+        raise _Unusual
+    ext = {}
+    at, end = _COMPACT.size, len(header)
+    while at < end:
+        texts = []
+        for width in (2, 4):
+            length = int.from_bytes(header[at : at + width], signed=True)
+            at += width + length
+            if length < 0 or at > end:
+                raise _Unusual
+            texts.append(header[at - length : at].decode())
+        ext[texts[0]] = texts[1]
+    return code, opaque, ext
+
+
+def _check_plain(ext: dict[str, str]) -> None:
+    """Raise ValueError for fields that the slow path has to look at."""
+    names = sum([len(ext.get(name, "").encode()) for name in ("producerGroup", "defaultTopic", "brokerName")])
+    if (
+        names > _MOST_NAMES
+        or "producerGroup" not in ext
+        or "defaultTopic" not in ext
+        or "maxReconsumeTimes" in ext
+        or ext.get("reconsumeTimes", "0") != "0"
+        or ext.get("unitMode", "true") not in ("false", "true")
+        or ext.get("batch", "false") != "false"
+    ):
+        raise _Unusual
+    _number(ext.get("defaultTopicQueueNums"), _SMALL_DIGITS)
+
+
+def _number(text: str | None, most: int) -> int:
+    """A number as Java writes it, of `most` digits at most. Raises ValueError."""
+    if not text or len(text) > most or not text.isascii() or not text.isdigit() or (text[0] == "0" and len(text) > 1):
+        raise _Unusual
+    return int(text)
+
+
+def place_sends(
+    records: bytes,
+    rows: bytes,
+    hashes: bytes,
+    numbers: Sequence[int],
+    phys: int,
+    room: int,
+    room_min: int,
+    now_ms: int,
+    host: bytes,
+) -> tuple[bytes, list[bytes], bytes, bytes] | None:
+    """The records of `SendRules.split` with their places, the queue entries of each queue, all index keys, and what
+    `send_answers` needs.
+
+    `numbers`: the next queue offset of each queue, in the order of `split`; the others as for `batch_records`. None: a
+    record has less room than `room_min`, or no room for a filler behind it. Raises ValueError, OverflowError.
+    """
+    made = bytearray(records)
+    following = list(numbers)
+    entries: list[list[bytes]] = [[] for _ in following]
+    keys: list[bytes] = []
+    places: list[bytes] = []
+    at = key = 0
+    for size, group, opaque, serialize, code, count in _ROW.iter_unpack(rows[: len(rows) // _ROW.size * _ROW.size]):
+        if (
+            size > _MAX_I32
+            or group >= len(following)
+            or count > _MAX_I16
+            or at + size > len(made)
+            or size < _FIXED
+            or max(phys + at, following[group] + 1) > _MAX_I64
+        ):
+            raise ValueError("no sends that were split")
+        if room < room_min or size + _FILLER_MIN > room:
+            return None
+        own, number = phys + at, following[group]
+        _NUMBERS.pack_into(made, at + 20, number, own)
+        _STORED.pack_into(made, at + 56, now_ms, host)
+        entries[group].append(_ENTRY.pack(own, size, code))
+        for _ in range(count):
+            if key + 4 > len(hashes):
+                raise ValueError("no sends that were split")
+            keys.append(hashes[key : key + 4] + _OWN.pack(own, now_ms))
+            key += 4
+        places.append(_PLACE.pack(opaque, serialize, _HASH.unpack_from(made, at + 12)[0], number, own))
+        following[group] = number + 1
+        at += size
+        room -= size
+    if at != len(made):
+        raise ValueError("no sends that were split")
+    return bytes(made), [b"".join(own) for own in entries], b"".join(keys), b"".join(places)
+
+
+def send_answers(places: bytes, code: int, host: str, region: str, version: int) -> bytes:
+    """The frames of the answers to sends. `host`: the store host in hexadecimal, with which message ids begin; `region`
+    and `version`: of the broker. Raises ValueError for a host or a region with other than plain characters.
+    """
+    for text in (host, region):
+        if not all("!" <= letter <= "~" and letter not in '"\\' for letter in text):
+            raise ValueError("host and region are plain texts")
+    made: list[bytes] = []
+    for opaque, serialize, queue_id, number, phys in _PLACE.iter_unpack(
+        places[: len(places) // _PLACE.size * _PLACE.size]
+    ):
+        message_id = f"{host}{phys & 0xFFFFFFFFFFFFFFFF:016X}"
+        if serialize == 0:
+            header = (
+                f'{{"code":{code},"extFields":{{"queueId":"{queue_id}","TRACE_ON":"true","MSG_REGION":"{region}",'
+                f'"msgId":"{message_id}","queueOffset":"{number}"}},"flag":1,"language":"JAVA","opaque":{opaque},'
+                f'"serializeTypeCurrentRPC":"JSON","version":{version}}}'
+            ).encode()
+        else:
+            fields = b"".join(
+                [
+                    len(name).to_bytes(2) + name.encode() + len(value).to_bytes(4) + value.encode()
+                    for name, value in (
+                        ("msgId", message_id),
+                        ("queueId", str(queue_id)),
+                        ("queueOffset", str(number)),
+                        ("TRACE_ON", "true"),
+                        ("MSG_REGION", region),
+                    )
+                ]
+            )
+            header = _ANSWER.pack(code, 0, version, opaque, 1, 0, len(fields)) + fields
+        made.append(_FRAME.pack(4 + len(header), serialize << 24 | len(header)) + header)
+    return b"".join(made)

@@ -88,6 +88,8 @@ class Bench:
         self.broker = self.parts.context
         self.dispatcher = self.parts.dispatcher
         self.wire = Wire()
+        self.together = 0
+        """Sends that the broker took as one value with the others of their read."""
         self._opaque = 0
 
     async def lead(self) -> None:
@@ -99,8 +101,19 @@ class Bench:
         )
 
     def give(self, *frames: Frame, wire: Wire | None = None) -> None:
-        """All frames as one read."""
-        self.dispatcher.on_frames(wire or self.wire, list(frames))  # type: ignore[arg-type]
+        """All frames as one read, as `Connection.handle` takes it."""
+        conn: Any = wire or self.wire
+        decoder = FrameDecoder()
+        rules = self.dispatcher.send_rules()
+        found = decoder.feed(b"".join(map(encode_frame, frames)), rules=rules, host=conn.peer_bytes)
+        sends = decoder.sends
+        if sends is not None:
+            if self.dispatcher.take_sends(conn, sends):
+                self.together += sends.messages
+            else:
+                found = sends.frames() + found
+        if found:
+            self.dispatcher.on_frames(conn, found)
 
     def frame(self, code: int, ext: dict[str, Any] | None = None, body: bytes = b"", serialize: int = 0) -> Frame:
         self._opaque += 1

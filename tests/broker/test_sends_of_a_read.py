@@ -48,7 +48,11 @@ async def test_whatever_the_store_cannot_take_refuses_itself_alone(
             raise error
         return put(puts, now_ms)
 
+    def failing_together(sends: Any, now_ms: int) -> Any:
+        raise error
+
     monkeypatch.setattr(bench.store.appender, "put_rows", failing)
+    monkeypatch.setattr(bench.store.appender, "put_sends", failing_together)
     bad = bench.frame(RequestCode.SEND_MESSAGE_V2, bench.send_ext(), b"bad")
     assert await codes(bench, good(bench), bad, good(bench), good(bench)) == [0, ResponseCode.SYSTEM_ERROR, 0, 0]
     assert bench.store.reader.max_offset("T", 0) == 4

@@ -54,6 +54,43 @@ def test_the_inputs_reach_every_outcome() -> None:
     assert min(whole, stopped, runs) > 100, (whole, stopped, runs)
 
 
+def test_the_sends_reach_every_outcome() -> None:
+    several = unusual = compact = placed = ends = refused = 0
+    for seed in range(3_000):
+        (split, made, _), _ = twins.compare_sends(random.Random(seed), python)
+        several += isinstance(split, tuple) and split[1] > 1 and len(split[4]) > 1 and len(split[6]) > 2
+        unusual += split is None
+        compact += isinstance(split, tuple) and any(split[10][at + 12] for at in range(0, len(split[10]), 19))
+        placed += isinstance(made, tuple) and bool(made[2])
+        ends += split is not None and made is None
+        refused += made is ValueError
+    assert min(several, unusual, compact, placed, ends, refused) > 50, (
+        several,
+        unusual,
+        compact,
+        placed,
+        ends,
+        refused,
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.text(alphabet='\0\x01\x02 aTAGSKEYUNIQ_WAITtrue\n"\\é\U0001f600', max_size=80),
+    st.dictionaries(st.sampled_from(twins._NAMES), st.text(alphabet="0129trufalse-ä\x7f", max_size=12), max_size=3),
+    st.booleans(),
+)
+def test_sends_that_hypothesis_makes(rust: Any, text: str, others: dict[str, str], compact: bool) -> None:
+    plain = random.Random(1)
+    fields = {**twins.send_fields(plain), "properties": text, **others}
+    data = twins.send_frame(random.Random(3 if compact else 4), fields, b"body") * 2
+    found = [
+        twins.outcome(one.SendRules(*twins.SEND_RULES, 30_000, 20, 50, 65_536, 16_384).split, data, 9, twins.HOST)
+        for one in (python, rust)
+    ]
+    assert found[0] == found[1]
+
+
 @settings(max_examples=300, deadline=None)
 @given(
     st.lists(st.tuples(st.binary(max_size=40), st.text(alphabet="\0\x01\x02 aTAGSKEYUNIQ_é\U0001f600", max_size=60))),

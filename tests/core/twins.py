@@ -6,6 +6,7 @@ Each seed makes one input; both bodies must give equal values or the same kind o
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import struct
 import sys
@@ -68,6 +69,77 @@ def batch_body(rng: random.Random) -> bytes:
         head = struct.pack(">iIIii", 22 + len(body) + len(named), 0, 0, rng.randrange(-9, 9), len(body))
         parts += [head, body, len(named).to_bytes(2, "big"), named]
     return b"".join(parts)
+
+
+_NAMES = (
+    "producerGroup", "topic", "defaultTopic", "defaultTopicQueueNums", "queueId", "sysFlag", "bornTimestamp", "flag",
+    "properties", "reconsumeTimes", "unitMode", "maxReconsumeTimes", "batch", "brokerName",
+)  # fmt: skip
+SEND_RULES = ((*SPECIAL, "WAIT"), SUFFIX)
+
+
+def send_fields(rng: random.Random, topics: tuple[str, ...] = ("T", "orders")) -> dict[str, Any]:
+    """The fields of a send by their long names, nearly always plain."""
+    named = properties(rng).decode()
+    if rng.random() < 0.9:
+        pieces = [piece for piece in named.split("\x02") if piece.count("\x01") == 1]
+        pieces = [piece for piece in pieces if not piece.startswith(("WAIT\x01", "\x01", *SPECIAL))]
+        if rng.random() < 0.8:
+            pieces.insert(rng.randrange(len(pieces) + 1), "WAIT\x01true")
+        named = "\x02".join(pieces)
+    values: dict[str, Any] = {
+        "producerGroup": "PG", "topic": rng.choice(topics), "defaultTopic": "TBW102", "defaultTopicQueueNums": "4",
+        "queueId": str(rng.randrange(3)), "sysFlag": rng.choice(("0",) * 20 + ("1", "48", "4")),
+        "bornTimestamp": str(1_795_240_234_041 + rng.randrange(9)), "flag": "0",
+        "properties": named or "a\x01b", "reconsumeTimes": "0", "unitMode": "false", "batch": "false",
+    }  # fmt: skip
+    if rng.random() < 0.05:
+        name = rng.choice(_NAMES)
+        values[name] = rng.choice(("", "0", "01", "-1", "true", "+5", "9" * 10, "9" * 19, "x" * 2000, "ä", "x" * 128))
+        if rng.random() < 0.3:
+            values[name] = rng.choice((None, 7, 1.5, True, ["a"], {"a": "b"}))
+    for name in list(values):
+        if rng.random() < 0.002:
+            del values[name]
+    if rng.random() < 0.03:
+        values[rng.choice(("AccessKey", "Signature", "SecurityToken", "other", "nsd"))] = rng.choice(("u", "v", ""))
+    return values
+
+
+def send_frame(rng: random.Random, fields: dict[str, Any], body: bytes) -> bytes:
+    """The frame of a send, nearly always plain."""
+    code = rng.choice((310, 10)) if rng.random() < 0.1 else 310
+    ext = {
+        "abcdefghijklmn"[_NAMES.index(name)] if code == 310 and name in _NAMES else name: value
+        for name, value in fields.items()
+    }
+    opaque, flag = rng.choice((1, 77, 0x7FFFFFFF, -5)), rng.choice((0,) * 80 + (1, 2))
+    if rng.random() < 0.25:
+        texts = [(name.encode(), str(value).encode()) for name, value in ext.items()]
+        packed = b"".join(struct.pack(">h", len(a)) + a + struct.pack(">i", len(b)) + b for a, b in texts)
+        header = struct.pack(">hBhiiii", code, 0, 399, opaque, flag, 0, len(packed)) + packed
+        return struct.pack(">iI", 4 + len(header) + len(body), 1 << 24 | len(header)) + header + body
+    head: dict[str, Any] = {
+        "code": code, "extFields": ext, "flag": flag, "language": "JAVA", "opaque": opaque,
+        "serializeTypeCurrentRPC": "JSON", "version": 399,
+    }  # fmt: skip
+    if rng.random() < 0.04:
+        head[rng.choice(("remark", "version", "opaque", "language", "other", "flag", "code", "extFields"))] = (
+            rng.choice((None, "x", 'ä\n"\\/', 5, 1 << 40, 10**18, -7, 1.5, False, [1], {"a": "b"}, {}))
+        )
+    text = json.dumps(head, separators=(",", ":"), ensure_ascii=rng.random() < 0.5)
+    if rng.random() < 0.04:
+        old, new = rng.choice(
+            (
+                (":", ": "), ("}", "}\n"), ("TBW", "\\ud83d\\ude00"), ("TBW", "\\ud83d"), ("TBW", "\\u00E4\\/\\b\\f"),
+                ('"flag":0', '"flag":-0'), ('"flag":0', '"flag":00'), ('"flag":0', '"flag":0,"flag":2'),
+                ('"code"', '"code":9,"code"'), ("399", "399e0"), ("JAVA", "JAVA\t"), ("PG", "\\uZZZZ"), ("PG", "\\q"),
+                ('"version"', '"\\u0076ersion"'), ("399", "nul"), ("399", "NaN"), ("399", "1" * 19), ("}", "},"),
+            )
+        )  # fmt: skip
+        text = text.replace(old, new)
+    header = text.encode()
+    return struct.pack(">ii", 4 + len(header) + len(body), len(header)) + header + body
 
 
 def mutated(rng: random.Random, data: bytes) -> bytes:
@@ -174,7 +246,45 @@ def compare_records(rng: random.Random, other: Any) -> tuple[Any, Any]:
     return outcome(python.plain_records, *asked), outcome(other.plain_records, *asked)
 
 
-COMPARE = (compare_batches, compare_index, compare_records)
+def compare_sends(rng: random.Random, other: Any) -> tuple[Any, Any]:
+    """The sends of a read, with their places and their answers."""
+    topics = rng.choice((("T",), ("T", "orders"), ("T", "x" * 127, "x" * 128, "ä", "日本")))
+    parts = [
+        send_frame(rng, send_fields(rng, topics), rng.randbytes(rng.choice((0, 1, 64))))
+        for _ in range(rng.choice((1, 2, 5, 20)))
+    ]
+    data = b"".join(parts)
+    if rng.random() < 0.4:
+        data = mutated(rng, data)
+    limits = (
+        rng.choice((100, 30_000, 30_000, 1 << 20)), rng.choice((1, 1000, 1000)), rng.choice((2, 4096, 4096)),
+        rng.choice((65_536, 65_536, 450)), rng.choice((16_384, 16_384, 350)),
+    )  # fmt: skip
+    most = rng.choice((0, 2, 128, 128))
+    place = (
+        rng.choice((0, 1 << 40, (1 << 63) - 3)), rng.choice((0, 2047, 2048, 2500, 4096, 1 << 30, 1 << 30, 1 << 30)),
+        rng.choice((0, 2048)), 1_795_240_234_099, HOST[::-1],
+    )  # fmt: skip
+    first = rng.choice((0, 7, (1 << 63) - 2))
+    code, cut = rng.choice((0, 10, 1)), rng.random() < 0.1
+    found = []
+    for body_of in (python, other):
+        split = outcome(body_of.SendRules(*SEND_RULES, *limits).split, data, most, HOST)
+        made: Any = None
+        answers: Any = None
+        if isinstance(split, tuple):
+            *_, records, rows, hashes = split
+            if cut:
+                seed = random.Random(most)
+                records, rows, hashes = mutated(seed, records), mutated(seed, rows), mutated(seed, hashes)
+            made = outcome(body_of.place_sends, records, rows, hashes, [first] * len(split[6]), *place)
+            if isinstance(made, tuple):
+                answers = outcome(body_of.send_answers, made[3], code, "0A00000100002A9F", "Region", 399)
+        found.append((split, made, answers))
+    return found[0], found[1]
+
+
+COMPARE = (compare_batches, compare_index, compare_records, compare_sends)
 
 
 def difference(seed: int, other: Any) -> str:

@@ -13,8 +13,11 @@ from gantry_broker.broker.pull.service import ASTRAY
 from gantry_broker.broker.relay import RELAY, is_for_leader
 from gantry_broker.protocol.codes import RequestCode
 from gantry_broker.protocol.requests import FORWARDED, LEADER_ONLY, PULLS, TO_EVERY_MEMBER
+from gantry_broker.remoting.connection import SendTaker
 
 if TYPE_CHECKING:
+    from gantry_core import SendRules
+
     from gantry_broker.access.gate import Gate
     from gantry_broker.broker.clients import ClientTable
     from gantry_broker.broker.forward import Forwarder
@@ -22,14 +25,14 @@ if TYPE_CHECKING:
     from gantry_broker.broker.processing import RequestProcessor
     from gantry_broker.broker.relay import Relays
     from gantry_broker.broker.role import RoleState
-    from gantry_broker.protocol.frame import Frame
+    from gantry_broker.protocol.frame import Frame, Sends
     from gantry_broker.remoting.connection import Connection
 
 GROUP: Final = "group"
 """`Connection.listener` of the port that only the leader binds."""
 
 
-class Dispatcher:
+class Dispatcher(SendTaker):
     """The Handler of the ports for clients."""
 
     def __init__(
@@ -50,6 +53,8 @@ class Dispatcher:
         self._gate = gate
         self._process = processor.process
         self._refuse = processor.refuse
+        self._send_rules = processor.send_rules
+        self._process_sends = processor.process_sends
         processor.process_again = self._take
 
     def on_open(self, conn: Connection) -> None:
@@ -71,6 +76,15 @@ class Dispatcher:
             if not frames:
                 return
         self._take(conn, frames)
+
+    def send_rules(self) -> SendRules | None:
+        """Return what plain sends are now; None while each is looked at by itself: its rights, or where it goes."""
+        if self._gate.active or not self._role.may_append or self._forwarder.busy:
+            return None
+        return self._send_rules
+
+    def take_sends(self, conn: Connection, sends: Sends) -> bool:
+        return self._process_sends(conn, sends)
 
     def _take(self, conn: Connection, frames: list[Frame]) -> None:
         forwarder = self._forwarder

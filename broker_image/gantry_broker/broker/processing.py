@@ -17,7 +17,7 @@ from gantry_broker.broker.forward import request_bytes
 from gantry_broker.broker.latencies import UNSUPPORTED
 from gantry_broker.broker.pull.service import SENT_MS
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
-from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.frame import Frame, Sends
 from gantry_broker.protocol.headers import error_answer
 from gantry_broker.protocol.requests import CHEAP, POP_POLLS, TO_SENDER
 
@@ -61,6 +61,9 @@ class RequestProcessor:
         self._context = context
         self._handlers = handlers
         self._take_sends = sender.take
+        self._take_plain = sender.take_plain
+        self.send_rules = sender.send_rules
+        """What plain sends are; None: each comes as a frame."""
         self._take_pulls = context.pulls.take
         self._role = context.role
         self._observe = context.latencies.rpc.observe
@@ -101,6 +104,15 @@ class RequestProcessor:
                 self._run_in_turn(conn, frame, partial(self.process_again, conn, [frame]), wait=True)
         else:
             self.refuse(conn, sends)
+
+    def process_sends(self, conn: Connection, sends: Sends) -> bool:
+        """Carries out plain sends; False: they have to come as frames. This member may append."""
+        now_ms = self._context.clock.unix_ms()
+        if not self._take_plain(conn, sends, now_ms):
+            return False
+        conn.attrs["client"] = True
+        conn.attrs[SENT_MS] = now_ms
+        return True
 
     def refuse(self, conn: Connection, frames: list[Frame]) -> None:
         """Refuses writes, because this member is not the master."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gantry_broker.histogram import SIZE_BYTES, Histogram
 
 if TYPE_CHECKING:
+    from gantry_broker.protocol.frame import Sends
     from gantry_broker.store.types import Row, Stored
 
 MAX_KEYS = 20_000
@@ -181,20 +182,36 @@ class MessageCounts:
         self.put_count += len(sizes)
         self._put(topic, sizes)
 
+    def put_sends(self, sends: Sends) -> None:
+        """Counts plain sends, once per topic."""
+        self.put_count += sends.messages
+        for topic, _, messages, size, largest in sends.topics:
+            histogram = self._sum(topic, messages, size)
+            if histogram is None:
+                continue
+            if largest <= histogram.first_bound:
+                histogram.observe_small(messages, size)
+            else:
+                histogram.observe_all(sends.sizes(topic))
+
     def _put(self, topic: str, sizes: list[int]) -> None:
+        histogram = self._sum(topic, len(sizes), sum(sizes))
+        if histogram is not None:
+            histogram.observe_all(sizes)
+
+    def _sum(self, topic: str, count: int, size: int) -> Histogram | None:
+        """Adds messages and their bytes to the counters of a topic; returns the histogram of the sizes, if any."""
         known = self._put_counters.get(topic)
         if known is None:
             known = self._put_counters[topic] = self._counters_of(topic)
         numbers, totals, histogram = known
-        count, size = len(sizes), sum(sizes)
         for counter in numbers:
             counter.value += count
             counter.times += count
         for counter in totals:
             counter.value += size
             counter.times += count
-        if histogram is not None:
-            histogram.observe_all(sizes)
+        return histogram
 
     def _counters_of(self, topic: str) -> PutCounters:
         counter = self._counter

@@ -16,6 +16,7 @@ from struct import error as struct_error
 from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
 import orjson
+from gantry_core import SendRules
 
 from gantry_broker.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, MQ_VERSION, LanguageCode, SerializeType
 from gantry_broker.protocol.repeated_pulls import PULLS, Layout, Template, Texts, learn, templates
@@ -57,6 +58,8 @@ _LENGTHS = Struct(">iI")
 _COMPACT = Struct(">hBhiii")
 _INT = Struct(">i")
 _SHORT = Struct(">h")
+_ROW = Struct(">II11x")
+"""Size of the record and number of the queue in a row of `gantry_core.SendRules`."""
 _unpack_lengths = _LENGTHS.unpack_from
 
 
@@ -163,6 +166,40 @@ class RepeatedPull(Frame):
         return getattr(full, name)
 
 
+class Sends(NamedTuple):
+    """The plain sends that a read began with: `gantry_core.SendRules` has found nothing unusual about them."""
+
+    data: bytes
+    """The read; the first `end` bytes of it are the sends."""
+    end: int
+    messages: int
+    code: int
+    user: str | None
+    """The access key of all of them; "" for another credential without one."""
+    topics: list[tuple[str, int, int, int, int]]
+    """Name, its largest queue, messages, bytes of their records, bytes of the largest record."""
+    topic_of: list[int]
+    """The topic of each of `queues`."""
+    queues: list[int]
+    """The queues, each of them once, in the order of their first messages."""
+    most_body: int
+    """Bytes of the largest body."""
+    first: bytes
+    """Properties of the first message."""
+    records: bytes
+    rows: bytes
+    hashes: bytes
+
+    def sizes(self, topic: str) -> list[int]:
+        """Return the bytes of the records of a topic, one by one."""
+        wanted = {group for group, at in enumerate(self.topic_of) if self.topics[at][0] == topic}
+        return [size for size, group in _ROW.iter_unpack(self.rows) if group in wanted]
+
+    def frames(self) -> list[Frame]:
+        """Return the requests one by one."""
+        return FrameDecoder().feed(self.data[: self.end])
+
+
 def encode_frame(frame: Frame) -> bytes:
     """Encode a frame with its length field. Raises FrameError when a field does not fit its form."""
     header, body = _encode_header(frame), frame.body
@@ -256,6 +293,7 @@ class FrameDecoder:
         "held",
         "more",
         "refused",
+        "sends",
     )
 
     def __init__(self, max_frame: int = MAX_FRAME, limits: FrameLimits | None = None) -> None:
@@ -282,6 +320,8 @@ class FrameDecoder:
         """Whether `feed` has left bytes because it had returned enough frames."""
         self.refused: list[Refusal] = []
         """Requests over their limit, in order; the caller answers and clears them."""
+        self.sends: Sends | None = None
+        """The plain sends that came before the frames of the last `feed`, if it was called with rules."""
 
     @property
     def unfinished(self) -> bool:
@@ -294,12 +334,16 @@ class FrameDecoder:
         self.held = 0
         self.more = False
 
-    def feed(self, data: bytes, most: int = _ALL) -> list[Frame]:
+    def feed(
+        self, data: bytes, most: int = _ALL, rules: SendRules | None = None, host: bytes = bytes(8)
+    ) -> list[Frame]:
         """Return the frames that `data` completes, in order. After `most` of them `more` is true: the next call, with
-        b"" or further bytes, goes on with the rest.
+        b"" or further bytes, goes on with the rest. With `rules` the plain sends before the first other frame go to
+        `sends` instead; `host`: the packed address of the peer.
 
-        Raises FrameError at the first bad one; the good ones before it are in `error.frames`.
+        Raises FrameError at the first bad one; the good ones before it are in `error.frames`, and in `sends`.
         """
+        self.sends = None
         if self._skip:
             if len(data) <= self._skip:
                 self._skip -= len(data)
@@ -327,6 +371,10 @@ class FrameDecoder:
         small_header = self._small_header
         languages = _LANGUAGE_CODES
         layout = self._layout
+        if rules is not None and (split := rules.split(data, most, host)) is not None:
+            self.sends = Sends(data, *split)
+            position = self.sends.end
+            most -= self.sends.messages
         try:
             for _ in range(most):
                 if end - position < 8:

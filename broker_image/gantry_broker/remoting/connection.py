@@ -13,12 +13,15 @@ import ipaddress
 import logging
 import socket
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Final, Protocol, cast
 
+from gantry_core import SendRules
+
 from gantry_broker.inbox import Inbox
 from gantry_broker.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, ResponseCode
-from gantry_broker.protocol.frame import MAX_FRAME, Frame, FrameDecoder, FrameError, encode_frame, encode_head
+from gantry_broker.protocol.frame import MAX_FRAME, Frame, FrameDecoder, FrameError, Sends, encode_frame, encode_head
 from gantry_broker.protocol.message import pack_host
 from gantry_broker.protocol.request_limits import RequestLimits
 from gantry_broker.remoting.budget import DEFAULT_BUDGET, RemotingBudget
@@ -58,6 +61,18 @@ class Handler(Protocol):
 
     def on_close(self, conn: Connection) -> None:
         """Note that a connection has ended; called once for each `on_open`."""
+
+
+class SendTaker(ABC):
+    """A handler that also takes the plain sends of a read as one value."""
+
+    @abstractmethod
+    def send_rules(self) -> SendRules | None:
+        """Return what plain sends are now; None: each send is to come as a frame."""
+
+    @abstractmethod
+    def take_sends(self, conn: Connection, sends: Sends) -> bool:
+        """Handle plain sends; False, and nothing has changed: they are to come as frames."""
 
 
 class Reply(Protocol):
@@ -206,6 +221,7 @@ class Connection(asyncio.Protocol):
         "_pending",
         "_reading_later",
         "_reading_stopped",
+        "_send_taker",
         "_shared",
         "_throttled",
         "_timer",
@@ -236,6 +252,7 @@ class Connection(asyncio.Protocol):
         on_end: Callable[[Connection], None] | None = None,
     ) -> None:
         self._handler = handler
+        self._send_taker = handler if accepted and isinstance(handler, SendTaker) else None
         self._decoder = FrameDecoder(max_frame, limits)
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
@@ -293,6 +310,8 @@ class Connection(asyncio.Protocol):
             mapped = getattr(address, "ipv4_mapped", None)
             self.peer = (str(mapped or address), peer[1])
             self.peer_bytes = pack_host(*self.peer)
+            if len(self.peer_bytes) != 8:  # Records with IPv6 hosts have another form.
+                self._send_taker = None
         sock = transport.get_extra_info("socket")
         if sock is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -327,12 +346,17 @@ class Connection(asyncio.Protocol):
         if self.closed:
             return False
         decoder = self._decoder
+        taker = self._send_taker
+        rules = None if taker is None else taker.send_rules()
         try:
-            frames = decoder.feed(data, self._burst)
+            frames = decoder.feed(data, self._burst, rules, self.peer_bytes)
         except FrameError as error:
-            self._deliver(error.frames)
+            self._deliver(self._frames_behind(error.frames))
             self._refuse(error)
             return False
+        if decoder.sends is not None:
+            self._frame_since = self._shared.now
+            frames = self._frames_behind(frames)
         if decoder.refused:
             self._answer_refused()
         held = decoder.held
@@ -345,6 +369,19 @@ class Connection(asyncio.Protocol):
             self._partial = held
             self._hold_bytes()
         return decoder.more and not self.closed
+
+    def _frames_behind(self, frames: list[Frame]) -> list[Frame]:
+        """Hand the plain sends over that came before these frames; returns the frames that are left."""
+        sends, self._decoder.sends = self._decoder.sends, None
+        if sends is None or self._send_taker is None or self.closed:
+            return frames
+        try:
+            taken = self._send_taker.take_sends(self, sends)
+        except Exception:
+            log.exception("handling %d sends from %r failed", sends.messages, self)
+            self.close()
+            return []
+        return frames if taken else sends.frames() + frames
 
     def _hold_bytes(self) -> None:
         held = self._partial + (0 if self._inbox is None else self._inbox.size)

@@ -11,15 +11,16 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Final
 
-from gantry_core import batch_records
+from gantry_core import batch_records, place_sends
 
 from gantry_broker.protocol.codes import CONTROL_TOPIC, SysFlag
+from gantry_broker.protocol.frame import Sends
 from gantry_broker.protocol.limits import MAX_KEYS
 from gantry_broker.protocol.message import MAX_PROPERTIES, RECORD_V4, decode_batch, encode_record, format_properties
 from gantry_broker.store.batch import Batch, read_batch
 from gantry_broker.store.errors import BadRecords, FlushFailed, MessageTooLarge, StoreError, StoreFull
 from gantry_broker.store.files import NO_DESCRIPTORS, NO_ROOM
-from gantry_broker.store.index.consume_queue import ENTRY, ENTRY_SIZE
+from gantry_broker.store.index.consume_queue import ENTRY, ENTRY_SIZE, ConsumeQueue
 from gantry_broker.store.index.index_file import KEY
 from gantry_broker.store.index.key_index import KeyIndex
 from gantry_broker.store.index.queue_table import QueueTable
@@ -212,7 +213,7 @@ class Appender:
         return stored
 
     def put_batches(self, batches: Sequence[PlainBatch], now_ms: int) -> list[StoredBatch]:
-        """Append plain batches, all or none, and give them queue offsets. Raises as `put`."""
+        """Append plain batches, all or none, and give them queue offsets. Raises as `put_rows`."""
         state, log, table = self._state, self._log, self._queues
         host = self._host
         phys = log.end
@@ -275,6 +276,56 @@ class Appender:
         made.keys = b"".join(hashes) if indexed else None if self._index is not None else b""
         self._appended(made, now_ms)
         return placed
+
+    def put_sends(self, sends: Sends, now_ms: int) -> bytes | None:
+        """Append plain sends, all or none, and give them queue offsets; returns their places for
+        `gantry_core.send_answers`. None: `put_rows` has to do it. Raises as `put_rows`.
+        """
+        log, host = self._log, self._host
+        if self._state.failed is not None:
+            raise FlushFailed(f"the store takes no writes after: {self._state.failed}")
+        queues = self._queues_of(sends)
+        if queues is None or len(host) != 8:
+            return None
+        phys = log.end
+        numbers = [queue.next for queue in queues]
+        placed = place_sends(
+            sends.records, sends.rows, sends.hashes, numbers, phys, log.room(phys), ROOM_MIN, now_ms, host
+        )
+        if placed is None:
+            return None
+        records, entries, keys, places = placed
+        made = Batch(phys, phys + len(records))
+        self._write([(phys, records)], made.end)
+        made.entries = list(zip(queues, numbers, entries, strict=True))
+        for queue, number, packed in made.entries:
+            queue.next = number + len(packed) // ENTRY_SIZE
+        made.in_runs = sends.messages - len(queues)
+        made.checked = True
+        made.last_ms = now_ms
+        index = self._index
+        made.keys = b"" if index is None else None if index.behind else keys
+        self._appended(made, now_ms)
+        return places
+
+    def _queues_of(self, sends: Sends) -> list[ConsumeQueue] | None:
+        """Return the queues of plain sends, in their order; None: one of their topics is not common. Raises ValueError,
+        OSError.
+        """
+        table = self._queues
+        topics = [table.topics.get(topic[0]) or table.topic(topic[0]) for topic in sends.topics]
+        if any([topic.is_schedule or topic.is_control for topic in topics]):
+            return None
+        if len(topics) == 1:
+            found = list(map(topics[0].queues.get, sends.queues))
+        else:
+            found = [topics[at].queues.get(number) for at, number in zip(sends.topic_of, sends.queues, strict=True)]
+        queues = []
+        for at, queue in enumerate(found):
+            if queue is None or queue.next < 0:
+                queue = table.queue(topics[sends.topic_of[at]], sends.queues[at])
+            queues.append(queue)
+        return queues
 
     @staticmethod
     def _give_back(made: Batch) -> None:

@@ -63,9 +63,32 @@ impl<'a> Messages<'a> {
     }
 }
 
+/// Names of properties that make a message more than a plain one, by their lengths.
+pub struct Special(Vec<Vec<String>>);
+
+impl Special {
+    pub fn new(names: Vec<String>) -> Self {
+        let mut by_size: Vec<Vec<String>> = Vec::new();
+        for name in names {
+            if by_size.len() <= name.len() {
+                by_size.resize(name.len() + 1, Vec::new());
+            }
+            by_size[name.len()].push(name);
+        }
+        Special(by_size)
+    }
+
+    pub fn has(&self, name: &str) -> bool {
+        match self.0.get(name.len()) {
+            Some(names) => names.iter().any(|special| special == name),
+            None => false,
+        }
+    }
+}
+
 #[pyclass(frozen, module = "gantry_core")]
 pub struct BatchRules {
-    special: Vec<Vec<String>>,
+    special: Special,
     suffix: usize,
     messages: usize,
     properties: usize,
@@ -84,15 +107,8 @@ impl BatchRules {
         keys: usize,
         all_keys: usize,
     ) -> Self {
-        let mut by_size: Vec<Vec<String>> = Vec::new();
-        for name in special {
-            if by_size.len() <= name.len() {
-                by_size.resize(name.len() + 1, Vec::new());
-            }
-            by_size[name.len()].push(name);
-        }
         BatchRules {
-            special: by_size,
+            special: Special::new(special),
             suffix,
             messages,
             properties,
@@ -116,7 +132,7 @@ impl BatchRules {
                 return None;
             }
             let text = std::str::from_utf8(properties).ok()?;
-            let found = Indexed::of(text, |name| !self.is_special(name))?;
+            let found = Indexed::of(text, |name| !self.special.has(name))?;
             let words = found.words(usize::MAX).count();
             if words > self.keys + usize::from(!found.unique.is_empty()) {
                 return None;
@@ -127,15 +143,6 @@ impl BatchRules {
             return None;
         }
         Some((count, keys))
-    }
-}
-
-impl BatchRules {
-    fn is_special(&self, name: &str) -> bool {
-        match self.special.get(name.len()) {
-            Some(names) => names.iter().any(|special| special == name),
-            None => false,
-        }
     }
 }
 

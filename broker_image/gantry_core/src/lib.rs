@@ -4,6 +4,7 @@
 mod batch;
 mod index;
 mod records;
+mod sends;
 mod text;
 
 use pyo3::prelude::*;
@@ -18,6 +19,9 @@ fn gantry_core_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(index::index_entries, module)?)?;
     module.add_function(wrap_pyfunction!(index::key_times, module)?)?;
     module.add_function(wrap_pyfunction!(records::plain_records, module)?)?;
+    module.add_class::<sends::SendRules>()?;
+    module.add_function(wrap_pyfunction!(sends::place_sends, module)?)?;
+    module.add_function(wrap_pyfunction!(sends::send_answers, module)?)?;
     module.add_function(wrap_pyfunction!(index::set_slots, module)?)?;
     Ok(())
 }

@@ -10,9 +10,11 @@ from __future__ import annotations
 import random
 import time
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
-from gantry_core import BatchRules, entry_sizes, message_ids
+from gantry_core import NAME, BatchRules, SendRules, entry_sizes, message_ids
+from gantry_core import send_answers as plain_answers
 
 from gantry_broker.broker.errors import RequestRejected, failure_answer, store_refusal
 from gantry_broker.broker.metadata.tables import takes_sends
@@ -37,10 +39,12 @@ from gantry_broker.broker.send.messages import (
 from gantry_broker.broker.send.responses import More, Pending, send_answers
 from gantry_broker.broker.send.shapes import UNIQUE, Shapes
 from gantry_broker.protocol.codes import (
+    DEFAULT_REGION,
     DLQ_PREFIX,
     FAQ,
     FLAG_ONEWAY,
     KEY_SEPARATOR,
+    MQ_VERSION,
     RETRY_PREFIX,
     Perm,
     Prop,
@@ -50,7 +54,7 @@ from gantry_broker.protocol.codes import (
     SysFlag,
 )
 from gantry_broker.protocol.digits import whole_number
-from gantry_broker.protocol.frame import Frame, encode_frame
+from gantry_broker.protocol.frame import SMALL_FRAME, SMALL_HEADER, Frame, encode_frame
 from gantry_broker.protocol.headers import SendHeader, error_answer
 from gantry_broker.protocol.limits import MAX_KEYS, MAX_QUEUES, MAX_REQUEST_KEYS
 from gantry_broker.protocol.message import (
@@ -79,6 +83,7 @@ if TYPE_CHECKING:
     from gantry_broker.broker.stats import MessageCounts, Stats
     from gantry_broker.config import BrokerConfig
     from gantry_broker.protocol.bodies import TopicConfig
+    from gantry_broker.protocol.frame import Sends
     from gantry_broker.remoting.connection import Connection
     from gantry_broker.store.store import MessageStore
     from gantry_broker.timeslice import TimeSlices
@@ -155,6 +160,7 @@ class Sender:
         self._store_took = health.store_took
         self._count_puts = counts.puts
         self._count_batch = counts.put_batch
+        self._count_sends = counts.put_sends
         self._count_refused = stats.refuse
         self._count = stats.add
         self._latencies = latencies
@@ -172,6 +178,8 @@ class Sender:
         self._batch_rules = BatchRules(
             sorted(SPECIAL), len(self._suffix_bytes), MAX_BATCH, MOST_SENT, MAX_KEYS, MAX_REQUEST_KEYS
         )
+        self.send_rules = plain_rules(self._suffix_bytes) if NAME == "rust" else None
+        """What `take_plain` takes. Without the compiled core, sends come as frames, which then cost less."""
         events.tables_changed.subscribe(self._sendable.clear)
 
     def take(self, conn: Connection, frames: list[Frame], now_ms: int) -> list[Frame]:
@@ -314,6 +322,53 @@ class Sender:
                 puts = [*(row for batch in batches for row in rows_of_batch(batch)), *puts]
             self._store_puts(conn, puts, asked, now_ms, begun, plain)
         return later
+
+    def take_plain(self, conn: Connection, sends: Sends, now_ms: int) -> bool:
+        """Stores and answers plain sends. False: `take` has to look at each of them, and nothing has changed."""
+        begun = time.perf_counter()
+        sendable = self._sendable
+        for name, largest_queue, _, _, _ in sends.topics:
+            known = sendable.get(name)
+            if known is None or largest_queue >= known[1]:
+                return False
+        if sends.most_body > self._settings.maxMessageSize:
+            return False
+        try:
+            places = self._store.appender.put_sends(sends, now_ms)
+        except Exception:
+            return False  # Nothing is stored: `take` meets the error again, and answers it.
+        if places is None:
+            return False
+        appended = time.perf_counter()
+        self._store_took()
+        self._count_sends(sends)
+        self._appended(partial(self._plain_answers, conn, sends, places, now_ms, begun, appended))
+        return True
+
+    def _plain_answers(
+        self,
+        conn: Connection,
+        sends: Sends,
+        places: bytes,
+        now_ms: int,
+        begun: float,
+        appended: float,
+        status: SendStatus,
+    ) -> None:
+        code = STATUS_CODE[status]
+        conn.write(plain_answers(places, code, self._store_host_hex, DEFAULT_REGION, MQ_VERSION))
+        now = time.perf_counter()
+        if sends.code == _V2 and code == _OK:
+            self._usual((now - begun, appended - begun, now - appended, sends.messages, now_ms, sends.first))
+            return
+        self._latencies.append.observe(appended - begun, sends.messages)
+        self._latencies.put_ms.observe((appended - begun) * 1000, sends.messages)
+        self._latencies.send.observe(now - begun, sends.messages)
+        if code == _OK:
+            self._latencies.replication.observe(now - appended, sends.messages)
+        else:
+            self._count_refused(code, sends.messages)
+        self._rpc(sends.code, code, now - begun, sends.messages)
 
     def _plain_batch(self, frame: Frame, born_host: bytes) -> tuple[PlainBatch, int] | None:
         """A batch send with nothing unusual, and the number of its index keys; None: the slow path takes it.
@@ -646,6 +701,11 @@ class Sender:
                 )
             )
         return puts
+
+
+def plain_rules(suffix: bytes) -> SendRules:
+    """The rules of plain sends. `suffix`: what is added to the properties of each."""
+    return SendRules(sorted(SPECIAL), suffix, MOST_SENT, MAX_KEYS, KEYS_AT_ONCE, SMALL_FRAME, SMALL_HEADER)
 
 
 def _born_ms(text: str) -> int:
