@@ -15,7 +15,7 @@ from gantry_broker.protocol.requests import PLACES
 
 if TYPE_CHECKING:
     from gantry_broker.access.gate import Gate
-    from gantry_broker.protocol.frame import Frame
+    from gantry_broker.protocol.frame import Frame, Sends
     from gantry_broker.remoting.connection import Connection
 
 
@@ -66,6 +66,12 @@ def admit(gate: Gate, conn: Connection, frames: list[Frame]) -> list[Frame]:
             _end(conn, caller)
             break
     return admitted
+
+
+def admits(gate: Gate, conn: Connection, sends: Sends) -> bool:
+    """Whether plain sends may be carried out. False: `admit` has to look at each of them."""
+    caller = conn.attrs.get("caller")
+    return caller is not None and not caller.ends and gate.passes(caller, sends)
 
 
 class Answered(Protocol):

@@ -70,6 +70,7 @@ if TYPE_CHECKING or WHY_PYTHON:
         plain_records,
         send_answers,
         set_slots,
+        signed_frames,
     )
 else:
     _native = globals()["_native"]
@@ -84,6 +85,7 @@ else:
     plain_records = _native.plain_records
     send_answers = _native.send_answers
     set_slots = _native.set_slots
+    signed_frames = _native.signed_frames
 
 __all__ = [
     "NAME",
@@ -99,4 +101,5 @@ __all__ = [
     "plain_records",
     "send_answers",
     "set_slots",
+    "signed_frames",
 ]

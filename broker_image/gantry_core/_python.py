@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hmac
 import json
+import re
 import zlib
+from binascii import b2a_base64
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from operator import mul
 from struct import Struct
+from struct import error as StructError
 from typing import Any, Final
 
 _BATCH_HEAD: Final = Struct(">i8xii")
@@ -45,11 +49,16 @@ _SEND_FIELDS: Final = (
 _SHORT_NAMES: Final = {letter: field for letter, field in zip("abcdefghijklmn", _SEND_FIELDS, strict=True)}
 _MOST_NAMES: Final = 1024
 _MOST_TOPIC: Final = 255
+_JAVA_NUMBER: Final = re.compile("0|[1-9][0-9]*")
 _MOST_DIGITS: Final = 18
 _SMALL_DIGITS: Final = 9
 _FRAME: Final = Struct(">iI")
 _COMPACT: Final = Struct(">h3xiiii")
 """Code, opaque, flag, size of the remark, size of the fields."""
+_FRAME_SIZES: Final = Struct(">II")
+_REMARK_AT: Final = 13
+_DIGEST_TEXT: Final = 28
+"""Characters of a SHA-1 digest in Base64."""
 _ROW: Final = Struct(">IIiBiH")
 """Size of the record, group, opaque, serialization, tag code, index keys."""
 _HASH: Final = Struct(">i")
@@ -626,7 +635,7 @@ def _check_plain(ext: dict[str, str]) -> None:
 
 def _number(text: str | None, most: int) -> int:
     """A number as Java writes it, of `most` digits at most. Raises ValueError."""
-    if not text or len(text) > most or not text.isascii() or not text.isdigit() or (text[0] == "0" and len(text) > 1):
+    if text is None or len(text) > most or not _JAVA_NUMBER.fullmatch(text):
         raise _Unusual
     return int(text)
 
@@ -718,3 +727,80 @@ def send_answers(places: bytes, code: int, host: str, region: str, version: int)
             header = _ANSWER.pack(code, 0, version, opaque, 1, 0, len(fields)) + fields
         made.append(_FRAME.pack(4 + len(header), serialize << 24 | len(header)) + header)
     return b"".join(made)
+
+
+def signed_frames(data: bytes, end: int, keys: Sequence[bytes]) -> bool:
+    """Whether `data[:end]` are frames, one at least, and each is signed with one of the keys.
+
+    False also for what another check has to decide: names that occur twice, or fields that an old client did not sign.
+    """
+    at = 0
+    try:
+        while at < min(end, len(data)):
+            length, mark = _FRAME_SIZES.unpack_from(data, at)
+            size, begin, stop = mark & 0xFFFFFF, at + 8, at + 4 + length
+            if length < 4 or stop > end or mark >> 24 > 1 or size > length - 4:
+                return False
+            if not _is_signed(data[begin : begin + size], data[begin + size : stop], mark >> 24 == 1, keys):
+                return False
+            at = stop
+    except (ValueError, StructError):
+        return False
+    return 0 < at == end
+
+
+def _is_signed(header: bytes, body: bytes, compact: bool, keys: Sequence[bytes]) -> bool:
+    """Whether a request is signed with one of the keys. Raises ValueError when it cannot be read."""
+    fields = _compact_fields(header) if compact else _json_fields(header)
+    ext = dict(fields)
+    given = ext.pop("Signature", "").encode()
+    if len(ext) < len(fields) - 1 or len(given) != _DIGEST_TEXT:
+        return False
+    content = "".join([ext[name] for name in sorted(ext)]).encode() + body
+    valid = False
+    for key in keys:
+        valid |= hmac.compare_digest(b2a_base64(hmac.digest(key, content, "sha1"), newline=False), given)
+    return valid
+
+
+def _json_fields(header: bytes) -> Sequence[tuple[str, str]]:
+    """The fields of a request with a JSON header. Raises ValueError."""
+    found: Sequence[tuple[str, str]] = ()
+    top = _JSON.decode(header.decode())
+    if type(top) is not _Pairs:
+        raise _Unusual
+    for name, value in top:
+        name.encode()
+        if name == "extFields":
+            if type(value) is not _Pairs:
+                raise _Unusual
+            for field, content in value:
+                if type(content) is not str:
+                    raise _Unusual
+                f"{field}{content}".encode()
+            found = value
+        elif type(value) is str:
+            value.encode()
+        elif type(value) is not int and type(value) is not bool and value is not None:
+            raise _Unusual
+    return found
+
+
+def _compact_fields(header: bytes) -> list[tuple[str, str]]:
+    """As `_json_fields`, for a compact header."""
+    if len(header) < _REMARK_AT + 4:
+        raise _Unusual
+    found = []
+    at, end = _COMPACT.size + int.from_bytes(header[_REMARK_AT : _REMARK_AT + 4]), len(header)
+    while at < end:
+        texts = []
+        for width in (2, 4):
+            if at + width > end:
+                raise _Unusual
+            length = int.from_bytes(header[at : at + width])
+            at += width + length
+            if at > end:
+                raise _Unusual
+            texts.append(header[at - length : at].decode())
+        found.append((texts[0], texts[1]))
+    return found

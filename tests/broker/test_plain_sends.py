@@ -7,8 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gantry_broker.access import gate as access_gate
+from gantry_broker.access.decide import Policy
+from gantry_broker.access.table import AccessTable
 from gantry_broker.broker import clock
 from gantry_broker.broker.send import sender as sending
+from gantry_broker.client.credentials import Credentials
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame, FrameDecoder, encode_frame
 from gantry_broker.protocol.headers import SendHeader
@@ -33,6 +37,7 @@ def body(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any
     monkeypatch.setattr(sending, "SendRules", found.SendRules)
     monkeypatch.setattr(sending, "plain_answers", found.send_answers)
     monkeypatch.setattr(append, "place_sends", found.place_sends)
+    monkeypatch.setattr(access_gate, "signed_frames", found.signed_frames)
     monkeypatch.setattr(sending, "AT_ONCE_S", float("inf"))
     monkeypatch.setattr(clock.Clock, "unix_ms", lambda self: NOW)
     return found
@@ -203,4 +208,60 @@ async def test_records_that_have_no_room_in_their_segment_begin_the_next(body: A
     assert bench.together > 40
     assert bench.store.end > 2 * 65_536
     assert bench.store.max_offset("T", 0) == 80
+    await bench.close()
+
+
+def access(mode: str, rules: bool = True, **quota: Any) -> Policy:
+    """A table with one user, who may publish to T."""
+    may = [{"type": "Topic", "name": "T", "actions": ["Pub"]}] if rules else []
+    user = {"name": "u", "keys": ["new-secret", "old-secret"], "rules": may, **quota}
+    return Policy.of(AccessTable.model_validate({"version": 1, "mode": mode, "users": [user]}).model_dump())
+
+
+def signed(bench: Bench, secret: str = "new-secret", user: str = "u", topic: str = "T") -> Frame:
+    frame = bench.frame(RequestCode.SEND_MESSAGE_V2, bench.send_ext(topic), b"x")
+    Credentials(user, secret).sign(frame)
+    return frame
+
+
+async def answers(bench: Bench, *frames: Frame) -> list[int]:
+    bench.give(*frames)
+    return [(await bench.answer(frame.opaque)).code for frame in frames]
+
+
+async def test_signed_sends_pass_together_and_a_wrong_one_is_refused_by_itself(body: Any, make_bench: Any) -> None:
+    bench = make_bench()
+    await bench.lead()
+    assert (await bench.send(b"x")).code == 0
+    assert (await bench.send(b"x", "U")).code == 0
+    before = bench.together
+    gate = bench.broker.access.gate
+    gate.set_policy(access("Enabled"))
+    no = ResponseCode.NO_PERMISSION
+    assert await answers(bench, signed(bench)) == [0], "a user's first request is looked at by itself"
+    assert bench.together == before
+    assert await answers(bench, signed(bench), signed(bench), signed(bench)) == [0] * 3
+    assert bench.together == before + 3
+    assert await answers(bench, signed(bench, "old-secret"), signed(bench, "old-secret")) == [0] * 2
+    assert bench.together == before + 5, "an older key counts"
+    assert await answers(bench, signed(bench), signed(bench, "wrong"), signed(bench)) == [0, no, 0]
+    assert await answers(bench, signed(bench), signed(bench, topic="U"), signed(bench)) == [0, no, 0]
+    unsigned = bench.frame(RequestCode.SEND_MESSAGE_V2, bench.send_ext(), b"x")
+    assert await answers(bench, unsigned) == [no]
+    assert await answers(bench, signed(bench, user="other")) == [no]
+    changed = signed(bench)  # and then changed on its way
+    changed.body = b"y"
+    assert await answers(bench, changed) == [no]
+    assert gate.refused == {"signature": 3, "permission": 1, "anonymous": 1}
+    taken = bench.together
+    gate.set_policy(access("Enabled", rules=False))
+    assert await answers(bench, signed(bench), signed(bench)) == [no] * 2, "what was remembered is void"
+    gate.set_policy(access("Enabled", messagesPerSecond=1))
+    assert sorted(await answers(bench, *[signed(bench) for _ in range(9)]))[-1] == ResponseCode.SYSTEM_BUSY
+    assert bench.together == taken
+    gate.set_policy(access("Permissive"))
+    gate.anonymous = 0
+    unsigned = [bench.frame(RequestCode.SEND_MESSAGE_V2, bench.send_ext(), b"x") for _ in range(3)]
+    assert await answers(bench, *unsigned) == [0] * 3
+    assert (bench.together, gate.anonymous) == (taken + 3, 3)
     await bench.close()

@@ -74,6 +74,12 @@ def test_the_sends_reach_every_outcome() -> None:
     )
 
 
+def test_the_signatures_reach_every_outcome() -> None:
+    found = [twins.compare_signed(random.Random(seed), python)[0] for seed in range(600)]
+    assert found.count(True) > 100
+    assert found.count(False) > 100
+
+
 @settings(max_examples=300, deadline=None)
 @given(
     st.text(alphabet='\0\x01\x02 aTAGSKEYUNIQ_WAITtrue\n"\\é\U0001f600', max_size=80),

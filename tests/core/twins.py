@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import Any
 
 import gantry_core
+from gantry_broker.access.signature import sign
 from gantry_core import _python as python
 
 TEXTS = (
@@ -284,7 +285,51 @@ def compare_sends(rng: random.Random, other: Any) -> tuple[Any, Any]:
     return found[0], found[1]
 
 
-COMPARE = (compare_batches, compare_index, compare_records, compare_sends)
+def signed_frame(rng: random.Random, key: bytes) -> bytes:
+    """A frame that is signed with the key, or nearly."""
+    fields = {name: str(value) for name, value in send_fields(rng).items()}
+    fields["AccessKey"] = rng.choice(("user", "ä"))
+    body = rng.randbytes(rng.choice((0, 1, 64, 200)))
+    signature = sign(fields, body, key.decode())
+    names = list(fields)
+    rng.shuffle(names)
+    fields = {name: fields[name] for name in names}
+    fields["Signature"] = (
+        signature if rng.random() < 0.95 else rng.choice(("", "x", signature.lower(), signature + "="))
+    )
+    if rng.random() < 0.03:
+        del fields["Signature"]
+    if rng.random() < 0.2:
+        texts = [(name.encode(), value.encode()) for name, value in fields.items()]
+        if rng.random() < 0.1:
+            texts.append(rng.choice(texts))
+        packed = b"".join(struct.pack(">h", len(a)) + a + struct.pack(">i", len(b)) + b for a, b in texts)
+        remark = rng.choice((b"", b"", b"remark"))
+        header = (
+            struct.pack(">hBhiii", 310, 0, 399, 1, 0, len(remark)) + remark + struct.pack(">i", len(packed)) + packed
+        )
+        return struct.pack(">iI", 4 + len(header) + len(body), 1 << 24 | len(header)) + header + body
+    text = json.dumps({"code": 310, "extFields": fields, "flag": 0, "version": 399}, ensure_ascii=rng.random() < 0.5)
+    if rng.random() < 0.1:
+        text = text.replace(
+            *rng.choice((('"PG"', '"\\u0050G"'), ('"flag"', '"PG":{},"flag"'), ('"flag"', '"flag":[],"f"')))
+        )
+    header = text.encode()
+    return struct.pack(">ii", 4 + len(header) + len(body), len(header)) + header + body
+
+
+def compare_signed(rng: random.Random, other: Any) -> tuple[Any, Any]:
+    """The signatures of the frames of a read."""
+    key = rng.choice((b"secret", b"k" * 64, b"k" * 65))
+    data = b"".join([signed_frame(rng, key) for _ in range(rng.choice((0, 1, 1, 2, 5)))])
+    if rng.random() < 0.4:
+        data = mutated(rng, data)
+    end = len(data) if rng.random() < 0.9 else rng.randrange(len(data) + 9)
+    keys = rng.choice(([key], [key], [key], [b"other", key], [b"other"], []))
+    return outcome(python.signed_frames, data, end, keys), outcome(other.signed_frames, data, end, keys)
+
+
+COMPARE = (compare_batches, compare_index, compare_records, compare_sends, compare_signed)
 
 
 def difference(seed: int, other: Any) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from gantry_broker.admission import admit, left
+from gantry_broker.admission import admit, admits, left
 from gantry_broker.broker.pull.service import ASTRAY
 from gantry_broker.broker.relay import RELAY, is_for_leader
 from gantry_broker.protocol.codes import RequestCode
@@ -79,12 +79,19 @@ class Dispatcher(SendTaker):
 
     def send_rules(self) -> SendRules | None:
         """Return what plain sends are now; None while each is looked at by itself: its rights, or where it goes."""
-        if self._gate.active or not self._role.may_append or self._forwarder.busy:
+        if not self._role.may_append or self._forwarder.busy:
             return None
-        return self._send_rules
+        return self._send_rules if not self._gate.active or self._gate.takes_sends() else None
 
     def take_sends(self, conn: Connection, sends: Sends) -> bool:
-        return self._process_sends(conn, sends)
+        gate = self._gate
+        if not gate.active:
+            return self._process_sends(conn, sends)
+        if not admits(gate, conn, sends) or not self._process_sends(conn, sends):
+            return False
+        if sends.user is None:
+            gate.anonymous += sends.messages
+        return True
 
     def _take(self, conn: Connection, frames: list[Frame]) -> None:
         forwarder = self._forwarder

@@ -3,8 +3,10 @@
 
 mod batch;
 mod index;
+mod json;
 mod records;
 mod sends;
+mod signature;
 mod text;
 
 use pyo3::prelude::*;
@@ -22,6 +24,7 @@ fn gantry_core_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<sends::SendRules>()?;
     module.add_function(wrap_pyfunction!(sends::place_sends, module)?)?;
     module.add_function(wrap_pyfunction!(sends::send_answers, module)?)?;
+    module.add_function(wrap_pyfunction!(signature::signed_frames, module)?)?;
     module.add_function(wrap_pyfunction!(index::set_slots, module)?)?;
     Ok(())
 }

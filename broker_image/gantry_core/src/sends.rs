@@ -1,6 +1,7 @@
 //! The sends of one read: frames to records that lack only their place, records to their places, places to answers.
 
 use crate::batch::Special;
+use crate::json::Json;
 use crate::text::{hash_on, key_hash, NAME_END, PIECE_END};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -34,152 +35,6 @@ fn int(data: &[u8], at: usize) -> Option<i32> {
 
 fn short(data: &[u8], at: usize) -> Option<i16> {
     Some(i16::from_be_bytes(data.get(at..at + 2)?.try_into().ok()?))
-}
-
-/// A JSON text of which only what the header of a send may have is read.
-struct Json<'a> {
-    text: &'a str,
-    at: usize,
-}
-
-impl<'a> Json<'a> {
-    fn peek(&mut self) -> Option<u8> {
-        let bytes = self.text.as_bytes();
-        while matches!(bytes.get(self.at), Some(b' ' | b'\n' | b'\r' | b'\t')) {
-            self.at += 1;
-        }
-        bytes.get(self.at).copied()
-    }
-
-    fn eat(&mut self, wanted: u8) -> Option<()> {
-        if self.peek()? != wanted {
-            return None;
-        }
-        self.at += 1;
-        Some(())
-    }
-
-    fn string(&mut self) -> Option<Cow<'a, str>> {
-        self.eat(b'"')?;
-        let (begin, bytes) = (self.at, self.text.as_bytes());
-        loop {
-            match *bytes.get(self.at)? {
-                b'"' => break,
-                b'\\' => return self.escaped(begin).map(Cow::Owned),
-                0..=0x1F => return None,
-                _ => self.at += 1,
-            }
-        }
-        self.at += 1;
-        Some(Cow::Borrowed(&self.text[begin..self.at - 1]))
-    }
-
-    fn escaped(&mut self, begin: usize) -> Option<String> {
-        let bytes = self.text.as_bytes();
-        let mut made = String::with_capacity(256);
-        let mut from = begin;
-        loop {
-            match *bytes.get(self.at)? {
-                b'"' => break,
-                0..=0x1F => return None,
-                b'\\' => {
-                    made.push_str(&self.text[from..self.at]);
-                    let kind = *bytes.get(self.at + 1)?;
-                    self.at += 2;
-                    made.push(match kind {
-                        b'"' | b'\\' | b'/' => kind as char,
-                        b'b' => '\x08',
-                        b'f' => '\x0C',
-                        b'n' => '\n',
-                        b'r' => '\r',
-                        b't' => '\t',
-                        b'u' => self.unit()?,
-                        _ => return None,
-                    });
-                    from = self.at;
-                }
-                _ => self.at += 1,
-            }
-        }
-        made.push_str(&self.text[from..self.at]);
-        self.at += 1;
-        Some(made)
-    }
-
-    /// The character of one or two `\uXXXX`, of which the first two characters are read.
-    fn unit(&mut self) -> Option<char> {
-        let first = self.four()?;
-        if !(0xD800..0xDC00).contains(&first) {
-            return char::from_u32(first);
-        }
-        if self.text.as_bytes().get(self.at..self.at + 2)? != b"\\u" {
-            return None;
-        }
-        self.at += 2;
-        let second = self.four()?;
-        if !(0xDC00..0xE000).contains(&second) {
-            return None;
-        }
-        char::from_u32(0x1_0000 + ((first - 0xD800) << 10) + (second - 0xDC00))
-    }
-
-    fn four(&mut self) -> Option<u32> {
-        let digits = self.text.as_bytes().get(self.at..self.at + 4)?;
-        self.at += 4;
-        digits
-            .iter()
-            .try_fold(0, |value, digit| Some(value << 4 | (*digit as char).to_digit(16)?))
-    }
-
-    /// A whole number of at most 18 digits.
-    fn int(&mut self) -> Option<i64> {
-        let negative = self.peek()? == b'-';
-        self.at += usize::from(negative);
-        let digits = &self.text.as_bytes()[self.at..];
-        let count = digits.iter().take_while(|digit| digit.is_ascii_digit()).count();
-        if count == 0 || count > 18 || (count > 1 && digits[0] == b'0') {
-            return None;
-        }
-        self.at += count;
-        let value = digits[..count].iter().fold(0, |value, digit| value * 10 + i64::from(digit - b'0'));
-        Some(if negative { -value } else { value })
-    }
-
-    /// Any value but a number with a fraction, an object or a list.
-    fn scalar(&mut self) -> Option<()> {
-        match self.peek()? {
-            b'"' => self.string().map(|_| ()),
-            b'n' => self.word("null"),
-            b't' => self.word("true"),
-            b'f' => self.word("false"),
-            _ => self.int().map(|_| ()),
-        }
-    }
-
-    fn word(&mut self, word: &str) -> Option<()> {
-        if !self.text.as_bytes()[self.at..].starts_with(word.as_bytes()) {
-            return None;
-        }
-        self.at += word.len();
-        Some(())
-    }
-
-    /// Calls `each` behind the colon of each name of an object.
-    fn object(&mut self, mut each: impl FnMut(&mut Self, Cow<'a, str>) -> Option<()>) -> Option<()> {
-        self.eat(b'{')?;
-        if self.peek()? == b'}' {
-            return self.eat(b'}');
-        }
-        loop {
-            let name = self.string()?;
-            self.eat(b':')?;
-            each(self, name)?;
-            if self.peek()? == b'}' {
-                return self.eat(b'}');
-            }
-            self.eat(b',')?;
-        }
-    }
 }
 
 /// The fields of a request, by their places among `FIELDS`.
@@ -258,7 +113,7 @@ fn json_head(header: &[u8]) -> Option<Head<'_>> {
     } else {
         return None;
     };
-    let mut json = Json { text: std::str::from_utf8(header).ok()?, at: 0 };
+    let mut json = Json::new(std::str::from_utf8(header).ok()?);
     let (mut opaque, mut flag, mut version, mut language) = (None, None, None, false);
     let mut fields = Fields::default();
     json.object(|json, name| {
