@@ -63,14 +63,18 @@ if TYPE_CHECKING or WHY_PYTHON:
         SendRules,
         batch_records,
         entry_sizes,
+        gather_records,
         index_entries,
         key_times,
         message_ids,
         place_sends,
         plain_records,
+        records_named,
+        records_whole,
         send_answers,
         set_slots,
         signed_frames,
+        wanted_records,
     )
 else:
     _native = globals()["_native"]
@@ -78,14 +82,18 @@ else:
     SendRules = _native.SendRules
     batch_records = _native.batch_records
     entry_sizes = _native.entry_sizes
+    gather_records = _native.gather_records
     index_entries = _native.index_entries
     key_times = _native.key_times
     message_ids = _native.message_ids
     place_sends = _native.place_sends
     plain_records = _native.plain_records
+    records_named = _native.records_named
+    records_whole = _native.records_whole
     send_answers = _native.send_answers
     set_slots = _native.set_slots
     signed_frames = _native.signed_frames
+    wanted_records = _native.wanted_records
 
 __all__ = [
     "NAME",
@@ -94,12 +102,16 @@ __all__ = [
     "SendRules",
     "batch_records",
     "entry_sizes",
+    "gather_records",
     "index_entries",
     "key_times",
     "message_ids",
     "place_sends",
     "plain_records",
+    "records_named",
+    "records_whole",
     "send_answers",
     "set_slots",
     "signed_frames",
+    "wanted_records",
 ]

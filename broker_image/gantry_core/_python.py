@@ -9,6 +9,7 @@ import zlib
 from binascii import b2a_base64
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import islice
 from operator import mul
 from struct import Struct
 from struct import error as StructError
@@ -804,3 +805,90 @@ def _compact_fields(header: bytes) -> list[tuple[str, str]]:
             texts.append(header[at - length : at].decode())
         found.append((texts[0], texts[1]))
     return found
+
+
+def _places(entries: bytes) -> Iterator[tuple[int, int]]:
+    """Offset in the log and size of the record of each queue entry."""
+    for phys, size, _ in _ENTRY.iter_unpack(entries[: len(entries) // _ENTRY.size * _ENTRY.size]):
+        yield phys, size
+
+
+def wanted_records(entries: bytes, most_bytes: int, oldest: int, end: int) -> tuple[int, int, int, int]:
+    """How many of the records of queue entries one answer gets, the place of the first one, the end of the last one,
+    and their bytes: those before the first that does not lie in [oldest, end) behind the one before it, or is blank, or
+    with which they have over `most_bytes`. The first one may have more.
+    """
+    count = first = last = total = 0
+    for phys, size in _places(entries):
+        if not 0 < size < _MAX_I32 or phys < oldest or phys + size > end:
+            break
+        if count and (total + size > most_bytes or phys < last):
+            break
+        if not count:
+            first = phys
+        count += 1
+        last = phys + size
+        total += size
+    return count, first, last, total
+
+
+def gather_records(block: bytes, base: int, entries: bytes, count: int) -> bytes:
+    """The records of the first `count` queue entries, out of the bytes of the log from `base` on. Raises ValueError for
+    a record that is not all there.
+    """
+    parts = []
+    for phys, size in islice(_places(entries), count):
+        at = phys - base
+        if at < 0 or size < 0 or at + size > len(block):
+            raise ValueError("a record lies outside")
+        parts.append(block[at : at + size])
+    return b"".join(parts)
+
+
+def _records(data: bytes, entries: bytes, count: int) -> Iterator[tuple[bytes, int]]:
+    """Each record of the first `count` entries and its place in the log; b"" for one that is not there."""
+    at = 0
+    for phys, size in islice(_places(entries), count):
+        yield data[at : at + size] if size >= 0 and at + size <= len(data) else b"", phys
+        at += size
+
+
+def records_named(data: bytes, entries: bytes, count: int, topic: bytes, queue_id: int, number: int) -> bool:
+    """Whether the records that follow one another in `data` are those of the entries, of this queue, and have the queue
+    offsets from `number` on. False also for records of other forms.
+    """
+    for record, phys in _records(data, entries, count):
+        if len(record) < _FIXED - 1:
+            return False
+        size, magic, _, own_queue, _, own, place, flags, *_, length = _RECORD.unpack_from(record)
+        if (
+            (size, magic, own_queue, own, place) != (len(record), _V1, queue_id, number, phys)
+            or flags & _V6
+            or length < 0
+            or len(topic) > 255
+            or not record.startswith(bytes((len(topic),)) + topic, _RECORD.size + length)
+        ):
+            return False
+        number += 1
+    return True
+
+
+def records_whole(data: bytes, entries: bytes, count: int) -> bool:
+    """Whether the records that follow one another in `data` are those of the entries, undamaged. False also for records
+    of other forms.
+    """
+    for record, phys in _records(data, entries, count):
+        if len(record) < _FIXED - 1:
+            return False
+        size, magic, crc, _, _, _, place, flags, *_, length = _RECORD.unpack_from(record)
+        end = _RECORD.size + length
+        if (size, magic, place) != (len(record), _V1, phys) or flags & _V6 or length < 0 or end >= len(record):
+            return False
+        properties_at = end + 3 + record[end]
+        if (
+            properties_at > len(record)
+            or int.from_bytes(record[properties_at - 2 : properties_at]) != len(record) - properties_at
+            or zlib.crc32(record[_RECORD.size : end]) & _MAX_I32 != crc
+        ):
+            return False
+    return True

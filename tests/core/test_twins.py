@@ -74,6 +74,17 @@ def test_the_sends_reach_every_outcome() -> None:
     )
 
 
+def test_the_reads_reach_every_outcome() -> None:
+    several = named = whole = outside = 0
+    for seed in range(2_000):
+        (wanted, data, is_named, is_whole), _ = twins.compare_reads(random.Random(seed), python)
+        several += isinstance(wanted, tuple) and wanted[0] > 2
+        named += bool(is_named and data)
+        whole += bool(is_whole and data)
+        outside += data is ValueError
+    assert min(several, named, whole, outside) > 30, (several, named, whole, outside)
+
+
 def test_the_signatures_reach_every_outcome() -> None:
     found = [twins.compare_signed(random.Random(seed), python)[0] for seed in range(600)]
     assert found.count(True) > 100

@@ -329,7 +329,55 @@ def compare_signed(rng: random.Random, other: Any) -> tuple[Any, Any]:
     return outcome(python.signed_frames, data, end, keys), outcome(other.signed_frames, data, end, keys)
 
 
-COMPARE = (compare_batches, compare_index, compare_records, compare_sends, compare_signed)
+def compare_reads(rng: random.Random, other: Any) -> tuple[Any, Any]:
+    """Records that entries name, whole or not, near each other or spread."""
+    base, number = rng.choice((0, 1 << 20)), rng.choice((0, 7))
+    parts, entries, at = [], b"", base
+    topic = rng.choice(("T", "orders", "ä", "x" * 127, "x" * 128))
+    for _ in range(rng.choice((1, 2, 4))):
+        place = (1, number, at, 1 << 30, 0, rng.choice((0,) * 9 + (0x10, 4)), 5, HOST, 1_000_000, HOST, 9)
+        body = batch_body(rng)
+        made = outcome(python.batch_records, body, SUFFIX, topic, 0xDAA320A7 + 4 * (len(topic) > 127), *place)
+        if isinstance(made, tuple):
+            parts.append(made[0])
+            entries += made[1]
+            number += len(made[1]) // 20
+            at += len(made[0])
+        if rng.random() < 0.2:
+            parts.append(bytes(50))
+            at += 50
+    block = b"".join(parts)
+    if rng.random() < 0.3:
+        block = mutated(rng, block)
+    if rng.random() < 0.3:
+        entries = mutated(rng, entries)
+    if rng.random() < 0.1:
+        whole = [entries[place : place + 20] for place in range(0, len(entries), 20)]
+        rng.shuffle(whole)
+        entries = b"".join(whole)
+    limits = (
+        rng.choice((0, 200, 1 << 20)), rng.choice((base, base, base + 100, -1)), rng.choice((at, at, at - 1, 1 << 62)),
+    )  # fmt: skip
+    first = rng.choice((number - len(entries) // 20, number - len(entries) // 20, 0))
+    asked = rng.choice((topic, topic, "T" * 256)).encode()
+    found = []
+    for body_of in (python, other):
+        wanted = outcome(body_of.wanted_records, entries, *limits)
+        count = wanted[0] if isinstance(wanted, tuple) else 1
+        data = outcome(body_of.gather_records, block, base, entries, count)
+        records = data if isinstance(data, bytes) else block
+        found.append(
+            (
+                wanted,
+                data,
+                outcome(body_of.records_named, records, entries, count, asked, 1, first),
+                outcome(body_of.records_whole, records, entries, count),
+            )
+        )
+    return found[0], found[1]
+
+
+COMPARE = (compare_batches, compare_index, compare_records, compare_sends, compare_signed, compare_reads)
 
 
 def difference(seed: int, other: Any) -> str:

@@ -6,9 +6,10 @@ import errno
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from itertools import islice, pairwise, repeat
-from operator import add
 from struct import Struct
 from typing import Final
+
+from gantry_core import gather_records, records_named, records_whole, wanted_records
 
 from gantry_broker.protocol.codes import GetStatus
 from gantry_broker.protocol.message import FIXED_V4, Record, RecordError, decode_record
@@ -61,6 +62,36 @@ def read_spread(log: CommitLog, wanted: list[tuple[int, int]], total: int) -> li
         block = memoryview(log.read(first, span))
         return [bytes(block[phys - first : phys - first + size]) for phys, size in wanted]
     return [log.read(phys, size) for phys, size in wanted]
+
+
+def read_wanted(log: CommitLog, entries: bytes, count: int, first: int, last: int, total: int) -> bytes:
+    """As `read_spread`, for the records of the first entries. `first`, `last`: where they begin and end; `total`: their
+    bytes. Raises OSError.
+    """
+    span = last - first
+    if span == total:
+        return log.read(first, span)
+    if span <= min(total * _SPREAD, 1 << 20):
+        block = log.read(first, span)
+        if len(block) == span:
+            return gather_records(block, first, entries, count)
+    places = ENTRY.iter_unpack(entries[: count * ENTRY_SIZE])
+    return b"".join([log.read(phys, size) for phys, size, _ in places])
+
+
+def _is_full(entries: bytes, count: int, total: int, max_bytes: int) -> bool:
+    """Whether it is for the limit of bytes that an answer gets no more records than the first `count`."""
+    size: int = ENTRY.unpack_from(entries, count * ENTRY_SIZE)[1]
+    return 0 < size < BLANK_SIZE and total + size > max_bytes
+
+
+def are_named(queue: ConsumeQueue, number: int, entries: bytes, count: int, data: bytes) -> bool:
+    """Whether `data` are the records that entries of a queue name, from the queue offset `number` on."""
+    topic, queue_id = queue.key
+    if records_named(data, entries, count, topic.encode(), queue_id, number):
+        return True
+    wanted = [(phys, size) for phys, size, _ in ENTRY.iter_unpack(entries[: count * ENTRY_SIZE])]
+    return count_named(queue, range(number, number + count), wanted, [data]) == count
 
 
 def count_named(queue: ConsumeQueue, places: Sequence[int], wanted: list[tuple[int, int]], data: list[bytes]) -> int:
@@ -199,48 +230,27 @@ class LogPieces:
 
     def _several(self, queue: ConsumeQueue, offset: int, most: int, max_bytes: int, low: int, high: int) -> Got | None:
         at = (offset - queue.written) * ENTRY_SIZE
-        wanted: list[tuple[int, int]] = []
-        total = 0
         in_files = at < 0
         try:
             if not in_files:
                 entries = bytes(queue.pending[at : at + most * ENTRY_SIZE])
             else:
                 entries = queue.read(offset, min(most, MAX_SCAN))
-            if not entries:
+            count, first, last, total = wanted_records(entries, max_bytes, self.oldest, self._end)
+            if not count:
                 return None
-            offsets, sizes, _ = zip(*ENTRY.iter_unpack(entries), strict=True)
-            total = sum(sizes)
-            if (
-                total <= max_bytes
-                and min(sizes) > 0
-                and min(offsets) >= self.oldest
-                and max(map(add, offsets, sizes)) <= self._end
-            ):
-                wanted = [*zip(offsets, sizes, strict=True)]
+            if first < self.recent:
+                data = read_wanted(self._log, entries, count, first, last, total)  # of a backlog
+            elif self._start <= first and last <= self._start + len(self._data):
+                data = gather_records(self._data, self._start, entries, count)
             else:
-                total = 0
-                for phys, size in zip(offsets, sizes, strict=True):
-                    if not 0 < size < BLANK_SIZE or phys < self.oldest or phys + size > self._end:
-                        break
-                    if wanted and total + size > max_bytes:
-                        break
-                    wanted.append((phys, size))
-                    total += size
-            if not wanted:
-                return None
-            if wanted[0][0] < self.recent:
-                records = read_spread(self._log, wanted, total)  # of a backlog
-            else:
-                records = [self.read(phys, size) for phys, size in wanted]
+                places = ENTRY.iter_unpack(entries[: count * ENTRY_SIZE])
+                data = b"".join([self.read(phys, size) for phys, size, _ in places])
         except OSError:
             return None
-        data = records[0] if len(records) == 1 else b"".join(records)
-        if in_files and offset < queue.trusted_from:
-            places = range(offset, offset + len(wanted))
-            if count_named(queue, places, wanted, [data]) < len(wanted):
-                return None
-        return Got(GetStatus.FOUND, data, len(wanted), offset + len(wanted), low, high)
+        if in_files and offset < queue.trusted_from and not are_named(queue, offset, entries, count, data):
+            return None
+        return Got(GetStatus.FOUND, data, count, offset + count, low, high)
 
     def read(self, phys: int, size: int) -> bytes:
         """Return the bytes of a confirmed record. Raises OSError."""
@@ -343,7 +353,30 @@ class Reader:
         if offset < low:
             return Got(GetStatus.OFFSET_TOO_SMALL, b"", 0, low, low, high)
         count = max(max_count, 1)
+        if tag_hashes is None and record_filter is None:
+            found = self._plain(queue, offset, low, high, count, max_bytes)
+            if found is not None:
+                return found
         return self._collect(queue, offset, low, high, count, max_bytes, tag_hashes, record_filter, enough)
+
+    def _plain(
+        self, queue: ConsumeQueue, offset: int, low: int, high: int, max_count: int, max_bytes: int
+    ) -> Got | None:
+        """As `_collect`, for records without damage and without a filter; None: `_collect` has to look."""
+        state, log = self._state, self._log
+        try:
+            entries = queue.read(offset, min(max_count, MAX_SCAN))
+            count, first, last, total = wanted_records(entries, max_bytes, log.start, state.confirmed)
+            if not count or (count * ENTRY_SIZE < len(entries) and not _is_full(entries, count, total, max_bytes)):
+                return None
+            data = read_wanted(log, entries, count, first, last, total)
+        except OSError:
+            return None
+        if offset < queue.trusted_from and not are_named(queue, offset, entries, count, data):
+            return None
+        if not self._scrubber.counts_as_valid(first) and not records_whole(data, entries, count):
+            return None
+        return Got(GetStatus.FOUND, data, count, offset + count, low, high)
 
     def together(self) -> LogPieces:
         """Return reads of records at the end of the log, many in one step without a pause."""

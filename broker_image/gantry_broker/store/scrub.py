@@ -41,13 +41,16 @@ class Scrubber:
         self._state = state
         self._log = log
 
+    def counts_as_valid(self, phys: int) -> bool:
+        """Whether records from this place on need no check: they count as still in memory."""
+        return phys >= max(self._state.verified_from, self._state.confirmed - CACHED_BYTES)
+
     def count_valid(self, wanted: list[tuple[int, int]], data: list[bytes]) -> int:
         """How many of the records `wanted` (offset, size) are valid, counted up to the first damaged one.
 
         `data`: one piece for each record, or one for all.
         """
-        state = self._state
-        if wanted[0][0] >= max(state.verified_from, state.confirmed - CACHED_BYTES):
+        if self.counts_as_valid(wanted[0][0]):
             return len(wanted)
         together = len(data) == 1
         at = 0

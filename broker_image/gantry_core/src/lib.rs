@@ -4,6 +4,7 @@
 mod batch;
 mod index;
 mod json;
+mod reads;
 mod records;
 mod sends;
 mod signature;
@@ -25,6 +26,10 @@ fn gantry_core_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(sends::place_sends, module)?)?;
     module.add_function(wrap_pyfunction!(sends::send_answers, module)?)?;
     module.add_function(wrap_pyfunction!(signature::signed_frames, module)?)?;
+    module.add_function(wrap_pyfunction!(reads::wanted_records, module)?)?;
+    module.add_function(wrap_pyfunction!(reads::gather_records, module)?)?;
+    module.add_function(wrap_pyfunction!(reads::records_named, module)?)?;
+    module.add_function(wrap_pyfunction!(reads::records_whole, module)?)?;
     module.add_function(wrap_pyfunction!(index::set_slots, module)?)?;
     Ok(())
 }
