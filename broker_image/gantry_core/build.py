@@ -15,7 +15,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 NATIVE = HERE / "gantry_core_native.abi3.so"
 LIMIT_S = 600
-COST = "batch sends then cost a broker five to twelve times the CPU time"
+COST = "single sends then cost a broker up to five, batches up to twelve times the CPU time"
 
 
 def cargo() -> str | None:

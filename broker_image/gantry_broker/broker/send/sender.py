@@ -335,8 +335,11 @@ class Sender:
             return False
         try:
             places = self._store.appender.put_sends(sends, now_ms)
-        except Exception:
-            return False  # Nothing is stored: `take` meets the error again, and answers it.
+        except Exception as error:
+            if not isinstance(error, StoreError) or isinstance(error, MessageTooLarge):
+                return False  # Nothing is stored: `take` finds out which of them it is.
+            self._store_refused(conn, [(frame, 0, 1, None, True) for frame in sends.frames()], error, begun)
+            return True
         if places is None:
             return False
         appended = time.perf_counter()
@@ -433,13 +436,7 @@ class Sender:
             if not isinstance(error, StoreError) or isinstance(error, MessageTooLarge):
                 self._store_each(conn, puts, asked, now_ms, begun, error)
                 return
-            code, remark = store_refusal(error)
-            self._count_refused(code, len(asked))
-            conn.write(
-                b"".join(encode_frame(error_answer(a[0], code, remark)) for a in asked if not a[0].flag & FLAG_ONEWAY)
-            )
-            self._answered(asked, code, time.perf_counter() - begun)
-            self._store_failed(error)
+            self._store_refused(conn, asked, error, begun)
             return
         appended = time.perf_counter()
         self._store_took()
@@ -478,6 +475,16 @@ class Sender:
             self._answered(asked, code, now - begun)
 
         self._appended(on_status)
+
+    def _store_refused(self, conn: Connection, asked: list[Asked], error: StoreError, begun: float) -> None:
+        """Answer sends none of which the store has taken."""
+        code, remark = store_refusal(error)
+        self._count_refused(code, len(asked))
+        conn.write(
+            b"".join(encode_frame(error_answer(a[0], code, remark)) for a in asked if not a[0].flag & FLAG_ONEWAY)
+        )
+        self._answered(asked, code, time.perf_counter() - begun)
+        self._store_failed(error)
 
     def _store_each(
         self,
