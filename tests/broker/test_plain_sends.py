@@ -115,9 +115,9 @@ async def test_the_same_files_answers_and_counts_as_by_frames(body: Any, tmp_pat
         rpc[-1]["send"] = bench.broker.latencies.send.count
         rpc[-1]["replication"] = bench.broker.latencies.replication.count
     assert rpc[0] == rpc[1]
-    assert pair[0].store.end == pair[1].store.end > 100_000
+    assert pair[0].store.log.end == pair[1].store.log.end > 100_000
     for bench in pair:
-        bench.store.confirm(bench.store.end)
+        bench.store.indexer.confirm(bench.store.log.end)
         await bench.close()
     found = [files(bench.store.config.path) for bench in pair]
     assert found[0].keys() == found[1].keys()
@@ -193,7 +193,7 @@ async def test_what_a_table_or_a_setting_forbids_is_refused_by_frames(body: Any,
     answer = await bench.send(b"x" * 2_001, **fields)
     assert answer.code == wanted, answer.remark
     assert bench.together == 1
-    assert bench.store.max_offset("T", 0) == 2
+    assert bench.store.reader.max_offset("T", 0) == 2
     await bench.close()
 
 
@@ -206,8 +206,8 @@ async def test_records_that_have_no_room_in_their_segment_begin_the_next(body: A
         for frame in frames:
             assert (await bench.answer(frame.opaque)).code == 0
     assert bench.together > 40
-    assert bench.store.end > 2 * 65_536
-    assert bench.store.max_offset("T", 0) == 80
+    assert bench.store.log.end > 2 * 65_536
+    assert bench.store.reader.max_offset("T", 0) == 80
     await bench.close()
 
 
