@@ -106,7 +106,7 @@ class RequestProcessor:
             self.refuse(conn, sends)
 
     def process_sends(self, conn: Connection, sends: Sends) -> bool:
-        """Carries out plain sends; False: they have to come as frames. This member may append."""
+        """Carry out plain sends; False: they have to come as frames. This member may append."""
         now_ms = self._context.clock.unix_ms()
         if not self._take_plain(conn, sends, now_ms):
             return False

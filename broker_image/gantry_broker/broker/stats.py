@@ -183,7 +183,7 @@ class MessageCounts:
         self._put(topic, sizes)
 
     def put_sends(self, sends: Sends) -> None:
-        """Counts plain sends, once per topic."""
+        """Count plain sends, once per topic."""
         self.put_count += sends.messages
         for topic, _, messages, size, largest in sends.topics:
             histogram = self._sum(topic, messages, size)
@@ -200,7 +200,7 @@ class MessageCounts:
             histogram.observe_all(sizes)
 
     def _sum(self, topic: str, count: int, size: int) -> Histogram | None:
-        """Adds messages and their bytes to the counters of a topic; returns the histogram of the sizes, if any."""
+        """Add messages and their bytes to the counters of a topic; returns the histogram of the sizes, if any."""
         known = self._put_counters.get(topic)
         if known is None:
             known = self._put_counters[topic] = self._counters_of(topic)

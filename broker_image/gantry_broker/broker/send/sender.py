@@ -324,7 +324,7 @@ class Sender:
         return later
 
     def take_plain(self, conn: Connection, sends: Sends, now_ms: int) -> bool:
-        """Stores and answers plain sends. False: `take` has to look at each of them, and nothing has changed."""
+        """Store and answer plain sends. False: `take` has to look at each of them, and nothing has changed."""
         begun = time.perf_counter()
         sendable = self._sendable
         for name, largest_queue, _, _, _ in sends.topics:
