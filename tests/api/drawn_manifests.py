@@ -172,7 +172,11 @@ def written() -> list[dict[str, Any]]:
     rule = {"type": "Topic", "name": "a b", "actions": ["Pub"]}
     clusters = [meta | {"spec": {"brokerGroups": [{"name": "a"}], **changes}} for changes in RULES]
     topic = meta | {"kind": "BrokerTopic"}
-    tables: tuple[dict[str, Any], ...] = ({"every": "1m", "schedule": "@daily"}, {"schema": "JsonSchema"})
+    tables: tuple[dict[str, Any], ...] = (
+        {"every": "1m", "schedule": "@daily"},
+        {"schema": "JsonSchema"},
+        {"schema": "Avro"},
+    )
     return [
         *clusters,
         user | {"spec": {"cluster": "demo", "rules": [rule]}},
