@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from gantry_operator.cli import down
 from gantry_operator.cli.errors import CliError
-from gantry_operator.platforms.local.folder import ClusterFolder
+from gantry_operator.platforms.local.folder import ClusterFolder, default_folder
 from gantry_operator.platforms.local.supervisor_lock import AlreadySupervised, take_lock
 
 
@@ -93,3 +93,23 @@ def test_a_process_without_a_record_is_ended_as_well(
         for process in (broker, *others):
             process.kill()
             process.wait()
+
+
+def test_a_stopped_cluster_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    made = [default_folder(name) for name in ("one", "two", "three")]
+    for folder in made:
+        folder.make()
+        folder.manifest.write_text("{}")
+    made[2].remember("three")
+    with pytest.raises(CliError, match="no local cluster is called 'four'"):
+        down.down(None, "four", delete_data=True)
+    down.down(None, None, delete_data=True)
+    assert [folder.root.exists() for folder in made] == [True, True, False], "the running one is meant first"
+    with pytest.raises(CliError, match="choose with --cluster one or --cluster two"):
+        down.down(None, None, delete_data=True)
+    with pytest.raises(CliError, match="no local cluster is running"):
+        down.down(None, None, delete_data=False)
+    down.down(None, "two", delete_data=True)
+    down.down(None, None, delete_data=True)
+    assert not any(folder.root.exists() for folder in made)

@@ -8,12 +8,12 @@ import time
 from pathlib import Path
 from typing import IO
 
-from gantry_operator.cli.errors import CliError
+from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.output import say
 from gantry_operator.cli.progress import Progress
 from gantry_operator.cli.target import find_local
 from gantry_operator.platforms.local import control
-from gantry_operator.platforms.local.folder import ClusterFolder
+from gantry_operator.platforms.local.folder import ClusterFolder, ClusterNotFound, find_stopped, known_clusters
 from gantry_operator.platforms.local.process import end, load_record, start_mark, started_with
 from gantry_operator.platforms.local.process_plan import MODULES
 from gantry_operator.platforms.local.supervisor_lock import AlreadySupervised, take_lock
@@ -23,11 +23,22 @@ PROCESSES_S = 15.0
 
 
 def down(directory: Path | None, name: str | None, delete_data: bool) -> None:
-    """Stop the cluster. Raises CliError."""
-    folder = find_local(directory, name)
+    """Stop the cluster. With `delete_data` also one that is stopped already. Raises CliError."""
+    folder = _stopped(name) if delete_data and directory is None else None
+    folder = find_local(directory, name) if folder is None else folder
     with Progress("stopping"), _without_supervisor(folder):
         said = _end_all(folder, delete_data)
     say(said)
+
+
+def _stopped(name: str | None) -> ClusterFolder | None:
+    """The stopped cluster that is meant; None: a running one is, or there is none."""
+    if any(name in (None, running) for running, _ in known_clusters()):
+        return None
+    try:
+        return find_stopped(name)
+    except ClusterNotFound as error:
+        raise CliError(str(error), Exit.NO_CLUSTER) from None
 
 
 def _end_all(folder: ClusterFolder, delete_data: bool) -> str:

@@ -249,6 +249,23 @@ def known_clusters() -> Iterator[tuple[str, ClusterFolder]]:
     yield from sorted(found, key=lambda pair: (pair[0], str(pair[1].root)))
 
 
+def stopped_clusters() -> Iterator[tuple[str, ClusterFolder]]:
+    """Stopped clusters in the default location whose messages are kept, by name."""
+    running = {folder.root for _, folder in known_clusters()}
+    for root in sorted((state_home() / "data").glob("*")):
+        if root not in running and ClusterFolder(root).manifest.exists():
+            yield root.name, ClusterFolder(root)
+
+
+def find_stopped(name: str | None) -> ClusterFolder | None:
+    """The stopped cluster of that name, or the only one; None: there is none. Raises ClusterNotFound for several."""
+    stopped = [(n, f) for n, f in stopped_clusters() if name is None or n == name]
+    if len(stopped) > 1:
+        names = " or --cluster ".join(n for n, _ in stopped)
+        raise ClusterNotFound(f"several clusters are stopped, none is running: choose with --cluster {names}")
+    return stopped[0][1] if stopped else None
+
+
 def find_folder(directory: Path | None, name: str | None) -> ClusterFolder:
     """Find the cluster by folder, by name, or as the only one. Raises ClusterNotFound."""
     if directory is not None:
