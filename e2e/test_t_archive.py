@@ -1,0 +1,135 @@
+"""Archives in an S3 server in a pod: a cluster that is lost with its volumes comes back, and two sites exchange their
+parts.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kube import BROKER_IMAGE, ROOT, Cluster, apply, get, kubectl, run, until
+from rig import golang
+
+SERVER, BUCKET, SECRET = "s3", "shop-archive", "archive-s3"
+ACCESS_KEY, SECRET_KEY = "e2e", "of-the-archive"
+COUNT, READ = 400, 150
+
+
+@pytest.fixture(scope="module")
+def store(namespace: str) -> dict[str, Any]:
+    """Where archives lie: a field of a spec, without the URL."""
+    try:
+        sources, package = ROOT / "tests/archive/s3server", "github.com/versity/versitygw/cmd/versitygw"
+        program = golang.build(sources, package, "versitygw")
+    except golang.GoMissing as error:
+        pytest.skip(f"the S3 server of these tests is built from its sources: {error}")
+    keys = {"accessKeyId": ACCESS_KEY, "secretAccessKey": SECRET_KEY}
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": SECRET}, "stringData": keys}
+    container = {
+        "name": SERVER, "image": BROKER_IMAGE, "imagePullPolicy": "IfNotPresent",
+        "command": ["sh", "-c", f"mkdir -p /tmp/data/{BUCKET}; until [ -e /tmp/ready ]; do sleep 0.1; done; "
+                                "exec /tmp/versitygw --port :7070 posix /tmp/data"],
+        "env": [{"name": "ROOT_ACCESS_KEY", "value": ACCESS_KEY}, {"name": "ROOT_SECRET_KEY", "value": SECRET_KEY}],
+    }  # fmt: skip
+    pod = {
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": SERVER, "labels": {"app": SERVER}},
+        "spec": {"containers": [container], "terminationGracePeriodSeconds": 0},
+    }  # fmt: skip
+    service = {
+        "apiVersion": "v1", "kind": "Service", "metadata": {"name": SERVER},
+        "spec": {"selector": {"app": SERVER}, "ports": [{"port": 7070}]},
+    }  # fmt: skip
+    apply(namespace, "---\n".join(map(json.dumps, (secret, pod, service))))
+    until("the server's pod runs", lambda: get(namespace, "pod", SERVER)["status"]["phase"] == "Running", 60)
+    copy = ["kubectl", "-n", namespace, "exec", "-i", SERVER, "--", "sh", "-c"]
+    with program.open("rb") as content:
+        subprocess.run(
+            [*copy, "cat > /tmp/versitygw && chmod +x /tmp/versitygw && touch /tmp/ready"], stdin=content, check=True
+        )
+    return {"endpoint": f"http://{SERVER}.{namespace}.svc:7070", "credentialsSecret": SECRET}
+
+
+def url(name: str) -> str:
+    return f"s3://{BUCKET}/{name}"
+
+
+def cluster(namespace: str, name: str, **spec: Any) -> Cluster:
+    """Applied, and running."""
+    usual = {
+        "nameServers": {"replicas": 1}, "brokerGroups": [{"name": "a", "members": 2}], "reclaim": "Delete",
+        "storage": {"size": "1Gi"},
+    }  # fmt: skip
+    kind = {"apiVersion": "gantry.dev/v1alpha1", "kind": "BrokerCluster"}
+    apply(namespace, json.dumps(kind | {"metadata": {"name": name}, "spec": usual | spec}))
+    made = Cluster(namespace, name)
+    made.wait_running()
+    return made
+
+
+def gantry(of: Cluster, *arguments: str, check: bool = True) -> str:
+    """What the command says of a cluster."""
+    command = [str(Path(sys.executable).parent / "gantry"), *arguments, "-n", of.namespace, "--cluster", of.name]
+    return run(*command, check=check, timeout=180)
+
+
+def unread(of: Cluster, group: str) -> int:
+    found = json.loads(gantry(of, "group", "list", "-o", "json"))
+    return int(next(row for row in found["groups"] if row["group"] == group)["lag"])
+
+
+def archived(of: Cluster) -> bool:
+    """Every byte that its log has now."""
+    end = max(int(member["maxOffset"]) for member in of.status()["members"])
+    try:
+        until("the archive has all of it", lambda: int(of.status()["groups"][0]["archive"]["offset"]) >= end, 60, 0.5)
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {of.status()['groups']}") from None
+    return True
+
+
+def test_a_cluster_that_is_lost_with_its_volumes_comes_back(namespace: str, store: dict[str, Any]) -> None:
+    shop = cluster(namespace, "shop", archive=store | {"url": url("prod"), "interval": "2s"})
+    gantry(shop, "produce", "Orders", "--count", str(COUNT), "--size", "100")
+    gantry(shop, "consume", "Orders", "--group", "billing", "--count", str(READ), "--quiet")
+    until("the offsets are in the log", lambda: unread(shop, "billing") == COUNT - READ, 30, 1)
+    assert archived(shop)
+    assert shop.condition("Archiving")["status"] == "True"
+    kubectl("-n", namespace, "delete", "bc", "shop", timeout=180)
+    selector = "gantry.dev/cluster=shop"
+    until("its volumes are gone", lambda: not get(namespace, "pvc", selector=selector), 90)
+
+    source = store | {"url": url("prod"), "cluster": "shop"}
+    again = cluster(
+        namespace, "again", bootstrap={"fromArchive": source}, archive=store | {"url": url("again"), "interval": "2s"}
+    )
+    assert unread(again, "billing") == COUNT - READ, "the offsets of the group are those of the archive"
+    gantry(again, "consume", "Orders", "--group", "billing", "--count", str(COUNT - READ), "--quiet")
+    gantry(again, "consume", "Orders", "--group", "audit", "--count", str(COUNT), "--quiet")
+    assert (unread(again, "billing"), unread(again, "audit")) == (0, 0)
+
+
+def test_two_sites_exchange_their_parts(namespace: str, store: dict[str, Any]) -> None:
+    """The first one is the cluster of the test above."""
+    first, place = Cluster(namespace, "again"), store | {"url": url("again")}
+    second = cluster(namespace, "standby", bootstrap={"follow": place}, archive=place | {"interval": "2s"})
+    assert second.condition("Standby")["status"] == "True"
+    refused = run(
+        str(Path(sys.executable).parent / "gantry"), "produce", "Orders", "--count", "1", "-n", namespace,
+        "--cluster", "standby", "--timeout", "10", check=False,
+    )  # fmt: skip
+    assert "sent 1" not in refused
+    gantry(first, "produce", "Orders", "--count", "50", "--size", "100")
+    token = json.loads(gantry(first, "demote", "-o", "json"))["token"]
+    gantry(second, "promote", "--token", token)
+    gantry(second, "consume", "Orders", "--group", "second", "--count", str(COUNT + 50), "--quiet")
+    gantry(second, "produce", "Orders", "--count", "25", "--size", "100")
+    assert archived(second)
+
+    kubectl("-n", namespace, "delete", "bc", "standby", timeout=180)
+    gantry(first, "promote", "--accept-loss")
+    gantry(first, "consume", "Orders", "--group", "last", "--count", str(COUNT + 75), "--quiet")
+    gantry(first, "produce", "Orders", "--count", "5", "--size", "100")
