@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 import subprocess
 import sys
@@ -114,8 +115,11 @@ def celery_tour(name_servers: str) -> None:
             "TOUR_QUEUE": f"celery.{uuid4().hex[:8]}",
         }
         os.environ["PYTHONPATH"] = os.pathsep.join([name, *sys.path])
-        sys.path.insert(0, name)
-        import tour_app  # type: ignore[import-not-found]
+        spec = importlib.util.spec_from_file_location("tour_app", folder / "tour_app.py")
+        assert spec is not None
+        assert spec.loader is not None
+        tour_app: Any = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(tour_app)
 
         log = (folder / "worker.log").open("ab")
 

@@ -109,6 +109,31 @@ def test_a_failover_shows_without_a_reload(desk: Page, live: LiveConsole) -> Non
         expect(desk.get_by_role("heading", level=1)).to_have_text(title)
 
 
+def test_the_chart_has_axes_and_says_what_was_when(desk: Page) -> None:
+    go(desk, "")
+    chart = desk.locator("#rates")
+    expect(chart.locator("canvas")).to_be_visible()
+    box = chart.locator(".u-over").bounding_box()
+    assert box is not None
+    shown = chart.locator(".u-legend .u-value")
+    expect(shown).to_have_count(3)
+
+    desk.mouse.move(box["x"] + box["width"] - 4, box["y"] + 20)
+    expect(shown.nth(0)).to_have_text(re.compile(r"^\d\d:\d\d:\d\d$"))
+    expect(shown.nth(1)).to_have_text(re.compile(r"^[\d.]+k?$"))
+    desk.evaluate("window.stayed = document.querySelector('#rates .uplot')")
+    before = chart.get_attribute("data-chart")
+    expect(chart).not_to_have_attribute("data-chart", before or "")
+    desk.wait_for_function("window.stayed === document.querySelector('#rates .uplot')")
+    expect(shown.nth(0)).to_have_text(re.compile(r"^\d\d:\d\d:\d\d$"))
+    desk.get_by_role("link", name="The last 1h").click()
+    expect(desk.locator(".ranges strong")).to_have_text("1h")
+    expect(chart.locator("canvas")).to_be_visible()
+    chart_data = json.loads(chart.get_attribute("data-chart") or "")
+    assert chart_data["to"] - chart_data["from"] == pytest.approx(3600)
+    assert any(value is not None for value in chart_data["data"][1])
+
+
 def test_figures_move_and_a_reader_keeps_the_focus(desk: Page) -> None:
     go(desk, "/topics")
     cell = desk.get_by_role("row").filter(has=desk.get_by_role("link", name="Orders", exact=True)).locator("td").nth(1)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from gantry_operator.console.bodies import MAX_SHOWN, Content, body_view, content_of, hex_dump, preview
 from gantry_operator.console.health import disk_of, health_of, members_of
-from gantry_operator.console.render import duration, environment, line, rate, size, time_ms
+from gantry_operator.console.render import duration, environment, rate, size, time_ms
 from gantry_operator.console.rows import (
     GroupTables,
     choose_groups,
@@ -18,7 +18,17 @@ from gantry_operator.console.rows import (
     page_of,
     queues_of,
 )
-from gantry_operator.console.snapshot import OLD_S, ClusterKey, MemberSeen, Point, Snapshot, runs_of, with_point
+from gantry_operator.console.snapshot import (
+    OLD_S,
+    WINDOWS,
+    ClusterKey,
+    MemberSeen,
+    Point,
+    Snapshot,
+    chart_of,
+    runs_of,
+    with_point,
+)
 from gantry_operator.console.sources import audit_lines
 from gantry_operator.topics.resets import preview_of
 
@@ -229,12 +239,29 @@ def test_the_chart_is_by_time_and_has_gaps() -> None:
     assert several == (Point(10.4, 3.0, 0.0),), "answers of several broker groups are one point"
     slow = tuple(Point(float(at), 1.0, 1.0) for at in range(0, 300, 20))
     assert len(runs_of(slow, 300.0)) == 1, "large tables come less often"
-    assert with_point(points, Point(900.0, 0.0, 0.0)) == (Point(900.0, 0.0, 0.0),), "the window is bounded by time"
 
 
-def test_the_place_of_a_point_is_its_time() -> None:
-    assert line([(0.0, 0.0), (0.25, 10.0), (1.0, 5.0)], 10.0, 600, 120) == "0.0,119.0 150.0,1.0 600.0,60.0"
-    assert line([(0.5, 0.0)], 10.0, 600, 120) == "298.0,119.0 300.0,119.0", "one point can be seen"
+def test_the_chart_keeps_hours_at_a_bounded_size() -> None:
+    points: tuple[Point, ...] = ()
+    for at in range(0, 30_000, 2):
+        points = with_point(points, Point(float(at), float(at % 60), 1.0))
+    assert len(points) < 21_600 / 30 + 300 / 2 + 40
+    assert points[0].at >= 29_998 - 21_600
+    hour = [p for p in points if 26_400 <= p.at < 29_000]
+    assert {round(p.received) for p in hour} == {14, 44}, "an older point is the mean of half a minute"
+    chart = chart_of(points, 30_000.0, WINDOWS["6h"])
+    assert (chart["from"], chart["to"]) == (8_400.0, 30_000.0)
+    assert None not in chart["data"][1], "thinned points are no gap"
+    assert len(chart_of(points, 30_000.0, WINDOWS["5m"])["data"][0]) == 150
+
+
+def test_a_gap_of_the_chart_has_no_value() -> None:
+    points = [Point(float(at), 5.0, 1.0) for at in (*range(0, 20, 2), *range(100, 120, 2))]
+    times, received, sent = chart_of(points, 120.0, 300.0)["data"]
+    assert received.index(None) == sent.index(None) == 10
+    assert 18.0 < times[10] < 100.0
+    assert times == sorted(times)
+    assert chart_of([], 120.0, 300.0)["data"] == [[], [], []]
 
 
 def test_rates_of_a_group_that_does_not_answer_are_not_those_of_now() -> None:

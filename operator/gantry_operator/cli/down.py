@@ -32,7 +32,7 @@ def down(directory: Path | None, name: str | None, delete_data: bool) -> None:
 
 
 def _stopped(name: str | None) -> ClusterFolder | None:
-    """The stopped cluster that is meant; None: a running one is, or there is none."""
+    """Return the stopped cluster that is meant; None: a running one is, or there is none."""
     if any(name in (None, running) for running, _ in known_clusters()):
         return None
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -70,16 +69,6 @@ def time_ms(value: int | None) -> str:
 def clock(text: str) -> str:
     """2026-11-25 08:24:53, from an RFC 3339 time."""
     return text.replace("T", " ").removesuffix("Z")
-
-
-def line(values: Sequence[tuple[float, float]], top: float, width: float, height: float) -> str:
-    """Return the points of an SVG polyline from (share of the width, value); `top` is the value at the upper edge. A
-    single point is a short line.
-    """
-    found = [(width * x, height - 1 - (height - 2) * (v / top if top else 0)) for x, v in values]
-    if len(found) == 1:
-        found.insert(0, (max(found[0][0] - 2.0, 0.0), found[0][1]))
-    return " ".join(f"{x:.1f},{y:.1f}" for x, y in found)
 
 
 def harmless(value: Any) -> Any:

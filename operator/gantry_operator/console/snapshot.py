@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -48,30 +49,71 @@ class Point:
     sent: float
 
 
-WINDOW_S: Final = 300.0
-"""Seconds that the chart shows."""
+DETAIL_S: Final = 300.0
+"""Seconds for which every point is kept."""
+STEP_S: Final = 30.0
+"""Seconds that one of the older points stands for."""
+WINDOWS: Final = {"5m": DETAIL_S, "1h": 3600.0, "6h": 21_600.0}
+"""Ranges of the chart, in seconds, by their names in a link. The longest bounds what is kept: about 1,000 points."""
 GAP_S: Final = 10.0
 """Points that are further apart have nothing between them, unless all are that far apart."""
 
 
 def with_point(points: Sequence[Point], new: Point) -> tuple[Point, ...]:
-    """Add a point, and drop those out of the window. Answers of several broker groups within a second make one."""
-    kept = [p for p in points if new.at - WINDOW_S <= p.at <= new.at - 1.0]
-    return (*kept, new)
+    """Add a point, make one of those that have become old, and drop those out of the longest window.
+
+    Answers of several broker groups within a second make one.
+    """
+    start = bisect_left(points, new.at - max(WINDOWS.values()), key=_at)
+    end = bisect_right(points, new.at - 1.0, key=_at)
+    # Half a minute that is old as a whole and has several points becomes one.
+    edge = (new.at - DETAIL_S) // STEP_S * STEP_S
+    whole = bisect_left(points, edge, start, end, key=_at)
+    first = bisect_left(points, edge - STEP_S, start, whole, key=_at)
+    return (*points[start:first], *_mean(points[first:whole]), *points[whole:end], new)
 
 
-def runs_of(points: Sequence[Point], now: float) -> list[list[Point]]:
+def _at(point: Point) -> float:
+    return point.at
+
+
+def _mean(points: Sequence[Point]) -> Sequence[Point]:
+    count = len(points)
+    if count < 2:
+        return points
+    return [Point(points[-1].at, sum(p.received for p in points) / count, sum(p.sent for p in points) / count)]
+
+
+def runs_of(points: Sequence[Point], now: float, window_s: float = DETAIL_S) -> list[list[Point]]:
     """Return the points of the window before `now`, divided where nothing was measured."""
-    seen = [p for p in points if now - WINDOW_S <= p.at <= now]
+    seen = [p for p in points if now - window_s <= p.at <= now]
     steps = sorted(b.at - a.at for a, b in pairwise(seen))
     widest = max(GAP_S, 3 * steps[len(steps) // 2]) if steps else GAP_S
     runs: list[list[Point]] = []
     for point in seen:
-        if runs and point.at - runs[-1][-1].at <= widest:
+        far = 3 * STEP_S if point.at < now - DETAIL_S else widest
+        if runs and point.at - runs[-1][-1].at <= max(far, widest):
             runs[-1].append(point)
         else:
             runs.append([point])
     return runs
+
+
+def chart_of(points: Sequence[Point], now: float, window_s: float) -> dict[str, Any]:
+    """Return what the browser draws: the window in Unix seconds, times and both rates side by side. None is a gap."""
+    times: list[float] = []
+    received: list[float | None] = []
+    sent: list[float | None] = []
+    for run in runs_of(points, now, window_s):
+        if times:
+            times.append(round((times[-1] + run[0].at) / 2, 1))
+            received.append(None)
+            sent.append(None)
+        for point in run:
+            times.append(round(point.at, 1))
+            received.append(round(point.received, 1))
+            sent.append(round(point.sent, 1))
+    return {"from": round(now - window_s, 1), "to": round(now, 1), "data": [times, received, sent]}
 
 
 @dataclass(frozen=True, slots=True)

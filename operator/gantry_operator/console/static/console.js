@@ -91,10 +91,12 @@
       root.dataset.theme = dark() ? "light" : "dark";
       try { localStorage.setItem("theme", root.dataset.theme); } catch { /* private window: only this page */ }
       labelTheme();
+      showChart();
     } else if (target.dataset.zoneButton !== undefined) {
       local = !local;
       try { localStorage.setItem("zone", local ? "local" : "utc"); } catch { /* private window: only this page */ }
       showTimes();
+      showChart();
     } else if (target.dataset.copy !== undefined) {
       const code = target.parentElement.querySelector("code");
       if (code && navigator.clipboard) {
@@ -200,15 +202,53 @@
     before = event.key === "g" ? "g" : "";
   });
 
+  // The chart. New figures of the page are new data for the same plot, so a reader keeps the point at hand.
+  let plot = null;
+  function colour(name) { return getComputedStyle(root).getPropertyValue(name).trim(); }
+  function shortened(value) {
+    if (value === null || value === undefined) return "–";
+    return value >= 1e6 ? `${(value / 1e6).toFixed(1)}M` : value >= 1e4 ? `${(value / 1e3).toFixed(1)}k` : String(Math.round(value * 10) / 10);
+  }
+  function makePlot(box, range) {
+    const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line"), width: 1 }, font: "12px system-ui, sans-serif" };
+    const series = (label, name, dash) => ({ label, stroke: colour(name), width: 1.75, dash, points: { show: false }, value: (_, value) => shortened(value) });
+    const made = new uPlot({
+      width: box.clientWidth, height: 160, cursor: { drag: { x: false, y: false } },
+      tzDate: (seconds) => local ? new Date(seconds * 1000) : uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
+      scales: { x: { range: () => [range.from, range.to] }, y: { range: (_, least, most) => [0, Math.max(1, (most || 0) * 1.1)] } },
+      axes: [axis, { ...axis, size: 56, values: (_, values) => values.map(shortened) }],
+      series: [{ label: local ? "time" : "UTC", value: "{HH}:{mm}:{ss}" }, series("in", "--series-a"), series("out", "--series-b", [5, 3])],
+    }, range.data, box);
+    return { made, range, look: `${dark()} ${local}` };
+  }
+  function showChart() {
+    const box = document.getElementById("rates");
+    if (!box || !window.uPlot) { plot = null; return; }
+    const { from, to, data } = JSON.parse(box.dataset.chart);
+    if (plot && plot.look === `${dark()} ${local}`) {
+      plot.range.from = from; plot.range.to = to;
+      if (!box.contains(plot.made.root)) box.replaceChildren(plot.made.root);
+      plot.made.setData(data);
+      if (plot.made.width !== box.clientWidth) plot.made.setSize({ width: box.clientWidth, height: 160 });
+    } else {
+      box.replaceChildren();
+      plot = makePlot(box, { from, to, data });
+    }
+  }
+  window.addEventListener("resize", showChart);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", showChart);
+
   document.addEventListener("htmx:sseMessage", () => { last = Date.now(); showAge(); });
-  document.addEventListener("htmx:afterSettle", () => { showCommands(); showTimes(); });
+  document.addEventListener("htmx:afterSettle", () => { showCommands(); showTimes(); showChart(); });
   document.addEventListener("DOMContentLoaded", () => {
-    labelTheme(); showCommands(); showTimes(); countChosen();
+    labelTheme(); showCommands(); showTimes(); countChosen(); showChart();
     // On a phone the pages are one row, of which a part is shown.
     const here = document.querySelector(".side nav [aria-current]");
     if (here) here.scrollIntoView({ block: "nearest", inline: "center" });
     // New figures leave a search alone that somebody types.
     if (window.Idiomorph) Idiomorph.defaults.callbacks.beforeNodeMorphed = (node) => !(node.matches && node.matches("form[role=search], [data-keep]"));
+    // The chart's own elements are not in what the server sends.
+    if (window.Idiomorph) Idiomorph.defaults.callbacks.beforeNodeRemoved = (node) => !(node.classList && node.classList.contains("uplot"));
     setInterval(showAge, 1000);
   });
 })();

@@ -250,7 +250,7 @@ def known_clusters() -> Iterator[tuple[str, ClusterFolder]]:
 
 
 def stopped_clusters() -> Iterator[tuple[str, ClusterFolder]]:
-    """Stopped clusters in the default location whose messages are kept, by name."""
+    """Find stopped clusters in the default location whose messages are kept, by name."""
     running = {folder.root for _, folder in known_clusters()}
     for root in sorted((state_home() / "data").glob("*")):
         if root not in running and ClusterFolder(root).manifest.exists():
@@ -258,7 +258,10 @@ def stopped_clusters() -> Iterator[tuple[str, ClusterFolder]]:
 
 
 def find_stopped(name: str | None) -> ClusterFolder | None:
-    """The stopped cluster of that name, or the only one; None: there is none. Raises ClusterNotFound for several."""
+    """Find the stopped cluster of that name, or the only one; None: there is none.
+
+    Raises ClusterNotFound for several.
+    """
     stopped = [(n, f) for n, f in stopped_clusters() if name is None or n == name]
     if len(stopped) > 1:
         names = " or --cluster ".join(n for n, _ in stopped)
