@@ -96,7 +96,7 @@ def snapshot(now: float = 100.0) -> Snapshot:
         "members": [{"name": f"fake-a-{n}", "group": "a", "inSync": True} for n in range(3)],
     }
     parts = {"a": GroupTables(now, tables())}
-    return Snapshot(KEY, 1, {"status": status}, now, members=members, tables=combine(parts, {}))
+    return Snapshot(KEY, 1, {"status": status}, members=members, tables=combine(parts, {}))
 
 
 def test_a_healthy_cluster_says_so_in_one_line() -> None:
