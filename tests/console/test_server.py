@@ -366,6 +366,9 @@ def test_half_requests_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) ->
     small = descriptors.divide(1_024)
     monkeypatch.setattr(serve.descriptors, "budget", lambda: replace(small, http=16))
     with running(FakeSource()) as console:
+        until_figures(console)
+        with httpx.Client(transport=httpx.HTTPTransport(retries=5)) as client:
+            client.get(f"{console.base}/live")  # The server listens.
         where = httpx.URL(console.base)
         half = [socket.create_connection((where.host, where.port)) for _ in range(40)]
         try:
