@@ -78,7 +78,7 @@ def gantry(of: Cluster, *arguments: str, check: bool = True) -> str:
 
 def unread(of: Cluster, group: str) -> int:
     found = json.loads(gantry(of, "group", "list", "-o", "json"))
-    return int(next(row for row in found["groups"] if row["group"] == group)["lag"])
+    return int(next(row for row in found if row["group"] == group)["lag"])
 
 
 def archived(of: Cluster) -> bool:

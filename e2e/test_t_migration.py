@@ -1,0 +1,105 @@
+"""A running Apache RocketMQ outside of Kubernetes moves to a cluster, by its resource alone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kube import Cluster, apply, get, kubectl, run, until
+from rig import java, rocketmq
+from rig.driver import Driver
+from rig.processes import NamespaceUnavailable
+from rig.target import Target
+
+ADDRESS = "10.250.0.200"
+"""Of the source, on the bridge of the nodes."""
+BRIDGE = "kubehost"
+MESSAGES = 300
+SETTINGS = {
+    "brokerIP1": ADDRESS, "mappedFileSizeCommitLog": "1048576", "waitTimeMillsInSendQueue": "10000",
+    "osPageCacheBusyTimeOutMills": "10000",
+}  # fmt: skip
+MANIFEST = {
+    "apiVersion": "gantry.dev/v1alpha1",
+    "kind": "BrokerCluster",
+    "metadata": {"name": "moved"},
+    "spec": {
+        "brokerClusterName": "demo",
+        "nameServers": {"replicas": 1},
+        "brokerGroups": [{"name": "a", "brokerName": "demo-a", "members": 1}],
+        "proxy": {"replicas": 0},
+        "reclaim": "Delete",
+        "storage": {"size": "1Gi"},
+        "broker": {"mappedFileSizeCommitLog": 1 << 20},
+        "bootstrap": {"fromRocketMQ": {"nameServers": [f"{ADDRESS}:9876"]}},
+    },
+}
+
+
+@contextlib.contextmanager
+def on_the_bridge(source: Target) -> Iterator[None]:
+    """Give the source's network namespace an address that pods reach."""
+    name, inside, outside = source.prefix[-1], f"ge{os.getpid()}", f"gx{os.getpid()}"
+    run("ip", "link", "add", outside, "type", "veth", "peer", "name", inside, "netns", name)
+    try:
+        run("ip", "link", "set", outside, "master", BRIDGE, "up")
+        run(*source.prefix, "ip", "address", "add", f"{ADDRESS}/24", "dev", inside)
+        run(*source.prefix, "ip", "link", "set", inside, "up")
+        for node in get("default", "nodes"):
+            address = next(a["address"] for a in node["status"]["addresses"] if a["type"] == "InternalIP")
+            run(*source.prefix, "ip", "route", "add", node["spec"]["podCIDR"], "via", address)
+        yield
+    finally:
+        run("ip", "link", "delete", outside, check=False)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    if os.environ.get("E2E_HOST") != "scripts":
+        pytest.skip("a source beside the nodes needs their bridge, which the scripts for a local Kubernetes make")
+    folder = tmp_path_factory.mktemp("rocketmq")
+    try:
+        java.build()
+        with rocketmq.rocketmq(folder, SETTINGS, heap="256m", direct="256m") as found, on_the_bridge(found):
+            yield found
+    except (java.JavaMissing, NamespaceUnavailable) as error:
+        pytest.skip(f"there is no Apache RocketMQ here: {error}")
+
+
+def gantry(namespace: str, *words: str) -> str:
+    program = Path(sys.executable).parent / "gantry"
+    done = subprocess.run([program, *words, "-n", namespace], capture_output=True, text=True, timeout=150, check=False)
+    assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}{kubectl('-n', namespace, 'describe', 'bc')}"
+    return done.stdout
+
+
+def status(namespace: str) -> dict[str, Any]:
+    return dict(json.loads(gantry(namespace, "migrate", "status", "-o", "json")))
+
+
+def test_a_source_outside_is_followed_and_left(operator: None, namespace: str, source: Target, tmp_path: Path) -> None:
+    clients = Driver(source, "49", "JSON", tmp_path / "driver.log")
+    try:
+        clients.mqadmin("updateTopic", "-c", "demo", "-t", "Orders", "-r", "4", "-w", "4")
+        clients.run("produce", topic="Orders", count=MESSAGES, size=100, run="run")
+        apply(namespace, json.dumps(MANIFEST))
+        until("the copy follows", lambda: status(namespace)["groups"]["a"]["lag"] == 0, 120, 1.0)
+        said = gantry(namespace, "migrate", "cutover")
+        assert "Gantry leads" in said, said
+        cluster = Cluster(namespace, "moved")
+        cluster.wait_running()
+        assert status(namespace)["phase"] == "done"
+        read = gantry(namespace, "consume", "Orders", "--group", "check", "--count", str(MESSAGES), "--timeout", "30")
+        assert len(read.splitlines()) == MESSAGES
+        phases = {e["message"].split(":")[0] for e in cluster.events() if e["reason"] == "Migration"}
+        assert {"readers-off", "writes-off", "finishing", "taking", "done"} <= phases
+        assert f"moved-a-master.{namespace}.svc" in clients.mqadmin("clusterList"), "the source's NameServer knows it"
+    finally:
+        clients.close()
