@@ -316,7 +316,7 @@ def test_what_is_not_known_yet_is_not_said_to_be_gone(tmp_path: Path) -> None:
 
 def test_the_disk_cache_stays_below_its_limit_and_survives_damage(tmp_path: Path) -> None:
     tiers = filled(tmp_path)
-    limit = 60_000
+    limit = 90_000
     tiered = TieredLog(tiers.archive.group("a"), tmp_path / "small", limit)
     tiered.open()
     tiered.refresh(tiers.state, tiers.store.log.start, {})

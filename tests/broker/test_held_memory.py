@@ -108,7 +108,7 @@ async def test_a_poll_that_waits_holds_nothing_of_its_header(bench: Bench) -> No
         frame.ext |= {"exp": "*", "bulk": "y" * 200_000}
         frame.body = b"z" * 60_000
         frame.code = code
-        bench.give(frame)
+        bench.dispatcher.on_frames(bench.wire, [frame])
         await until(lambda: len(bench.broker.pop._waiting) or len(bench.broker.pop._notified))
         assert not frame.ext
         assert not frame.body

@@ -298,8 +298,9 @@ def test_everybody_reaches_the_ports_for_clients_unless_the_spec_names_some() ->
     operator = {"namespaceSelector": system, "podSelector": {"matchLabels": {names.NAME_LABEL: names.OPERATOR_NAME}}}
     console = {"namespaceSelector": system, "podSelector": {"matchLabels": {names.NAME_LABEL: names.CONSOLE_NAME}}}
     members = {"podSelector": {"matchLabels": {names.CLUSTER_LABEL: "demo"}}}
+    tables = {"podSelector": {"matchLabels": {names.TABLES_LABEL: "demo"}}}
     for port in CLIENT_PORTS:
-        assert some["demo-broker", port] == [*closed["allowedClients"], members, operator, console]
+        assert some["demo-broker", port] == [*closed["allowedClients"], members, operator, console, tables]
 
 
 def test_the_proxies_port_for_clients_is_for_the_same_ones() -> None:

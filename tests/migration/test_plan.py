@@ -110,7 +110,8 @@ async def test_a_finish_takes_no_end_below_what_was_copied(tmp_path: Path) -> No
     )  # fmt: skip
     assert config.migrate is not None
     migration = member.Migration(config, config.migrate)
-    migration._store = cast(Any, SimpleNamespace(end=900, flushed=500, confirmed=900))
+    log, state = SimpleNamespace(end=900), SimpleNamespace(flushed=500, confirmed=900)
+    migration._store = cast(Any, SimpleNamespace(log=log, state=state))
     finishing = asyncio.create_task(migration._finish_page(b'{"end": 100}'))
     await asyncio.sleep(0)
     assert migration._finish == 900

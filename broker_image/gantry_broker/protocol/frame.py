@@ -13,13 +13,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from struct import Struct
 from struct import error as struct_error
-from typing import Any, ClassVar, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 
 import orjson
-from gantry_core import SendRules
 
 from gantry_broker.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, MQ_VERSION, LanguageCode, SerializeType
 from gantry_broker.protocol.repeated_pulls import PULLS, Layout, Template, Texts, learn, templates
+
+if TYPE_CHECKING:  # A client has no compiled core.
+    from gantry_core import SendRules
 
 MAX_FRAME: Final = 16 * 1024 * 1024
 """Bytes of the largest frame, without its length field."""

@@ -15,9 +15,7 @@ import socket
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Final, Protocol, cast
-
-from gantry_core import SendRules
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from gantry_broker.inbox import Inbox
 from gantry_broker.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, ResponseCode
@@ -28,6 +26,9 @@ from gantry_broker.remoting.budget import DEFAULT_BUDGET, RemotingBudget
 from gantry_broker.remoting.errors import ConnectionLost, RequestTimeout
 from gantry_broker.remoting.handshake import Identity
 from gantry_broker.timeslice import TimeSlices
+
+if TYPE_CHECKING:  # A client has no compiled core.
+    from gantry_core import SendRules
 
 log = logging.getLogger(__name__)
 
