@@ -75,7 +75,7 @@ class Api:
 
     def refusal(self, namespace: str, document: dict[str, Any]) -> str:
         """What the API server says against making this object of ours; empty: nothing. Nothing is made."""
-        _, plural, _ = self.kind(document["kind"])
+        _, plural, _ = self.kind(document["kind"].lower())
         path = f"/apis/{document['apiVersion']}/namespaces/{namespace}/{plural}"
         answer = self._client.post(path, params={"dryRun": "All", "fieldValidation": "Strict"}, json=document)
         return "" if answer.is_success else str(answer.json()["message"])

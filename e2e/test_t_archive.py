@@ -43,7 +43,7 @@ def store(namespace: str) -> dict[str, Any]:
         "apiVersion": "v1", "kind": "Service", "metadata": {"name": SERVER},
         "spec": {"selector": {"app": SERVER}, "ports": [{"port": 7070}]},
     }  # fmt: skip
-    apply(namespace, "---\n".join(map(json.dumps, (secret, pod, service))))
+    apply(namespace, "\n---\n".join(map(json.dumps, (secret, pod, service))))
     until("the server's pod runs", lambda: get(namespace, "pod", SERVER)["status"]["phase"] == "Running", 60)
     copy = ["kubectl", "-n", namespace, "exec", "-i", SERVER, "--", "sh", "-c"]
     with program.open("rb") as content:

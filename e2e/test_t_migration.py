@@ -21,6 +21,8 @@ from rig.target import Target
 ADDRESS = "10.250.0.200"
 """Of the source, on the bridge of the nodes."""
 BRIDGE = "kubehost"
+FIRST_NODE = 11
+"""The last number of the first node's address. The pods of node N are in 10.244.N.0/24."""
 MESSAGES = 300
 SETTINGS = {
     "brokerIP1": ADDRESS, "mappedFileSizeCommitLog": "1048576", "waitTimeMillsInSendQueue": "10000",
@@ -54,7 +56,8 @@ def on_the_bridge(source: Target) -> Iterator[None]:
         run(*source.prefix, "ip", "link", "set", inside, "up")
         for node in get("default", "nodes"):
             address = next(a["address"] for a in node["status"]["addresses"] if a["type"] == "InternalIP")
-            run(*source.prefix, "ip", "route", "add", node["spec"]["podCIDR"], "via", address)
+            number = int(address.rpartition(".")[2]) - FIRST_NODE + 1
+            run(*source.prefix, "ip", "route", "add", f"10.244.{number}.0/24", "via", address)
         yield
     finally:
         run("ip", "link", "delete", outside, check=False)

@@ -178,6 +178,14 @@ async def test_secrets_are_mounted_and_never_in_the_job(rig: Rig) -> None:
     )  # fmt: skip
     rig.cluster = cluster(security={"authentication": "Enabled", "tls": {"mode": "Required"}})
     rig.cluster.metadata.uid = (rig.fake.get("BrokerCluster", "demo") or {})["metadata"]["uid"]
+    with pytest.raises(StoreUnavailable, match=r"Secret keys .* does not exist"):
+        await rig.start(spec=spec, lasts_s=300)
+    secret = {"kind": "Secret", "metadata": {"name": "keys", "namespace": "mq"}}
+    rig.fake.put(secret)
+    with pytest.raises(StoreUnavailable, match=r"give it the label gantry\.dev/catalog=true"):
+        await rig.start(spec=spec, lasts_s=300)
+    assert rig.fake.get("Job", "demo-tables") is None, "nothing has seen the Secret"
+    rig.fake.objects["Secret", "mq", "keys"]["metadata"]["labels"] = {names.CATALOG_LABEL: "true"}
     await rig.start(spec=spec, lasts_s=300)
     order = manifests.order_of(rig.job)
     assert order is not None

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from gantry_broker.protocol.codes import FORMER_MASTER_ID
+from gantry_operator.cli import migrate
+from gantry_operator.cli.errors import CliError
 from gantry_operator.migration import rolling_back
 from gantry_operator.migration.rolling_back import (
     Limits,
@@ -19,7 +22,9 @@ from gantry_operator.migration.rolling_back import (
     Seen,
     SetGantry,
 )
+from gantry_operator.migration.rolling_edge import BackCopy
 from gantry_operator.migration.steps import Refused, SetSource
+from gantry_operator.platforms.local.folder import ClusterFolder
 
 LIMITS = Limits(lag=50, settle=6.0, quiet=0.5)
 
@@ -164,3 +169,46 @@ def test_what_refuses_to_begin() -> None:
 def test_a_record_of_another_form_is_refused(value: Any) -> None:
     with pytest.raises((ValueError, KeyError, TypeError, AttributeError)):
         Record.from_json(value)
+
+
+async def test_a_round_that_began_before_writes_ended_proves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message that was acknowledged between the end of a round and the end of writes is still missing."""
+    copy = BackCopy(cast(Any, None), cast(Any, None), {}, {}, tmp_path / "copy.json")
+    looks: list[str] = []
+    ends = False
+
+    async def look_for_topics() -> None:
+        looks.append("topics")
+
+    async def run(*, follow: bool) -> None:
+        if ends:
+            copy.begin_anew()
+
+    monkeypatch.setattr(copy, "look_for_topics", look_for_topics)
+    monkeypatch.setattr(copy, "run", run)
+    await copy.round()
+    assert copy.missing == 0
+    assert copy.quiet_since is not None
+    copy.begin_anew()
+    assert (copy.missing, copy.quiet_since) == (None, None)
+    ends = True
+    await copy.round()
+    assert (copy.missing, copy.quiet_since) == (None, None), "writes ended within this round"
+    ends = False
+    await copy.round()
+    assert copy.missing == 0
+    assert looks == ["topics"] * 3, "a topic that was made in the last seconds is looked for"
+
+
+def test_one_command_at_a_time(tmp_path: Path) -> None:
+    folder = ClusterFolder(tmp_path)
+    with (
+        migrate._alone(folder),
+        pytest.raises(CliError, match="another gantry migrate command"),
+        migrate._alone(folder),
+    ):
+        pass
+    with migrate._alone(folder):
+        pass

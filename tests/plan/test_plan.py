@@ -8,6 +8,7 @@ import pytest
 from gantry_broker.config import BrokerConfig, NameServerConfig
 from gantry_operator.api import BrokerCluster
 from gantry_operator.plan import ArchiveFiles, BrokerAddresses, broker_config, name_server_config, plan
+from gantry_operator.plan.process_config import restarts, text_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -58,6 +59,26 @@ def test_broker_config_says_what_the_spec_says(tmp_path: Path) -> None:
     file = tmp_path / "broker.json"
     file.write_text(config.model_dump_json())
     assert BrokerConfig.load(file) == config
+
+
+def test_a_process_of_an_older_image_reads_an_archive_with_defaults(tmp_path: Path) -> None:
+    """It refuses fields that it does not know."""
+    member = plan(CLUSTER).member("demo-a-1")
+    addresses = BrokerAddresses(10911, 10921, 10912, "a:10912", "a:10911", "m:10911", None, {})
+    files = ArchiveFiles("uid", lambda use, name: tmp_path / name)
+    for cache, written in (("1Gi", False), ("2Gi", True)):
+        cluster = BrokerCluster.make(
+            "demo", "mq", brokerGroups=[{"name": "a", "members": 3}],
+            archive={"url": "s3://b/p", "readCache": cache},
+        )  # fmt: skip
+        config = broker_config(
+            cluster, member, addresses, listen_host="0.0.0.0", data_dir=tmp_path, name_servers=["n:9876"],
+            registration_addresses=["n:9878"], token_file=tmp_path / "t", archives=files,
+        )  # fmt: skip
+        for text in (text_of(config), restarts(config)):
+            assert ("read_cache_bytes" in text) == written
+            assert "read_rate_bytes" not in text
+            assert "max_local_lag_bytes" in text
 
 
 def test_name_server_config(tmp_path: Path) -> None:

@@ -41,6 +41,9 @@ def test_a_table_is_due_by_its_interval_or_its_schedule() -> None:
     assert next_run(table(every="10m"), ran(4 * minute), NOW) == NOW + 6 * minute
     assert next_run(table(), ran(minute), NOW, every="2m") == NOW + minute, "the cluster's default"
     assert next_run(table(every="Continuous"), ran(minute), NOW) == NOW
+    forever = next_run(table(every="9999999d"), ran(minute), NOW)
+    assert forever is not None
+    assert forever > NOW + timedelta(days=3_000), "a time that no calendar has stops no other table"
     daily = table(schedule="0 3 * * *", timeZone="Europe/Berlin")
     assert next_run(daily, ran(minute), NOW) == datetime(2026, 5, 2, 1, 0, tzinfo=UTC)
     assert next_run(daily, TableStatus(), NOW) == datetime(2026, 5, 1, 1, 0, tzinfo=UTC), "missed since it was made"

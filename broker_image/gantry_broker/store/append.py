@@ -296,8 +296,8 @@ class Appender:
             return None
         records, entries, keys, places = placed
         made = Batch(phys, phys + len(records))
+        made.entries = list(zip(queues, numbers, entries, strict=True))  # What may fail comes before the write.
         self._write([(phys, records)], made.end)
-        made.entries = list(zip(queues, numbers, entries, strict=True))
         for queue, number, packed in made.entries:
             queue.next = number + len(packed) // ENTRY_SIZE
         made.in_runs = sends.messages - len(queues)

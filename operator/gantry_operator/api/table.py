@@ -176,7 +176,7 @@ class Tables(Model):
     )  # fmt: skip
     catalogSecret: str | None = Field(
         None, description="Secret with further properties of the catalog, such as credential, token or "
-        "s3.secret-access-key, each under its own name.",
+        "s3.secret-access-key, each under its own name. In Kubernetes it has the label gantry.dev/catalog=true.",
         min_length=1, max_length=253, pattern=OBJECT_NAME,
     )  # fmt: skip
     namespace: str = Field(
@@ -212,9 +212,10 @@ class Tables(Model):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            f"!has(self.catalog) || self.catalog.all(k, k.matches('{_PROPERTY}'))",
-            "catalog has a property that PyIceberg cannot have: write names like uri or s3.endpoint",
-            lambda t: all(re.fullmatch(_PROPERTY, k) for k in t.catalog),
+            f"!has(self.catalog) || self.catalog.all(k, k.matches('{_PROPERTY}') && !k.startsWith('py-'))",
+            "catalog has a property that PyIceberg cannot have, or one that names code (py-...): write names like uri "
+            "or s3.endpoint",
+            lambda t: all(re.fullmatch(_PROPERTY, k) and not k.startswith("py-") for k in t.catalog),
             "catalog",
         ),
         Rule(

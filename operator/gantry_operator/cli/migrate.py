@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -145,6 +145,19 @@ def _read_record(folder: ClusterFolder) -> Record:
         return Record()
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CliError(f"{path} cannot be read: {error!r}") from None
+
+
+@contextlib.contextmanager
+def _alone(folder: ClusterFolder) -> Iterator[None]:
+    """Let no other command make steps of a migration meanwhile: each has the record in its memory. Raises CliError."""
+    import fcntl
+
+    with (folder.root / "migrate.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CliError("another gantry migrate command is at work on this cluster: end it first") from None
+        yield
 
 
 def _read_rollback(folder: ClusterFolder) -> rolling_back.Record:
@@ -451,9 +464,9 @@ def cutover(
         return
     folder = _folder(directory, name)
     limits = steps.Limits(lag=max_lag << 20, settle=settle, routes=routes)
-    record = _read_record(folder)
 
     async def go() -> None:
+        record = _read_record(folder)
         async with _edge(folder) as edge:
             seen = await edge.look()
             begun = steps.begin(record, seen, limits, time.time())
@@ -469,7 +482,8 @@ def cutover(
         say("Gantry leads. Next: stop the source's brokers, and do not start them again")
 
     try:
-        run_async(go())
+        with contextlib.nullcontext() if dry_run else _alone(folder):
+            run_async(go())
     except steps.Refused as error:
         raise CliError(str(error)) from None
 
@@ -559,7 +573,8 @@ def abort(
             await drive(edge, begun, steps.Limits(), partial(_save_record, folder), timeout=timeout)
 
     try:
-        run_async(go())
+        with _alone(folder):
+            run_async(go())
     except steps.Refused as error:
         raise CliError(str(error)) from None
     say("the source has its permission back")
@@ -588,13 +603,12 @@ def rollback(
     from gantry_operator.migration.rolling_edge import AsideSession, BackCopy, RollbackEdge, drive
 
     folder = _folder(directory, name)
-    cut = _read_record(folder)
     limits = rolling_back.Limits(lag=max_lag, settle=settle)
 
     async def go() -> rolling_back.Record:
         from gantry_broker.client import Admin
 
-        record = _read_rollback(folder)
+        cut, record = _read_record(folder), _read_rollback(folder)
         async with (
             _edge(folder) as edge,
             LocalTarget(folder).clients() as ours,
@@ -628,7 +642,8 @@ def rollback(
                 return ended
 
     try:
-        ended = run_async(go())
+        with _alone(folder):
+            ended = run_async(go())
     except steps.Refused as error:
         raise CliError(str(error)) from None
     if ended.phase is rolling_back.Phase.DONE:

@@ -246,6 +246,8 @@ class Edge:
                         await admin.update_broker_config(address, wanted)
         except FAILURES as error:
             raise Refused(f"group {group.name}: {source} did not take {changes}: {error}") from error
+        if action.refuses:
+            self._ends.pop(group.name, None)  # Only from now on is a log that stays as it is a sign that all arrived.
 
 
 async def _kv_table(admin: Admin, namespace: str) -> dict[str, str]:

@@ -72,6 +72,8 @@ class BackCopy(Copy):
         self._ends = ends
         self._tables_at = -math.inf
         self._unsure = False
+        self._since = -math.inf
+        """Only rounds that begin from then on say that nothing is missing."""
         self.missing: int | None = None
         """Messages that the last round found; None: none has ended."""
         self.quiet_since: float | None = None
@@ -84,6 +86,10 @@ class BackCopy(Copy):
             await self._read_ends()
         self.save()
 
+    def begin_anew(self) -> None:
+        """Forget what former rounds found: writes have just ended, and a former round may lack the last ones."""
+        self._since, self.missing, self.quiet_since = time.monotonic(), None, None
+
     async def _read_ends(self) -> None:
         for topic, queues in self.queues.items():
             for queue in queues:
@@ -92,9 +98,9 @@ class BackCopy(Copy):
     async def round(self) -> None:
         """Copy all that is there."""
         began = time.monotonic()
-        if began - self._tables_at >= TABLES_S:
+        if self._tables_at < self._since or began - self._tables_at >= TABLES_S:
             await self.look_for_topics()
-            self._tables_at = time.monotonic()
+            self._tables_at = began
             if self._changed:  # Before the first message of a new queue: its copies are looked for from there on.
                 self.save()
         if self._unsure:  # The last round broke off: what it sent may not be noted.
@@ -102,6 +108,8 @@ class BackCopy(Copy):
         before, self._unsure = self.sent(), True
         await self.run(follow=False)
         self._unsure = False
+        if began < self._since:
+            return
         self.missing = self.sent() - before
         self.quiet_since = (self.quiet_since or began) if not self.missing else None
 
@@ -288,6 +296,8 @@ class RollbackEdge:
             if isinstance(action, SetGantry):
                 changes = {"brokerPermission": str(action.permission)}
                 await self._gantry.update_broker_config(await self._leader(group), changes)
+                if self.copy is not None:
+                    self.copy.begin_anew()
             elif isinstance(action, MoveOffsets):
                 assert self.copy is not None
                 await self.copy.move_offsets(group.broker, await self._leader(group))

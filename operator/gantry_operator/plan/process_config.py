@@ -78,6 +78,9 @@ ADDED_FIELDS = frozenset(
 """Fields since 0.1.0. With their defaults they are left out: a process of an older image refuses what it does not know,
 and a new operator changes no pod only because the configuration has another form."""
 
+ADDED_PLACE_FIELDS = frozenset({"read_cache_bytes", "read_rate_bytes"})
+"""The same for fields of an archive."""
+
 
 @dataclass(frozen=True, slots=True)
 class ArchiveFiles:
@@ -282,7 +285,7 @@ def broker_config(
 
 def text_of(config: BrokerConfig | NameServerConfig) -> str:
     """Return the config as its process reads it."""
-    return config.model_dump_json(indent=1, exclude=_unneeded(config))
+    return config.model_dump_json(indent=1, exclude=_excluded(config))
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,7 +381,18 @@ def proxy_restarts(config: ProxyConfig) -> str:
 
 def restarts(config: BrokerConfig | NameServerConfig) -> str:
     """Return the part of a config that takes effect at a start only."""
-    return config.model_dump_json(indent=1, exclude=set(LIVE_FIELDS) | _unneeded(config))
+    return config.model_dump_json(indent=1, exclude=_excluded(config, LIVE_FIELDS))
+
+
+def _excluded(config: BrokerConfig | NameServerConfig, more: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """Return what is left out: fields that an older image does not know and that have their defaults, and `more`."""
+    out: dict[str, Any] = dict.fromkeys(_unneeded(config) | more, True)
+    for name in ("archive", "follow", "restore"):
+        place = getattr(config, name, None)
+        if place is not None and name not in out:
+            fields = type(place).model_fields
+            out[name] = {f for f in ADDED_PLACE_FIELDS & set(fields) if getattr(place, f) == fields[f].default}
+    return out
 
 
 def _unneeded(config: BrokerConfig | NameServerConfig) -> set[str]:

@@ -21,6 +21,8 @@ CONTINUOUS_S: Final = 300.0
 """Seconds of a run with continuous tables. The next one follows at once, with the spec as it is then."""
 FIRST_RETRY_S: Final = 15.0
 LAST_RETRY_S: Final = 1_800.0
+LONGEST_S: Final = 3_650 * 86_400.0
+"""A longer interval counts as this one: dates have an end."""
 LATE_FACTOR: Final = 3
 LATE_S: Final = 900.0
 """A table is late when its last success is older than so many intervals and so many seconds."""
@@ -121,7 +123,7 @@ def next_run(wanted: WantedTable, state: TableStatus, now: datetime, every: str 
         return cron.next_run(wanted.spec.schedule, wanted.spec.timeZone, last or wanted.created)
     if last is None or given == CONTINUOUS:
         return now
-    return last + timedelta(seconds=parse_duration(given))
+    return last + timedelta(seconds=min(parse_duration(given), LONGEST_S))
 
 
 def choose(

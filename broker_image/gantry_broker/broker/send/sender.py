@@ -345,13 +345,17 @@ class Sender:
         appended = time.perf_counter()
         self._store_took()
         self._count_sends(sends)
-        self._appended(partial(self._plain_answers, conn, sends, places, now_ms, begun, appended))
+        # Without the bytes of the read: they would stay in memory until the copies exist.
+        sent = sends.code, sends.messages, sends.first
+        self._appended(partial(self._plain_answers, conn, *sent, places, now_ms, begun, appended))
         return True
 
     def _plain_answers(
         self,
         conn: Connection,
-        sends: Sends,
+        request: int,
+        messages: int,
+        first: bytes,
         places: bytes,
         now_ms: int,
         begun: float,
@@ -361,17 +365,17 @@ class Sender:
         code = STATUS_CODE[status]
         conn.write(plain_answers(places, code, self._store_host_hex, DEFAULT_REGION, MQ_VERSION))
         now = time.perf_counter()
-        if sends.code == _V2 and code == _OK:
-            self._usual((now - begun, appended - begun, now - appended, sends.messages, now_ms, sends.first))
+        if request == _V2 and code == _OK:
+            self._usual((now - begun, appended - begun, now - appended, messages, now_ms, first))
             return
-        self._latencies.append.observe(appended - begun, sends.messages)
-        self._latencies.put_ms.observe((appended - begun) * 1000, sends.messages)
-        self._latencies.send.observe(now - begun, sends.messages)
+        self._latencies.append.observe(appended - begun, messages)
+        self._latencies.put_ms.observe((appended - begun) * 1000, messages)
+        self._latencies.send.observe(now - begun, messages)
         if code == _OK:
-            self._latencies.replication.observe(now - appended, sends.messages)
+            self._latencies.replication.observe(now - appended, messages)
         else:
-            self._count_refused(code, sends.messages)
-        self._rpc(sends.code, code, now - begun, sends.messages)
+            self._count_refused(code, messages)
+        self._rpc(request, code, now - begun, messages)
 
     def _plain_batch(self, frame: Frame, born_host: bytes) -> tuple[PlainBatch, int] | None:
         """A batch send with nothing unusual, and the number of its index keys; None: the slow path takes it.

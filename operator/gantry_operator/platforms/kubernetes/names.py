@@ -49,6 +49,8 @@ MONITORING_LABEL = f"{GROUP}/monitoring"
 REPORT_LABEL = f"{GROUP}/analytics"
 """Label on the pods and Jobs of a report. Its value is the cluster's name."""
 
+CATALOG_LABEL = f"{GROUP}/catalog"
+"""With the value true: a Secret may be given to a catalog of tables, which reads all of it."""
 TABLES_LABEL = f"{GROUP}/tables"
 """Label on the pods and Jobs of tables. Its value is the cluster's name."""
 

@@ -14,7 +14,7 @@ from gantry_operator.plan import Plan
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.analytics.jobs import ended
 from gantry_operator.platforms.kubernetes.analytics.status import result_of
-from gantry_operator.platforms.kubernetes.api.client import JOB, ApiError, ApiUnavailable, KubeApi, Object
+from gantry_operator.platforms.kubernetes.api.client import JOB, SECRET, ApiError, ApiUnavailable, KubeApi, Object
 from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache
 from gantry_operator.platforms.kubernetes.api.pod_state import why_not
 from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings
@@ -109,9 +109,24 @@ class KubernetesTableRuns:
             raise StoreUnavailable(str(error)) from error
         ordered = manifests.order(cluster, plan, pods, spec, name, tables, lasts_s)
         try:
+            await self._check_secret(spec)
             await self._start(manifests.objects(pods, spec), manifests.job(pods, ordered))
         except (ApiError, ApiUnavailable) as error:
             raise StoreUnavailable(f"the Job of the tables cannot be started: {error}") from error
+
+    async def _check_secret(self, spec: Tables) -> None:
+        """Refuse a Secret that nobody has meant for a catalog: a run sends its content to the address in the spec, and
+        the author of the spec may not be allowed to read Secrets. Raises StoreUnavailable, ApiError, ApiUnavailable.
+        """
+        if spec.catalogSecret is None:
+            return
+        secret = await self._api.get(SECRET, self._namespace, spec.catalogSecret)
+        if secret is None:
+            raise StoreUnavailable(f"Secret {spec.catalogSecret} (spec.tables.catalogSecret) does not exist")
+        if (secret["metadata"].get("labels") or {}).get(names.CATALOG_LABEL) != "true":
+            raise StoreUnavailable(
+                f"Secret {spec.catalogSecret} is not meant for a catalog: give it the label {names.CATALOG_LABEL}=true"
+            )
 
     async def _start(self, needed: Sequence[Object], job: Object) -> None:
         found = ReconcileResult()
