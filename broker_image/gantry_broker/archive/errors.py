@@ -23,6 +23,10 @@ class Unavailable(ArchiveError):
     """The object store does not answer, or refuses for now. The same call may work later."""
 
 
+class TooWide(Unavailable):
+    """One request would read too much. The store is not to blame."""
+
+
 class Missing(ArchiveError):
     """The archive has no such object, or not this part of the log."""
 

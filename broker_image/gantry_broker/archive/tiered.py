@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from gantry_broker.archive.chain import GroupArchive
-from gantry_broker.archive.errors import ArchiveError, Damaged, Missing, Replaced, Unavailable
+from gantry_broker.archive.errors import ArchiveError, Damaged, Missing, Replaced, TooWide, Unavailable
 from gantry_broker.archive.manifest import Part, State
 from gantry_broker.archive.queue_index import Held, Outlined, QueueIndex
 from gantry_broker.archive.read_cache import ReadCache
@@ -224,7 +224,7 @@ class TieredLog:
         part = next((part for part in state.parts if part.last_ms >= since_ms), None)
         if part is None:
             return state.end
-        if part.first_ms >= since_ms:
+        if part.first_ms >= since_ms or part in self.view.damaged:
             return part.start
         found = part.end
         for queue_id in self._index.queues_of(topic):
@@ -261,7 +261,11 @@ class TieredLog:
         while at < below.number and scanned < MAX_SCAN:
             held = self._index.at_or_behind(topic, queue_id, at)
             if held is None or held.piece.first > at:
-                self._check_damage(f"messages of {topic} {queue_id}", lambda part: part.start < below.start)
+                behind = below.start if held is None else held.part
+                self._check_damage(
+                    f"messages of {topic} {queue_id}",
+                    lambda part, behind=behind: below.visible_from < part.end and part.start < behind,  # type: ignore[misc]
+                )
             if held is None or held.piece.first >= below.number:
                 at = below.number
                 break
@@ -398,7 +402,7 @@ class TieredLog:
             if part is None or part.end <= visible_from:
                 continue
             if number >= MAX_PARTS:
-                raise Unavailable(
+                raise TooWide(
                     f"{len(parts)} objects of the archive may have the key, a query looks into {MAX_PARTS}: "
                     "write a shorter time range"
                 )

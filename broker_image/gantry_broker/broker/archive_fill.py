@@ -20,7 +20,6 @@ from gantry_broker.archive.opening import open_archive
 from gantry_broker.archive.segment import Directory, RangeReader
 from gantry_broker.archive.threads import in_daemon_thread
 from gantry_broker.replication.epochs import divergence
-from gantry_broker.store.errors import StoreError
 
 if TYPE_CHECKING:
     from gantry_broker.archive.chain import GroupArchive
@@ -66,6 +65,7 @@ class ArchiveFill:
         self._group: GroupArchive | None = None
         if config.archive is not None:
             self._group = open_archive(config.archive, BRIEF).group(config.own_group)
+            self._uid = config.archive.uid
         self._opened: Opened | None = None
         self._opening: asyncio.Task[Opened] | None = None
         self._not_before = 0.0
@@ -81,11 +81,17 @@ class ArchiveFill:
         state = self._state
         if state is None:
             return self._looking is not None  # What the archive has is known in a moment.
-        if state.end - end < self._least or state.segment_size != self._segment_size:
+        return state.end - end >= self._least and self._continues(mine, state)
+
+    def _continues(self, mine: Log, state: State) -> bool:
+        """Whether the archive has what follows in this very log. The leader compares epochs, not bytes: records of
+        another history, or of another cluster with the same epochs, would count as acknowledged (rule 1).
+        """
+        end = mine.end
+        if state.owner is None or state.owner.uid != self._uid or state.segment_size != self._segment_size:
             return False
         if state.part_at(end) is None:
             return False
-        # An archive of another history would be cut again at once.
         return end == mine.start == 0 or divergence(state.epochs, state.end, mine.leader_epochs, end) >= end
 
     def _look_soon(self, group: GroupArchive) -> None:
@@ -115,7 +121,7 @@ class ArchiveFill:
         if state is None and self._looking is not None:
             await asyncio.wait({self._looking}, timeout=WAIT_S)
             state = self._state
-        part = None if state is None else state.part_at(mine.end)
+        part = None if state is None or not self._continues(mine, state) else state.part_at(mine.end)
         if part is None:
             return
         try:
@@ -134,7 +140,7 @@ class ArchiveFill:
                     return
             self._opened = None
             self.error = ""
-        except (ArchiveError, StoreError, OSError, ValueError) as error:
+        except Exception as error:  # Whatever it is, the leader has the records: the loop must come to its next fetch.
             self._failed(error)
 
     def _failed(self, error: Exception) -> None:

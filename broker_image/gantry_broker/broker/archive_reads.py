@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from gantry_broker.archive.errors import ArchiveError, Damaged, Missing, Replaced
+from gantry_broker.archive.errors import ArchiveError, Damaged, Missing, Replaced, TooWide
 from gantry_broker.archive.objects import BRIEF
 from gantry_broker.archive.opening import open_archive
 from gantry_broker.archive.threads import in_daemon_thread
@@ -119,6 +119,7 @@ class ArchiveReads:
         self._loop = asyncio.get_running_loop()
         self._tiered: TieredLog | None = None
         archive = config.archive or config.follow
+        self._archived = archive is not None
         limit = archive.read_cache_bytes if archive is not None else 0
         if archive is not None and limit:
             group = open_archive(archive, BRIEF).group(config.own_group)
@@ -169,8 +170,11 @@ class ArchiveReads:
 
     def kept_from(self, start: int) -> int:
         """Return the first offset of the log that readers may still see. `start`: of the local log."""
-        if self._tiered is None:
+        if self._tiered is None and not self._archived:
             return start
+        if self._tiered is None:  # Readers may see it once there is a cache again.
+            state = self._state()
+            return 0 if state is None or state.n == 0 else min(state.start, start)
         if self.knows:
             return min(self._tiered.view.start, start)
         self._wake.set()
@@ -201,6 +205,13 @@ class ArchiveReads:
         floor = self.floor(topic, queue_id)
         return low if floor is None else min(floor, low)
 
+    def least(self, topic: str, queue_id: int) -> int:
+        """As `min_offset`, but 0 while that is not known: for what a client was given before. Raises OSError."""
+        try:
+            return self.min_offset(topic, queue_id)
+        except RequestRejected:
+            return 0
+
     def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
         """Return the first queue offset that is readable and the one behind the last, as far as is known: for lags and
         other figures. Raises OSError.
@@ -216,7 +227,11 @@ class ArchiveReads:
         if not self.knows:
             return True
         floor = self.floor(topic, queue_id)
-        return floor is not None and floor <= offset
+        if floor is not None and floor <= offset:
+            return True
+        # Nobody knows which queues are in an object whose directory is damaged: the read says so.
+        mark, start = self._store.queues.deletion_watermarks.get(topic, 0), self._store.log.start
+        return any(mark < part.end and part.start < start for part in self._tiered.view.damaged)
 
     def topic_of(self, phys: int) -> str:
         """Return the topic of a record that was read a moment ago; "": not known."""
@@ -430,7 +445,7 @@ class ArchiveReads:
                     raise busy(self.error)
                 try:
                     found = await self._in_thread(self._store_slots, partial(call, offline=False))
-                except (Replaced, Missing, Damaged):
+                except (Replaced, Missing, Damaged, TooWide):
                     raise
                 except (ArchiveError, OSError) as error:
                     self._failed(error)

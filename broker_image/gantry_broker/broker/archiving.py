@@ -57,6 +57,7 @@ class Archiving:
         self.on_superseded: Callable[[str], None] = lambda why: None
         """Called when another site has taken the archive over, with the reason; "": it is this cluster's again."""
         archive = None if site().is_standby else config.archive
+        self._uid = "" if archive is None else archive.uid
         self._max_lag = 0 if archive is None else archive.max_local_lag_bytes
         if archive is None:
             return
@@ -88,8 +89,12 @@ class Archiving:
 
     @property
     def state(self) -> State | None:
-        """The newest state of the manifest that is known; None: none."""
-        return None if self._archiver is None else self._archiver.state
+        """The newest state of the manifest that is known; None: none, or the archive was never this cluster's."""
+        archiver = self._archiver
+        state = None if archiver is None else archiver.state
+        if archiver is None or state is None or state.owner is None:
+            return state
+        return state if state.owner.uid == self._uid or archiver.report.superseded else None
 
     def finish(self, token: str, end: int) -> None:
         """Archive everything up to `end`, and close the archive with this token. Raises NoArchive."""

@@ -263,7 +263,7 @@ def _present(broker: BrokerContext, entry: BatchAck) -> int:
     start, bits = entry.start_offset, entry.bits
     if min(start, entry.pop_ms, entry.invisible_ms, entry.revive_queue) < 0:
         return 0  # No broker gave such a handle; the other entries count.
-    low = broker.archive_reads.min_offset(topic, entry.queue_id)
+    low = broker.archive_reads.least(topic, entry.queue_id)
     high = broker.store.reader.max_offset(topic, entry.queue_id)
     size = bits.bit_length()
     if high < start + size:
@@ -375,7 +375,7 @@ def _delivery(
     queues = 0 if config is None else config.read_queues
     if not 0 <= header.queueId < queues:
         raise RequestRejected(ResponseCode.MESSAGE_ILLEGAL, _illegal_queue(conn, topic, header.queueId, queues))
-    low = broker.archive_reads.min_offset(topic, header.queueId)
+    low = broker.archive_reads.least(topic, header.queueId)
     return handle, low, broker.store.reader.max_offset(topic, header.queueId)
 
 

@@ -13,6 +13,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 from gantry_broker.broker.archive_reads import Wanted as ArchiveRead
+from gantry_broker.broker.errors import RequestRejected
 from gantry_broker.broker.pop.requests import Pop, Popped, PopStatus
 from gantry_broker.broker.pop.state import MAX_OFFSET, MAX_QUEUES, Key, Queue
 from gantry_broker.protocol.codes import RETRY_PREFIX, GetStatus, Prop
@@ -82,6 +83,8 @@ class Found:
     rest: int = 0
     archived: list[ArchiveRead] = field(default_factory=list)
     """Reads that only the archive can answer, and has not yet."""
+    reads: list[ArchiveRead] = field(default_factory=list)
+    """Reads of single records that the archive has answered: kept until all of their step are there."""
 
 
 class Finder:
@@ -179,7 +182,10 @@ class Finder:
         topic, queue_id = place
         queue = self._log.state.queues.get((request.group, topic, queue_id))
         if queue is None:
-            at = self.begin(request.group, topic, queue_id, request.init_mode)
+            try:
+                at = self.begin(request.group, topic, queue_id, request.init_mode)
+            except RequestRejected:  # Not known yet: the pop says so.
+                return True
         elif request.order and queue.count:
             return False
         elif request.order and queue.order is not None:
@@ -210,7 +216,12 @@ class Finder:
             if queue is not None and queue.order is None and most(topic, queue_id) <= queue.next:
                 continue  # Most queues that a pop looks at have nothing new.
             if queue is None:
-                queue = self.queue(request.group, topic, queue_id, request.init_mode)
+                try:
+                    queue = self.queue(request.group, topic, queue_id, request.init_mode)
+                except RequestRejected:  # It is not known where the archive begins: what was taken is given first.
+                    if not found.count:
+                        raise
+                    break
             if queue is None:
                 found.full = True
                 continue
@@ -270,10 +281,11 @@ class Finder:
         assert order is not None
         offsets: list[int] = []
         pieces: list[bytes] = []
-        for offset in [offset for offset in order.offsets if offset not in order.acked][:room]:
-            data = self._one(topic, queue_id, offset, found)
-            if data is None:
-                return
+        wanted = [offset for offset in order.offsets if offset not in order.acked][:room]
+        records = self._each(queue, wanted, found)
+        if records is None:
+            return
+        for offset, data in zip(wanted, records, strict=True):
             if data:
                 offsets.append(offset)
                 pieces.append(data)
@@ -295,16 +307,14 @@ class Finder:
             return
         offsets: list[int] = []
         counts: list[int] = []
-        behind: list[tuple[int, int]] = []
         pieces: list[bytes] = []
         gone: list[int] = []
-        for offset, count in () if order is None else order.again(same):
-            if len(offsets) >= room:
-                behind.append((offset, count))
-                continue
-            data = self._one(topic, queue_id, offset, found)
-            if data is None:
-                return
+        again = [] if order is None else order.again(same)
+        behind = again[room:]
+        records = self._each(queue, [offset for offset, _ in again[:room]], found)
+        if records is None:
+            return
+        for (offset, count), data in zip(again, records, strict=False):
             if not data:
                 gone.append(offset)
                 continue
@@ -312,7 +322,7 @@ class Finder:
             counts.append(count)
             pieces.append(data)
         at = queue.next
-        if len(offsets) < room:
+        if len(offsets) < room and not behind:
             got = self._read(wanted, topic, queue_id, at, room - len(offsets), found, perf_counter() + SLICE_S)
             if got is not None:
                 fresh, data, at = got
@@ -354,12 +364,30 @@ class Finder:
             self._archive_reads.used(read)
         return got
 
+    def _each(self, queue: Queue, offsets: Sequence[int], found: Found) -> list[bytes] | None:
+        """Return one record each, b"" for one that is gone; None: some cannot be read now."""
+        _, topic, queue_id = queue.key
+        data: list[bytes] = []
+        missing = False
+        for offset in offsets:
+            one = self._one(topic, queue_id, offset, found)
+            missing = missing or one is None
+            data.append(one or b"")
+        if missing:
+            return None
+        for read in found.reads:
+            self._archive_reads.used(read)
+        found.reads.clear()
+        return data
+
     def _one(self, topic: str, queue_id: int, offset: int, found: Found) -> bytes | None:
         """Return one record, b"" when it is gone; None: it cannot be read now."""
         got: Got | None = self._store.reader.get(topic, queue_id, offset, 1, 1)
         gone = got is not None and got.status == GetStatus.OFFSET_TOO_SMALL
         if gone and self._archive_reads.may_have(topic, queue_id, offset):
-            got = self._archived(ArchiveRead(topic, queue_id, offset, 1, 1), found)
+            read = ArchiveRead(topic, queue_id, offset, 1, 1)
+            got = self._archive_reads.ready(read)
+            (found.archived if got is None else found.reads).append(read)
         if got is None or got.damaged >= 0:
             return None
         if got.data and int.from_bytes(got.data[QUEUE_OFFSET_AT : QUEUE_OFFSET_AT + 8], "big") == offset:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
-from gantry_broker.broker.archive_reads import busy
+from gantry_broker.broker.archive_reads import PULL_S, busy
 from gantry_broker.broker.errors import NotWritable, RequestRejected
 from gantry_broker.broker.pop.clock import PopClock
 from gantry_broker.broker.pop.expiry import Expiry
@@ -160,6 +160,7 @@ class PopService:
         wanted = self._wanted(request)
         deadline = self._loop.time() + min(request.poll_ms, MAX_POLL_MS) / 1000
         await self.until_ready()
+        late = self._loop.time() + PULL_S
         while True:
             self._may()
             found = self._take(wanted)
@@ -167,7 +168,10 @@ class PopService:
                 await self._log.stored()
                 return self._answer(found, request)
             if found.archived:
-                await self._archive_reads.prepare(found.archived[0])
+                if self._loop.time() > late:
+                    raise busy("others wait for it, too")
+                for read in found.archived:
+                    await self._archive_reads.prepare(read)
             elif not found.more:
                 break
             await self._slices.grant()
@@ -542,7 +546,10 @@ class PopService:
                 continue
             if self._log.refused or not self._role.may_append or not self._log.ready.is_set():
                 return False
-            found = self._take(waiter.wanted, [place])
+            try:
+                found = self._take(waiter.wanted, [place])
+            except RequestRejected:  # It waits on: the others must not wait for the archive.
+                return False
             if found.count:
                 self._waiting.remove(waiter)
                 self._give(waiter, found)
