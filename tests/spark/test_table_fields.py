@@ -182,7 +182,8 @@ def test_a_table_continues_its_newest_snapshot_that_says_where() -> None:
     ("more", "error"),
     [
         ({"mode": "Merge"}, "write Append or Upsert"),
-        ({"kind": "Avro"}, "write one of Raw, Inferred, JsonSchema"),
+        ({"kind": "Thrift"}, "write one of Raw, Inferred, JsonSchema"),
+        ({"kind": "Avro"}, "need a definition"),
         ({"kind": "JsonSchema"}, "a JSON Schema belongs to"),
         ({"schema": {}}, "a JSON Schema belongs to"),
         ({"kind": "JsonSchema", "schema": {"type": "array"}}, "needs type object"),
