@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kube import BROKER_IMAGE, ROOT, Cluster, apply, get, kubectl, run, until
-from rig import golang
+from kube import BROKER_IMAGE, Cluster, apply, get, kubectl, run, until
+
+from tests.archive import s3
 
 SERVER, BUCKET, SECRET = "s3", "shop-archive", "archive-s3"
 ACCESS_KEY, SECRET_KEY = "e2e", "of-the-archive"
@@ -23,9 +24,8 @@ COUNT, READ = 400, 150
 def store(namespace: str) -> dict[str, Any]:
     """Where archives lie: a field of a spec, without the URL."""
     try:
-        sources, package = ROOT / "tests/archive/s3server", "github.com/versity/versitygw/cmd/versitygw"
-        program = golang.build(sources, package, "versitygw")
-    except golang.GoMissing as error:
+        program = s3.build()
+    except s3.golang.GoMissing as error:
         pytest.skip(f"the S3 server of these tests is built from its sources: {error}")
     keys = {"accessKeyId": ACCESS_KEY, "secretAccessKey": SECRET_KEY}
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": SECRET}, "stringData": keys}

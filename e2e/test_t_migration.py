@@ -66,7 +66,10 @@ def on_the_bridge(source: Target) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     if os.environ.get("E2E_HOST") != "scripts":
-        pytest.skip("a source beside the nodes needs their bridge, which the scripts for a local Kubernetes make")
+        pytest.skip(
+            "a source beside the nodes needs their bridge: run it with the scripts for a local Kubernetes "
+            "(E2E_KUBE_SCRIPTS)"
+        )
     folder = tmp_path_factory.mktemp("rocketmq")
     try:
         java.build()

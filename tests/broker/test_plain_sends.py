@@ -32,7 +32,7 @@ def body(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any
     """Let brokers that are made now take plain sends, with this body of the core."""
     found = BODIES[request.param]
     if found is None:
-        pytest.skip("the compiled core is not built: python broker_image/gantry_core/build.py (needs cargo)")
+        pytest.skip(twins.NOT_BUILT)
     monkeypatch.setattr(sending, "NAME", "rust")
     monkeypatch.setattr(sending, "SendRules", found.SendRules)
     monkeypatch.setattr(sending, "plain_answers", found.send_answers)

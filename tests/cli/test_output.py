@@ -57,7 +57,7 @@ def test_a_stdout_that_is_not_utf_8_gets_replacements_and_exact_json() -> None:
     assert "Grüße" in run("output.print_json({'a': 'Gr\\u00fc\\u00dfe'})", encoding="utf-8").stdout.decode()
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="/dev/full is the full disk here: run it on Linux")
 def test_a_full_disk_is_one_line_and_a_failure() -> None:
     with open("/dev/full", "w") as full:
         done = run("output.say('x')", stdout=full.fileno())

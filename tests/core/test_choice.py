@@ -11,6 +11,8 @@ from pathlib import Path
 import gantry_core
 import pytest
 
+from tests.core.twins import NOT_BUILT
+
 SOURCES = Path(gantry_core.__file__).parent
 SAY = "import gantry_core as core; print(core.NAME, core.WHY_PYTHON, sep='|')"
 
@@ -39,7 +41,7 @@ def test_another_word_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(
     not (SOURCES / "gantry_core_native.abi3.so").exists(),
-    reason="the compiled core is not built: python broker_image/gantry_core/build.py (needs cargo)",
+    reason=NOT_BUILT,
 )
 def test_a_module_of_other_sources_is_not_used(tmp_path: Path) -> None:
     folder = copied(tmp_path)

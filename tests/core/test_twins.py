@@ -26,7 +26,7 @@ BODIES = {"python": python, "rust": twins.native()}
 @pytest.fixture(scope="module")
 def rust() -> Any:
     if BODIES["rust"] is None:
-        pytest.skip("the compiled core is not built: python broker_image/gantry_core/build.py (needs cargo)")
+        pytest.skip(twins.NOT_BUILT)
     return BODIES["rust"]
 
 
@@ -133,7 +133,7 @@ def test_a_store_has_the_same_files_by_batches_and_message_by_message(
 ) -> None:
     """Log, queues and index, across ends of segments, confirmed in pieces and after a truncation."""
     if BODIES[body] is None:
-        pytest.skip("the compiled core is not built: python broker_image/gantry_core/build.py (needs cargo)")
+        pytest.skip(twins.NOT_BUILT)
     monkeypatch.setattr(append, "batch_records", BODIES[body].batch_records)
     shape = BrokerSettings(
         mappedFileSizeCommitLog=65_536, mappedFileSizeConsumeQueue=2_000, maxHashSlotNum=100, maxIndexNum=400

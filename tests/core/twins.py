@@ -387,6 +387,9 @@ def difference(seed: int, other: Any) -> str:
     return "" if one == two else f"seed {seed}:\n  Python: {one!r}\n  Rust:   {two!r}"
 
 
+NOT_BUILT = "the compiled core is not built: python broker_image/gantry_core/build.py (needs cargo)"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=1_000_000)
@@ -394,7 +397,7 @@ def main() -> int:
     options = parser.parse_args()
     other = native()
     if other is None:
-        print("error: the compiled core is not built: python broker_image/gantry_core/build.py", file=sys.stderr)
+        print(f"error: {NOT_BUILT}", file=sys.stderr)
         return 1
     begun = time.monotonic()
     for seed in range(options.first, options.first + options.count):

@@ -37,6 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(*features): what a client must be able to do: see Client.cannot")
     config.addinivalue_line("markers", "main: runs each time with Java, too")
     config.addinivalue_line("markers", "nightly: runs with INTEROP=full only")
+    config.addinivalue_line("markers", "gantry_only(*clients): not with Apache's system; with clients: not with these")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -46,6 +47,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     each_time = EACH_TIME if metafunc.definition.get_closest_marker("main") is None else MAIN
     names = able(needs, tuple(CLIENTS) if FULL else each_time)
     pairs = [(system, name) for system in (SYSTEMS if FULL else ["gantry"]) for name in names]
+    only = metafunc.definition.get_closest_marker("gantry_only")
+    if only is not None:
+        pairs = [pair for pair in pairs if pair[0] == "gantry" or (only.args and pair[1] not in only.args)]
     metafunc.parametrize("world", pairs, indirect=True, ids="-".join, scope="session")
 
 

@@ -235,13 +235,11 @@ def test_10278_a_handle_outlives_its_proxy(place: Place, second_proxy: tuple[str
     survivor.stop(stream)
 
 
+# The Rust client sends its settings once, and a restarted proxy of Apache's then refuses each receive.
+@pytest.mark.gantry_only("rust-5.0.0")
 @pytest.mark.nightly
 def test_1137_a_client_goes_on_after_a_restart_of_the_proxy(world: World, tmp_path: Path) -> None:
     """clients 1137: a restarted proxy does not know the settings of its clients, which fail for up to five minutes."""
-    if (world.system.name, world.client.name) == ("rocketmq", "rust-5.0.0"):
-        pytest.skip(
-            "the Rust client sends its settings once, and a restarted proxy of Apache's then refuses each receive"
-        )
     topic, group, port = world.topic(), world.group(), world.system.port()
     place: dict[str, Any] = {"endpoints": f"127.0.0.1:{port}"}
     with world.system.another_proxy(tmp_path, "restarted", port):

@@ -10,7 +10,7 @@ import asyncio
 import copy
 import json
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from gantry_operator.api.cluster import GROUP, SERVED
+from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.api.client import KINDS, ApiUnavailable, Kind, KubeApi
 from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache
 from kubernetes.aio.client.configuration import Configuration
@@ -221,16 +222,31 @@ def unheard(event: str, obj: Any) -> None:
     """Ignore a watch event."""
 
 
+def put_group_set(fake: FakeApi) -> None:
+    """The StatefulSet of group a of demo, whose newest revision is "new"."""
+    meta = {"name": names.group_set("demo", "a"), "namespace": "mq", "generation": 1}
+    status = {"observedGeneration": 1, "updateRevision": "new"}
+    fake.put({"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": meta, "spec": {}, "status": status})
+
+
+@asynccontextmanager
+async def running(caches: Iterable[InformerCache]) -> AsyncIterator[None]:
+    """The caches follow the API server meanwhile."""
+    some = list(caches)
+    tasks = [asyncio.create_task(cache.run()) for cache in some]
+    await asyncio.wait_for(asyncio.gather(*(cache.ready() for cache in some)), 20)
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 @asynccontextmanager
 async def following(api: KubeApi, kinds: Mapping[str, str] | Sequence[str]) -> AsyncIterator[dict[str, InformerCache]]:
     """Caches of these kinds, by name, that follow the API server."""
     by_name = kinds if isinstance(kinds, Mapping) else dict(zip(kinds, kinds, strict=True))
     caches = {name: InformerCache(api, KINDS[kind], (), "", unheard) for name, kind in by_name.items()}
-    tasks = [asyncio.create_task(cache.run()) for cache in caches.values()]
-    await asyncio.wait_for(asyncio.gather(*(cache.ready() for cache in caches.values())), 20)
-    try:
+    async with running(caches.values()):
         yield caches
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -23,7 +23,7 @@ from gantry_operator.platforms.kubernetes.members.platform import KubernetesPlat
 from gantry_operator.platforms.kubernetes.members.pod_replacement import PodReplacement
 from gantry_operator.registry import Entry
 
-from tests.kubernetes.fake_api import FakeApi, following, unheard
+from tests.kubernetes.fake_api import FakeApi, following, put_group_set, unheard
 from tests.support.led_group import NO_HTTP, Registry, ReportingMembers, led_by
 from tests.support.running import running, until
 
@@ -60,9 +60,7 @@ async def test_a_former_master_is_not_replaced_before_the_new_one_is_announced(f
     """It may still forward its paused writes, and the master's Service has no other endpoint."""
     fake.put(pod("demo-a-0", names.ROLE_MASTER, "old"))
     fake.put(pod("demo-a-1", names.ROLE_SLAVE))
-    meta = {"name": names.group_set("demo", "a"), "namespace": "mq", "generation": 1}
-    status = {"observedGeneration": 1, "updateRevision": "new"}
-    fake.put({"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": meta, "spec": {}, "status": status})
+    put_group_set(fake)
     async with following(api, ["StatefulSet"]) as caches, mirrored(fake, api) as pods:
         group = Group(pods)
         pods.answers = lambda group, name: True

@@ -21,7 +21,7 @@ from gantry_operator.platforms.kubernetes.manifests.desired_objects import Opera
 from gantry_operator.platforms.kubernetes.objects.object_reconciler import ObjectReconciler, ReconcileResult
 from gantry_operator.platforms.kubernetes.operator import CACHED
 
-from tests.kubernetes.fake_api import FakeApi
+from tests.kubernetes.fake_api import FakeApi, running
 
 SETTINGS = OperatorSettings("broker:1", "spark:1")
 NAME = "demo-analytics"
@@ -68,13 +68,9 @@ class Rig:
 async def rig(fake: FakeApi, api: KubeApi) -> AsyncIterator[Rig]:
     resource = fake.put({"kind": "BrokerCluster", "metadata": {"namespace": "mq", "name": "demo"}})
     rig = Rig(fake, api, resource["metadata"]["uid"])
-    following = [asyncio.create_task(m.run()) for m in rig.caches.values()]
-    await asyncio.gather(*(m.ready() for m in rig.caches.values()))
-    yield rig
-    await rig.events.close()
-    for task in following:
-        task.cancel()
-    await asyncio.gather(*following, return_exceptions=True)
+    async with running(rig.caches.values()):
+        yield rig
+        await rig.events.close()
 
 
 async def until(condition: Any) -> None:

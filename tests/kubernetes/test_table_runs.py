@@ -22,7 +22,7 @@ from gantry_operator.platforms.kubernetes.tables import manifests
 from gantry_operator.platforms.kubernetes.tables.runs import JOBS, PODS, KubernetesTableRuns
 from gantry_operator.tables.schedule import started_ms
 
-from tests.kubernetes.fake_api import FakeApi
+from tests.kubernetes.fake_api import FakeApi, running
 
 RUN = "20260501120000000000"
 ORDER = [TableOrder(topic="Orders", mode="Upsert")]
@@ -97,12 +97,8 @@ class Rig:
 async def rig(fake: FakeApi, api: KubeApi) -> AsyncIterator[Rig]:
     resource = fake.put({"kind": "BrokerCluster", "metadata": {"namespace": "mq", "name": "demo"}})
     rig = Rig(fake, api, resource["metadata"]["uid"])
-    following = [asyncio.create_task(m.run()) for m in rig.caches.values()]
-    await asyncio.gather(*(m.ready() for m in rig.caches.values()))
-    yield rig
-    for task in following:
-        task.cancel()
-    await asyncio.gather(*following, return_exceptions=True)
+    async with running(rig.caches.values()):
+        yield rig
 
 
 async def test_a_run_is_a_job_that_reports_in_its_termination_message(rig: Rig) -> None:

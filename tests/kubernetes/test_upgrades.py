@@ -16,7 +16,7 @@ from gantry_operator.platforms.kubernetes.members.pod_replacement import PodRepl
 from gantry_operator.platforms.local.platform import LocalPlatform
 from gantry_operator.registry import Entry
 
-from tests.kubernetes.fake_api import FakeApi, following
+from tests.kubernetes.fake_api import FakeApi, following, put_group_set
 from tests.kubernetes.test_announce import Group, mirrored, pod
 from tests.kubernetes.test_cluster_controller import kept, until
 
@@ -85,9 +85,7 @@ async def test_pods_of_another_version_are_replaced_if_it_works_beside_the_new_o
     """The new version is 0.1. What was refused goes on once the members run a version that fits."""
     fake.put(pod("demo-a-0", names.ROLE_MASTER, "old"))
     fake.put(pod("demo-a-1", names.ROLE_SLAVE, "old"))
-    meta = {"name": names.group_set("demo", "a"), "namespace": "mq", "generation": 1}
-    status = {"observedGeneration": 1, "updateRevision": "new"}
-    fake.put({"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": meta, "spec": {}, "status": status})
+    put_group_set(fake)
     events: list[Event] = []
     async with following(api, ["StatefulSet"]) as caches, mirrored(fake, api) as pods:
         group = Group(pods)
@@ -123,9 +121,7 @@ async def test_a_restart_that_was_asked_for_waits_for_no_window(fake: FakeApi, a
     for name, role in (("demo-a-0", names.ROLE_MASTER), ("demo-a-1", names.ROLE_SLAVE)):
         fake.put(pod(name, role, "new" if requested else "old"))
         fake.objects["Pod", "mq", name]["metadata"]["annotations"] = {RESTART: "now"} if requested else {}
-    meta = {"name": names.group_set("demo", "a"), "namespace": "mq", "generation": 1}
-    status = {"observedGeneration": 1, "updateRevision": "new"}
-    fake.put({"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": meta, "spec": {}, "status": status})
+    put_group_set(fake)
     async with following(api, ["StatefulSet"]) as caches, mirrored(fake, api) as pods:
         group = Group(pods)
         pods.answers = lambda group, name: True

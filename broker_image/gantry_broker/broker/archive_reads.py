@@ -241,25 +241,18 @@ class ArchiveReads:
 
     async def get(self, wanted: Wanted, seconds: float = PULL_S) -> Got:
         """Read messages of a queue below the local log. Raises RequestRejected with what a client understands."""
+        low, high = self._store.reader.bounds(wanted.topic, wanted.queue_id)
+        found = await self._read(wanted, self._below(wanted.topic, low), seconds)
+        return self._got(wanted, found, low, high)
+
+    async def _read(self, wanted: Wanted, below: Below, seconds: float) -> Read:
         tiered = self._tiered
         assert tiered is not None
-        low, high = self._store.reader.bounds(wanted.topic, wanted.queue_id)
-        below = self._below(wanted.topic, low)
-        found = await self._call(
-            partial(
-                tiered.get,
-                wanted.topic,
-                wanted.queue_id,
-                wanted.offset,
-                below,
-                wanted.most,
-                wanted.max_bytes,
-                wanted.codes,
-                wanted.condition,
-            ),
-            seconds,
-        )
-        return self._got(wanted, found, low, high)
+        read = partial(
+            tiered.get, wanted.topic, wanted.queue_id, wanted.offset, below, wanted.most, wanted.max_bytes,
+            wanted.codes, wanted.condition,
+        )  # fmt: skip
+        return await self._call(read, seconds)
 
     def ready(self, wanted: Wanted) -> Got | None:
         """Return what `prepare` has read for a read; None: it has not."""
@@ -284,25 +277,10 @@ class ArchiveReads:
 
     async def prepare(self, wanted: Wanted, seconds: float = PULL_S) -> None:
         """Read for a step that cannot wait; `ready` has the result. Raises RequestRejected."""
-        tiered = self._tiered
-        assert tiered is not None
         if wanted.key in self._ready:
             return
         below = self._below(wanted.topic, self._store.reader.min_offset(wanted.topic, wanted.queue_id))
-        found = await self._call(
-            partial(
-                tiered.get,
-                wanted.topic,
-                wanted.queue_id,
-                wanted.offset,
-                below,
-                wanted.most,
-                wanted.max_bytes,
-                wanted.codes,
-                wanted.condition,
-            ),
-            seconds,
-        )
+        found = await self._read(wanted, below, seconds)
         self._ready[wanted.key] = found, below.visible_from
         while len(self._ready) > MOST_READY:
             self._ready.popitem(last=False)
