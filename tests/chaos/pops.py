@@ -94,8 +94,8 @@ class PopMembers:
 
 def acked_again(history: History) -> Iterator[str]:
     """A message that was sent once is not delivered after an acknowledgement. Each delivery has a higher count, so a
-    late answer to an earlier pop is none. A message that was sent again may have two copies. In order, a message behind
-    one that is not acknowledged comes again with it.
+    late answer to an earlier pop is none. A message that was sent again may have two copies. In order, a queue goes
+    back to its first message that is not acknowledged (`_goes_back`).
     """
     never = float("inf")
     for group, deliveries in history.popped.items():
@@ -109,13 +109,35 @@ def acked_again(history: History) -> Iterator[str]:
             done = acked.get(popped.body)
             if done is None or popped is done:
                 continue
-            if group == ORDERLY and _behind_unfinished(popped, deliveries):
+            if group == ORDERLY and _goes_back(popped, deliveries):
                 continue
             if popped.times > done.times or (popped.times == done.times and popped.at > done.acked):
                 yield (
                     f"ACKED AGAIN: {group} got {popped.body!r} for the {popped.times + 1}. time at {popped.place}, "
                     f"{popped.at - done.acked:.3f} s after its acknowledgement"
                 )
+
+
+def _goes_back(popped: Popped, deliveries: Sequence[Popped]) -> bool:
+    """Whether an orderly queue may give a message again that was acknowledged.
+
+    When the time of the first unfinished message is over, it comes again with all behind it, and their earlier
+    acknowledgements count no more, as with RocketMQ. One pop may have room for a part of them: the next one has the
+    rest.
+    """
+    if popped.place is None:
+        return False
+    if _behind_unfinished(popped, deliveries):
+        return True
+    mine = [other for other in deliveries if other.place == popped.place and other.at < popped.at]
+    if not mine:
+        return False
+    before = max(mine, key=lambda other: other.at)
+    return before.acked > popped.at or any(
+        other.times > 0 and other.place.offset < popped.place.offset and before.at < other.at <= popped.at
+        for other in deliveries
+        if other.place is not None and other.place.queue == popped.place.queue
+    )
 
 
 def _behind_unfinished(popped: Popped, deliveries: Sequence[Popped]) -> bool:

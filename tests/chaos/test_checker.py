@@ -113,6 +113,12 @@ def acked_again_at_once(history: History, logs: dict[str, Log]) -> None:
     acked(history, 0, 2.0, POPS)
 
 
+def acked_again_in_order(history: History, logs: dict[str, Log]) -> None:
+    popped(history, (0, 0, 1.0), (2, 0, 1.0), (2, 1, 4.6))
+    acked(history, 0, 1.5)
+    acked(history, 1, 1.5)
+
+
 def too_early(history: History, logs: dict[str, Log]) -> None:
     popped(history, (0, 0, 1.0), (0, 1, 3.9), group=POPS)
 
@@ -146,6 +152,7 @@ WRONG: dict[str, tuple[Callable[[History, dict[str, Log]], None], str]] = {
     "two leaders": (two_leaders, "TWO LEADERS: epoch 2"),
     "acked again": (acked_again, "ACKED AGAIN: pops got b'm0' for the 2. time"),
     "acked again at once": (acked_again_at_once, "ACKED AGAIN: pops got b'm0' for the 1. time"),
+    "acked again in order": (acked_again_in_order, "ACKED AGAIN: pops-orderly got b'm2' for the 2. time"),
     "too early": (too_early, "TOO EARLY: pops got b'm0' again 2.900 s"),
     "a pop before the acknowledgement": (pops_before_the_acknowledgement, "OUT OF ORDER: the orderly group got b'm2'"),
     "a pop over a message": (pops_over_a_message, "OUT OF ORDER: the orderly group got b'm4'"),
@@ -167,6 +174,19 @@ def test_correct_pops() -> None:
     # An answer that comes after the acknowledgement of a later delivery.
     popped(history, (0, 0, 1.0), (0, 1, 4.0), group=POPS)
     acked(history, 1, 4.5, POPS)
+    assert check(history, logs, "a") == []
+
+
+def test_an_orderly_queue_goes_back_to_its_first_unfinished_message() -> None:
+    """What was acknowledged behind it comes again, also when one pop has no room for all of it."""
+    history, logs = right()
+    popped(history, (0, 0, 1.0), (2, 0, 1.0), (4, 0, 1.0), (0, 1, 4.1), (2, 1, 4.1), (4, 1, 4.6), (2, 2, 7.7))
+    for number, at in ((1, 1.5), (2, 1.5), (3, 4.5), (4, 4.5), (5, 5.0), (6, 8.0)):
+        acked(history, number, at)
+    [wrong] = check(history, logs, "a")
+    assert wrong.startswith("ACKED AGAIN: pops-orderly got b'm2' for the 3. time"), "nothing before it was unfinished"
+    history.popped[ORDERLY][4].acked = float("inf")  # Its second delivery was forgotten: the first one is of the past.
+    history.popped[ORDERLY].pop(5)
     assert check(history, logs, "a") == []
 
 
