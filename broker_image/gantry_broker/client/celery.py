@@ -31,7 +31,7 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from queue import Empty
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 from uuid import uuid4
 
 from kombu.transport import TRANSPORT_ALIASES, virtual
@@ -63,12 +63,11 @@ MOST_DELAY_S: Final = 259_200.0
 _OTHER: Final = re.compile(r"[^0-9A-Za-z_%|-]")
 
 
-class _Queue:
+class _Queue(NamedTuple):
     """The consumer of one queue. All of it runs in the loop of the client."""
 
-    def __init__(self, consumer: SimpleConsumer, holding: Holding) -> None:
-        self.consumer = consumer
-        self.holding = holding
+    consumer: SimpleConsumer
+    holding: Holding
 
 
 class _Clients:
