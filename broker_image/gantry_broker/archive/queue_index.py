@@ -85,23 +85,31 @@ class QueueIndex:
 
     def open(self) -> None:
         """Open the table, or make a new one in place of what cannot be used."""
-        self.close()
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        # A call of SQLite crashes the process when another thread closes its connection meanwhile.
+        with self._lock:
+            self.close()
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            if self._opened():
+                return
+            self.close()
+            for name in (self._path, self._path.with_name(self._path.name + "-journal")):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name)
+            with _as_os_error():
+                self._db = self._connect()
+                self._db.executescript(_TABLES)
+
+    def _opened(self) -> bool:
+        """Open the file that is there. False: it cannot be used."""
         try:
             self._db = self._connect()
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
-            if version == FORMAT:
-                self._db.execute("SELECT COUNT(*) FROM parts").fetchone()
-                return
+            if version != FORMAT:
+                return False
+            self._db.execute("SELECT COUNT(*) FROM parts").fetchone()
         except sqlite3.Error:
-            pass
-        self.close()
-        for name in (self._path, self._path.with_name(self._path.name + "-journal")):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(name)
-        with _as_os_error():
-            self._db = self._connect()
-            self._db.executescript(_TABLES)
+            return False
+        return True
 
     def _connect(self) -> sqlite3.Connection:
         db = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False, timeout=5.0)
