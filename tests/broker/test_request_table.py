@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -103,3 +104,10 @@ def test_only_writes_and_reads_of_the_leader_may_be_forwarded() -> None:
         RequestCode.GET_MAX_OFFSET, RequestCode.PEEK_MESSAGE, RequestCode.NOTIFICATION, RequestCode.POLLING_INFO,
     }  # fmt: skip
     assert {code for code in REQUESTS if REQUESTS[code].every_member} == requests.TO_EVERY_MEMBER < requests.FORWARDED
+
+
+def test_handlers_name_the_parts_that_they_use() -> None:
+    """`mypy` holds them to it: a module with the whole context could use any part."""
+    folder = Path(handlers.__file__).parent
+    whole = [path.name for path in folder.glob("*.py") if "BrokerContext" in path.read_text()]
+    assert whole == ["requests.py"], "name the parts in a class `Parts`, as recall.py does"

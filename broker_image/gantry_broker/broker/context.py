@@ -47,9 +47,11 @@ if TYPE_CHECKING:
     from gantry_broker.timeslice import TimeSlices
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class BrokerContext:
-    """One member's parts, as handlers see them. `wiring.py` builds it."""
+    """One member's parts. `wiring.py` builds it. A module of handlers names those that it uses in its `Parts`, and
+    gets no others.
+    """
 
     config: BrokerConfig
     settings: BrokerSettings

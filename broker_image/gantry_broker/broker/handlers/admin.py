@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import orjson
 
@@ -16,8 +16,23 @@ from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import StatsDataHeader
 
 if TYPE_CHECKING:
-    from gantry_broker.broker.context import BrokerContext
+    from collections.abc import Callable, Sequence
+
+    from gantry_broker.broker.clock import Clock
+    from gantry_broker.broker.disk_watch import DiskWatch
+    from gantry_broker.broker.latencies import Latencies
+    from gantry_broker.broker.metadata.changes import MetadataChanges
+    from gantry_broker.broker.metadata.live_settings import LiveSettings
+    from gantry_broker.broker.metadata.tables import Metadata
+    from gantry_broker.broker.pull.checks import Pull
+    from gantry_broker.broker.pull.held import HeldPulls
+    from gantry_broker.broker.role import RoleState
+    from gantry_broker.broker.stats import MessageCounts, Stats
+    from gantry_broker.config import BrokerConfig
     from gantry_broker.remoting.connection import Connection
+    from gantry_broker.replication.service import ReplicationService
+    from gantry_broker.settings import BrokerSettings
+    from gantry_broker.store.store import MessageStore
 
 VERSION_TEXT: Final = "V4_9_7"
 _PUT_TIMES: Final = (
@@ -26,7 +41,29 @@ _PUT_TIMES: Final = (
 )  # fmt: skip
 
 
-async def update_config(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+class Parts(Protocol):
+    """What these functions use of a member."""
+
+    config: BrokerConfig
+    settings: BrokerSettings
+    clock: Clock
+    started_ms: int
+    store: MessageStore
+    delay_levels: Sequence[int]
+    replication: ReplicationService
+    role: RoleState
+    meta: Metadata
+    changes: MetadataChanges
+    live_settings: LiveSettings
+    held: HeldPulls[Pull]
+    stats: Stats
+    counts: MessageCounts
+    latencies: Latencies
+    disk: DiskWatch
+    http_port: Callable[[], int]
+
+
+async def update_config(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     """Change settings of the group by `name=value` lines, until the resource overrules them (`live_settings`)."""
     try:
         change = broker.live_settings.change(frame.body)
@@ -36,7 +73,7 @@ async def update_config(broker: BrokerContext, conn: Connection, frame: Frame) -
     return ok(frame)
 
 
-def get_config(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+def get_config(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     config = broker.config
     values: dict[str, Any] = {
         "brokerClusterName": config.cluster,
@@ -62,7 +99,7 @@ def get_config(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
     return ok(frame, {"version": version}, "\n".join(lines).encode() + b"\n")
 
 
-def runtime_info(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+def runtime_info(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     """Return the keys that `brokerStatus`, `clusterList`, `exportMetrics` and rocketmq-exporter read (`KVTable` of
     4.9.7 and 5.5.0). Gantry has no thread pools, so nothing waits in their queues.
     """
@@ -157,7 +194,7 @@ def runtime_info(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame
     return ok(frame, body=orjson.dumps({"table": {key: str(table[key]) for key in sorted(table)}}))
 
 
-def _put_times(broker: BrokerContext) -> str:
+def _put_times(broker: Parts) -> str:
     """Return how many messages of producers took how long to append, in the form of `StoreStatsService`."""
     broker.latencies.sends.settle()
     counts = zip(_PUT_TIMES, broker.latencies.put_ms.counts, strict=True)
@@ -172,13 +209,13 @@ def readable(count: int) -> str:
     return f"{count / 1024**power:.1f} {' KMGTPE'[power]}iB"
 
 
-def _earliest(broker: BrokerContext) -> int:
+def _earliest(broker: Parts) -> int:
     """Return the store time of the log's first record; -1: there is none."""
     first = next(broker.store.reader.walk(broker.store.log.start, broker.store.state.confirmed), None)
     return -1 if first is None else first.store_ms
 
 
-def stats_data(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+def stats_data(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     header = StatsDataHeader.parse(frame)
     report = broker.stats.report(header.statsName, header.statsKey, broker.clock.unix_ms())
     if report is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import orjson
 
@@ -19,11 +19,29 @@ from gantry_broker.protocol.fields import queue_to_json
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gantry_broker.broker.context import BrokerContext
+    from gantry_broker.broker.clients import ClientTable
+    from gantry_broker.broker.metadata.changes import MetadataChanges
+    from gantry_broker.broker.metadata.creation import OnDemandCreation
+    from gantry_broker.broker.metadata.tables import Metadata
+    from gantry_broker.broker.topic_routes import TopicRoutes
     from gantry_broker.protocol.frame import Frame
     from gantry_broker.remoting.connection import Connection
+    from gantry_broker.timeslice import TimeSlices
 
 STRATEGIES: Final[dict[str, Strategy]] = {"AVG": averagely, "AVG_BY_CIRCLE": averagely_by_circle}
+
+
+class Parts(Protocol):
+    """What these functions use of a member."""
+
+    meta: Metadata
+    changes: MetadataChanges
+    creation: OnDemandCreation
+    clients: ClientTable
+    routes: TopicRoutes
+    slices: TimeSlices
+
+
 """The strategies that 5.5.0's broker knows."""
 MAX_MODES: Final = 20_000
 """Pairs of topic and group with a mode of their own."""
@@ -50,7 +68,7 @@ def assigned_for_pop(
     return list(found)
 
 
-async def query_assignment(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+async def query_assignment(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     """Without a route, without members, or for an unknown strategy the answer has no list: the client keeps its own."""
     asked = AssignmentRequest.from_json(json_body(frame, "queryAssignment"))
     fault = topic_fault(asked.topic, longest=255)
@@ -78,7 +96,7 @@ def _answer(frame: Frame, queues: Sequence[MessageQueue] | None, mode: str) -> F
     return ok(frame, body=orjson.dumps({"messageQueueAssignments": items}))
 
 
-async def set_request_mode(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+async def set_request_mode(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     wanted = RequestMode.from_json(json_body(frame, "setMessageRequestMode"))
     if wanted.topic.startswith(RETRY_PREFIX):
         raise RequestRejected(ResponseCode.NO_PERMISSION, "retry topic is not allowed to set mode")
@@ -99,7 +117,7 @@ async def set_request_mode(broker: BrokerContext, conn: Connection, frame: Frame
     return ok(frame)
 
 
-async def all_request_modes(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+async def all_request_modes(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     table: dict[str, dict[str, RequestMode]] = {}
     for key, (mode, share) in broker.meta.working.modes.items():
         topic, _, group = key.partition("@")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import orjson
 
@@ -24,8 +24,30 @@ from gantry_broker.protocol.heartbeats import MAX_ID, MAX_TOPIC, heartbeat_fault
 from gantry_broker.protocol.proxied import read_announcement
 
 if TYPE_CHECKING:
-    from gantry_broker.broker.context import BrokerContext
+    from gantry_broker.broker.access_control import AccessControl
+    from gantry_broker.broker.clients import ClientTable
+    from gantry_broker.broker.clock import Clock
+    from gantry_broker.broker.group_notifier import GroupNotifier
+    from gantry_broker.broker.locks import QueueLocks
+    from gantry_broker.broker.metadata.creation import OnDemandCreation
+    from gantry_broker.broker.pull.filters import Filters
+    from gantry_broker.broker.role import RoleState
     from gantry_broker.remoting.connection import Connection
+    from gantry_broker.settings import BrokerSettings
+
+
+class Parts(Protocol):
+    """What these functions use of a member."""
+
+    settings: BrokerSettings
+    clock: Clock
+    role: RoleState
+    creation: OnDemandCreation
+    access: AccessControl
+    clients: ClientTable
+    notifier: GroupNotifier
+    locks: QueueLocks
+    filters: Filters
 
 
 def _language(code: int) -> str:
@@ -35,7 +57,7 @@ def _language(code: int) -> str:
         return "OTHER"
 
 
-def heartbeat(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+def heartbeat(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     value = json_body(frame, "heartbeat")
     fault = heartbeat_fault(value)
     if fault is not None:
@@ -83,7 +105,7 @@ def heartbeat(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
     return ok(frame)
 
 
-def proxy_clients(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+def proxy_clients(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     """Take the consumers of a proxy. Their groups come to be as those of heartbeats do, with their retry topics."""
     clients, gone = read_announcement(bodies.parse(frame.body, "announcement", MAX_REQUEST_DIALECT))
     for name in {client.group for client in clients}:
@@ -99,7 +121,7 @@ def proxy_clients(broker: BrokerContext, conn: Connection, frame: Frame) -> Fram
     return ok(frame)
 
 
-def unregister(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+def unregister(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     header = UnregisterClientHeader.parse(frame)
     if header.producerGroup is not None:
         broker.clients.leave_producer(header.producerGroup, conn)
@@ -109,7 +131,7 @@ def unregister(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
     return ok(frame)
 
 
-def consumer_list(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+def consumer_list(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     header = ConsumerGroupHeader.parse(frame)
     members = broker.clients.consumers.get(header.consumerGroup)
     if members is None:
@@ -117,7 +139,7 @@ def consumer_list(broker: BrokerContext, conn: Connection, frame: Frame) -> Fram
     return ok(frame, body=orjson.dumps({"consumerIdList": members.client_ids()}))
 
 
-def check_client(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+def check_client(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     """Answers whether the broker understands a subscription. Clients ask before they start."""
     fields = bodies.parse(frame.body, "checkClient", MAX_REQUEST_DIALECT)
     value = fields.map("subscriptionData")
@@ -138,7 +160,7 @@ def check_client(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame
     return ok(frame)
 
 
-def _check_id(broker: BrokerContext, conn: Connection, frame: Frame, client_id: str) -> None:
+def _check_id(broker: Parts, conn: Connection, frame: Frame, client_id: str) -> None:
     """Raise RequestRejected when a request names the id of another user's client."""
     gate = broker.access.gate
     try:
@@ -162,7 +184,7 @@ def _lock_request(frame: Frame) -> LockRequest:
     return request
 
 
-def lock(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+def lock(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     request = _lock_request(frame)
     if not broker.role.serves:
         raise RequestRejected(
@@ -173,7 +195,7 @@ def lock(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
     return ok(frame, body=orjson.dumps({"lockOKMQSet": [bodies.queue_to_json(queue) for queue in got]}))
 
 
-def unlock(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+def unlock(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     request = _lock_request(frame)
     _check_id(broker, conn, frame, request.client_id)
     broker.locks.unlock(request.group, request.client_id, request.queues)

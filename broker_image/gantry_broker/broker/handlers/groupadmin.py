@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import orjson
 
 from gantry_broker.broker.clients import Client, ConsumerGroup, Link
 from gantry_broker.broker.errors import RequestRejected
+from gantry_broker.broker.handlers.offsets import Parts as OffsetParts
 from gantry_broker.broker.handlers.offsets import offset_at_time
 from gantry_broker.broker.handlers.requests import json_body, json_object, ok
 from gantry_broker.broker.handlers.topicadmin import MAX_TOPICS_AT_ONCE
@@ -47,8 +48,16 @@ from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.store.errors import StoreError
 
 if TYPE_CHECKING:
-    from gantry_broker.broker.context import BrokerContext
+    from collections.abc import Callable
+
+    from gantry_broker.broker.clients import ClientTable
+    from gantry_broker.broker.clock import Clock
+    from gantry_broker.broker.metadata.changes import MetadataChanges
+    from gantry_broker.broker.pop.service import PopService
+    from gantry_broker.broker.stats import Stats
+    from gantry_broker.config import BrokerConfig
     from gantry_broker.remoting.connection import Connection
+    from gantry_broker.timeslice import TimeSlices
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +70,19 @@ MAX_ANSWER: Final = 8 << 20
 """Bytes of an answer about all groups. A client takes frames of 16 MiB."""
 
 
+class Parts(OffsetParts, Protocol):
+    """What these functions use of a member."""
+
+    config: BrokerConfig
+    clock: Clock
+    changes: MetadataChanges
+    clients: ClientTable
+    next_opaque: Callable[[], int]
+    pop: PopService
+    stats: Stats
+    slices: TimeSlices
+
+
 def checked_group(config: SubscriptionGroup) -> SubscriptionGroup:
     fault = group_fault(config.name)
     if fault is not None:
@@ -68,14 +90,14 @@ def checked_group(config: SubscriptionGroup) -> SubscriptionGroup:
     return config
 
 
-async def create_group(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+async def create_group(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     config = checked_group(SubscriptionGroup.from_json(json_body(frame, "subscriptionGroupConfig")))
     broker.creation.check_limits(groups=[config.name], on_demand=False)
     await broker.changes.append_and_wait({"groups": [config.to_json()]})
     return ok(frame)
 
 
-async def create_groups(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+async def create_groups(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     value = json_body(frame, "groupConfigList")
     items = value.get("groupConfigList") if isinstance(value, dict) else None
     if not isinstance(items, list) or not items:
@@ -88,14 +110,14 @@ async def create_groups(broker: BrokerContext, conn: Connection, frame: Frame) -
     return ok(frame)
 
 
-async def all_groups(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+async def all_groups(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     tables = broker.meta.working
     version = orjson.dumps(tables.group_version.to_json())
     table = await json_object(broker.slices, tables.groups, SubscriptionGroup.to_json)
     return ok(frame, body=b'{"dataVersion":' + version + b',"subscriptionGroupTable":' + table + b"}")
 
 
-def group_config(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+def group_config(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     name = GroupHeader.parse(frame).group
     config = broker.meta.working.groups.get(name)
     if config is None:
@@ -105,7 +127,7 @@ def group_config(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame
     return ok(frame, body=orjson.dumps(config.to_json()))
 
 
-async def delete_group(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+async def delete_group(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     header = DeleteGroupHeader.parse(frame)
     fault = group_fault(header.groupName)
     if fault is not None:
@@ -121,7 +143,7 @@ async def delete_group(broker: BrokerContext, conn: Connection, frame: Frame) ->
 # ---- members
 
 
-def consumer_connections(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+def consumer_connections(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     header = ConsumerConnectionsHeader.parse(frame)
     members = broker.clients.consumers.get(header.consumerGroup)
     proxied = broker.clients.proxied.of_group(header.consumerGroup)
@@ -148,7 +170,7 @@ def consumer_connections(broker: BrokerContext, conn: Connection, frame: Frame) 
     return ok(frame, body=orjson.dumps(body))
 
 
-def producer_connections(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+def producer_connections(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     header = ProducerGroupHeader.parse(frame)
     members = broker.clients.producers.get(header.producerGroup)
     if not members:
@@ -156,7 +178,7 @@ def producer_connections(broker: BrokerContext, conn: Connection, frame: Frame) 
     return ok(frame, body=orjson.dumps({"connectionSet": [c.connection().to_json() for c in members.values()]}))
 
 
-async def all_producers(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+async def all_producers(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     now, unix = broker.clock.now_ms(), broker.clock.unix_ms()
 
     def to_json(members: dict[Link, Client]) -> list[dict[str, Any]]:
@@ -174,12 +196,12 @@ async def all_producers(broker: BrokerContext, conn: Connection, frame: Frame) -
     return ok(frame, body=b'{"data":' + await json_object(broker.slices, broker.clients.producers, to_json) + b"}")
 
 
-async def running_info(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+async def running_info(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     header = RunningInfoHeader.parse(frame)
     return await _ask_client(broker, frame, header.consumerGroup, header.clientId)
 
 
-async def consume_directly(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+async def consume_directly(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     """Let a client consume a record, and return the result."""
     header = ConsumeDirectlyHeader.parse(frame)
     body = b""
@@ -194,9 +216,7 @@ async def consume_directly(broker: BrokerContext, conn: Connection, frame: Frame
     return await _ask_client(broker, frame, header.consumerGroup, header.clientId, body)
 
 
-async def _ask_client(
-    broker: BrokerContext, frame: Frame, group: str, client_id: str | None, body: bytes = b""
-) -> Frame:
+async def _ask_client(broker: Parts, frame: Frame, group: str, client_id: str | None, body: bytes = b"") -> Frame:
     members = broker.clients.consumers.get(group)
     client = None
     if members is not None:
@@ -224,7 +244,7 @@ async def _ask_client(
 # ---- progress and offsets
 
 
-async def progress(broker: BrokerContext, group: str, topic: str) -> dict[MessageQueue, ConsumeOffset]:
+async def progress(broker: Parts, group: str, topic: str) -> dict[MessageQueue, ConsumeOffset]:
     """Return a group's offsets in all queues of a topic: where it goes on, by the rule of all lags."""
     config = broker.meta.working.topics.get(topic)
     if config is None:
@@ -242,11 +262,11 @@ async def progress(broker: BrokerContext, group: str, topic: str) -> dict[Messag
     return table
 
 
-def _topics_of(broker: BrokerContext, group: str) -> list[str]:
+def _topics_of(broker: Parts, group: str) -> list[str]:
     return sorted(set(broker.meta.working.topics_of_group(group)))
 
 
-async def consume_stats(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+async def consume_stats(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     header = ConsumeStatsHeader.parse(frame)
     topics = [header.topic] if header.topic else _topics_of(broker, header.consumerGroup)
     table: dict[MessageQueue, ConsumeOffset] = {}
@@ -257,7 +277,7 @@ async def consume_stats(broker: BrokerContext, conn: Connection, frame: Frame) -
     return ok(frame, body=await _consume_stats_body(broker, table, tps))
 
 
-async def _consume_stats_body(broker: BrokerContext, table: dict[MessageQueue, ConsumeOffset], tps: float) -> bytes:
+async def _consume_stats_body(broker: Parts, table: dict[MessageQueue, ConsumeOffset], tps: float) -> bytes:
     """Encode the table in slices: it may have very many queues, and each key is encoded alone."""
     parts = []
     items = list(table.items())
@@ -268,7 +288,7 @@ async def _consume_stats_body(broker: BrokerContext, table: dict[MessageQueue, C
     return head.replace(b'"offsetTable":{}', b'"offsetTable":{' + b",".join(parts) + b"}", 1)
 
 
-async def broker_consume_stats(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+async def broker_consume_stats(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     header = BrokerConsumeStatsHeader.parse(frame)
     stats = []
     size = total = 0
@@ -298,12 +318,12 @@ async def broker_consume_stats(broker: BrokerContext, conn: Connection, frame: F
     return ok(frame, body=body)
 
 
-def topics_by_consumer(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+def topics_by_consumer(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     name = GroupHeader.parse(frame).group
     return ok(frame, body=orjson.dumps({"topicList": _topics_of(broker, name)}))
 
 
-def subscription_by_consumer(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+def subscription_by_consumer(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     header = SubscriptionOfGroupHeader.parse(frame)
     group, topic = header.group, header.topic
     members = broker.clients.consumers.get(group)
@@ -312,7 +332,7 @@ def subscription_by_consumer(broker: BrokerContext, conn: Connection, frame: Fra
     return ok(frame, body=orjson.dumps({"group": group, "topic": topic, "subscriptionData": data}))
 
 
-async def consume_time_span(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+async def consume_time_span(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     header = ConsumeTimeSpanHeader.parse(frame)
     config = broker.meta.working.topics.get(header.topic)
     if config is None:
@@ -339,7 +359,7 @@ async def consume_time_span(broker: BrokerContext, conn: Connection, frame: Fram
     return ok(frame, body=orjson.dumps({"consumeTimeSpanSet": spans}))
 
 
-async def correction_offset(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+async def correction_offset(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     """Return the smallest offset that any group has in each queue. Groups in `filterGroups` do not count."""
     header = CorrectionOffsetHeader.parse(frame)
     skipped = set((header.filterGroups or "").split(","))
@@ -357,7 +377,7 @@ async def correction_offset(broker: BrokerContext, conn: Connection, frame: Fram
     return ok(frame, body=fastjson.dumps({"correctionOffsets": lowest}))
 
 
-async def clone_offsets(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+async def clone_offsets(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     """Set the destination group's offsets to those of the source group, in one topic or in all of its topics."""
     header = CloneOffsetHeader.parse(frame)
     fault = group_fault(header.destGroup)
@@ -389,7 +409,7 @@ async def clone_offsets(broker: BrokerContext, conn: Connection, frame: Frame) -
     return ok(frame)
 
 
-async def reset_offsets(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+async def reset_offsets(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     """Set a group's offsets by time, and notify its members (request 220), which drop their messages in flight.
 
     As 4.9.7: the broker refuses a group that has no offset in a queue of the topic, and a group without a member;
@@ -451,7 +471,7 @@ def _as_item(queue: MessageQueue, offset: int) -> dict[str, Any]:
     return {"brokerName": queue.broker, "queueId": queue.queue_id, "topic": queue.topic, "offset": offset}
 
 
-async def _reset_to(broker: BrokerContext, header: ResetOffsetHeader, queue_id: int) -> int:
+async def _reset_to(broker: Parts, header: ResetOffsetHeader, queue_id: int) -> int:
     if header.queueId is not None and header.offset is not None and header.offset != -1:
         low = broker.archive_reads.min_offset(header.topic, queue_id)
         high = broker.store.reader.max_offset(header.topic, queue_id)
@@ -474,7 +494,7 @@ MAX_STATUSES: Final = 1024 * 1024
 """Bytes of all consumers' answers. The broker leaves out the rest."""
 
 
-async def consumer_status(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+async def consumer_status(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     """Asks the group's members for their offsets (request 221)."""
     header = ConsumerStatusHeader.parse(frame)
     members = broker.clients.consumers.get(header.group)
@@ -507,10 +527,10 @@ async def consumer_status(broker: BrokerContext, conn: Connection, frame: Frame)
     return ok(frame, body=fastjson.dumps({"consumerTable": table, "messageQueueTable": {}}))
 
 
-async def all_offsets(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+async def all_offsets(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     table = await json_object(broker.slices, broker.meta.working.offsets, dict)
     return ok(frame, body=b'{"offsetTable":' + table + b"}")
 
 
-def all_delay(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+def all_delay(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     return ok(frame, body=fastjson.dumps({"offsetTable": broker.meta.working.delay}))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from gantry_broker.broker.errors import RequestRejected
 from gantry_broker.broker.handlers.requests import ok
@@ -23,8 +23,13 @@ from gantry_broker.protocol.headers import (
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from gantry_broker.broker.context import BrokerContext
+    from gantry_broker.broker.archive_reads import ArchiveReads
+    from gantry_broker.broker.metadata.creation import OnDemandCreation
+    from gantry_broker.broker.metadata.tables import Metadata
+    from gantry_broker.broker.role import RoleState
     from gantry_broker.remoting.connection import Connection
+    from gantry_broker.settings import BrokerSettings
+    from gantry_broker.store.store import MessageStore
 
 SETTLES_S = 2.0
 """Seconds that a request may wait until a new leader knows its confirmed offset. Clients wait for 3 s."""
@@ -33,7 +38,18 @@ RECENT_BYTES = 1 << 30
 """A queue counts as in memory when it begins within this many bytes of the log's end (see `query_offset`)."""
 
 
-def known_queue(broker: BrokerContext, topic: str, queue_id: int) -> TopicConfig:
+class Parts(Protocol):
+    """What these functions use of a member."""
+
+    settings: BrokerSettings
+    store: MessageStore
+    archive_reads: ArchiveReads
+    role: RoleState
+    meta: Metadata
+    creation: OnDemandCreation
+
+
+def known_queue(broker: Parts, topic: str, queue_id: int) -> TopicConfig:
     """Return the topic of a queue. Raises RequestRejected for an unknown topic, BadField for an unknown queue."""
     fault = topic_fault(topic, longest=255)
     if fault is not None:
@@ -47,7 +63,7 @@ def known_queue(broker: BrokerContext, topic: str, queue_id: int) -> TopicConfig
     return config
 
 
-def query_offset(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+def query_offset(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     """Return a group's offset. As 4.9.7: without one it is 0 if the queue never lost a message and is young."""
     header = QueryOffsetHeader.parse(frame)
     offset = broker.meta.working.offset(header.topic, header.consumerGroup, header.queueId)
@@ -61,7 +77,7 @@ def query_offset(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame
     )
 
 
-def _in_memory(broker: BrokerContext, topic: str, queue_id: int) -> bool:
+def _in_memory(broker: Parts, topic: str, queue_id: int) -> bool:
     """Return whether a queue begins within the log's last GiB. 4.9.7 tests whether its first message is cached."""
     first = broker.store.reader.get(topic, queue_id, 0, 1, 1, None)
     if not first.data:
@@ -69,7 +85,7 @@ def _in_memory(broker: BrokerContext, topic: str, queue_id: int) -> bool:
     return broker.store.log.end - int.from_bytes(first.data[28:36], "big") <= RECENT_BYTES
 
 
-def update_offset(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame | None:
+def update_offset(broker: Parts, conn: Connection, frame: Frame) -> Frame | None:
     header = UpdateOffsetHeader.parse(frame)
     for name, fault in (
         ("topic", topic_fault(header.topic, longest=255)),
@@ -100,7 +116,7 @@ def update_offset(broker: BrokerContext, conn: Connection, frame: Frame) -> Fram
     return None if frame.is_oneway else ok(frame)
 
 
-def max_offset(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame | Coroutine[None, None, Frame]:
+def max_offset(broker: Parts, conn: Connection, frame: Frame) -> Frame | Coroutine[None, None, Frame]:
     """Return the end of a queue.
 
     A new leader may not know yet that acknowledged records are confirmed. It waits until its epoch is confirmed: a
@@ -111,15 +127,15 @@ def max_offset(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame |
     return _max_when_settled(broker, frame, header) if _unsettled(broker) else _max(broker, frame, header)
 
 
-def _unsettled(broker: BrokerContext) -> bool:
+def _unsettled(broker: Parts) -> bool:
     return broker.role.leading and not broker.role.epoch_confirmed
 
 
-def _max(broker: BrokerContext, frame: Frame, header: QueueHeader) -> Frame:
+def _max(broker: Parts, frame: Frame, header: QueueHeader) -> Frame:
     return ok(frame, {"offset": str(broker.store.reader.max_offset(header.topic, header.queueId))})
 
 
-async def _max_when_settled(broker: BrokerContext, frame: Frame, header: QueueHeader) -> Frame:
+async def _max_when_settled(broker: Parts, frame: Frame, header: QueueHeader) -> Frame:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + SETTLES_S
     while _unsettled(broker):
@@ -132,13 +148,13 @@ async def _max_when_settled(broker: BrokerContext, frame: Frame, header: QueueHe
     return _max(broker, frame, header)
 
 
-def min_offset(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+def min_offset(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     header = QueueHeader.parse(frame)
     known_queue(broker, header.topic, header.queueId)
     return ok(frame, {"offset": str(broker.archive_reads.min_offset(header.topic, header.queueId))})
 
 
-def search_offset(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame | Coroutine[None, None, Frame]:
+def search_offset(broker: Parts, conn: Connection, frame: Frame) -> Frame | Coroutine[None, None, Frame]:
     header = SearchOffsetHeader.parse(frame)
     known_queue(broker, header.topic, header.queueId)
     found = offset_at_time(broker, header.topic, header.queueId, int(header.timestamp), upper=header.upper)
@@ -148,7 +164,7 @@ def search_offset(broker: BrokerContext, conn: Connection, frame: Frame) -> Fram
 
 
 def offset_at_time(
-    broker: BrokerContext, topic: str, queue_id: int, ms: int, *, upper: bool = False
+    broker: Parts, topic: str, queue_id: int, ms: int, *, upper: bool = False
 ) -> int | Coroutine[None, None, int]:
     """Return the offset of a queue for a time, as `Reader.offset_at_time`: here, or in the archive.
 
@@ -164,9 +180,7 @@ def offset_at_time(
     return _archived_at_time(broker, topic, queue_id, ms, local, upper=upper)
 
 
-async def _archived_at_time(
-    broker: BrokerContext, topic: str, queue_id: int, ms: int, local: int, *, upper: bool
-) -> int:
+async def _archived_at_time(broker: Parts, topic: str, queue_id: int, ms: int, local: int, *, upper: bool) -> int:
     found = await broker.archive_reads.offset_at_time(topic, queue_id, ms, upper=upper)
     return local if found is None else found
 
@@ -175,7 +189,7 @@ async def _when_found(frame: Frame, name: str, found: Coroutine[None, None, int]
     return ok(frame, {name: str(await found)})
 
 
-def earliest_store_time(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame | Coroutine[None, None, Frame]:
+def earliest_store_time(broker: Parts, conn: Connection, frame: Frame) -> Frame | Coroutine[None, None, Frame]:
     header = QueueHeader.parse(frame)
     known_queue(broker, header.topic, header.queueId)
     first = broker.archive_reads.min_offset(header.topic, header.queueId)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from gantry_broker.admission import owners_of
 from gantry_broker.broker.errors import RequestRejected, failure_answer
@@ -48,8 +48,16 @@ from gantry_broker.protocol.pop_batches import NO_EFFECT, RESULTS, named
 from gantry_broker.protocol.pop_handle import BadHandle, Handle, parse_handle, real_topic
 
 if TYPE_CHECKING:
-    from gantry_broker.broker.context import BrokerContext
+    from gantry_broker.broker.archive_reads import ArchiveReads
+    from gantry_broker.broker.clock import Clock
+    from gantry_broker.broker.metadata.creation import OnDemandCreation
+    from gantry_broker.broker.metadata.tables import Metadata
+    from gantry_broker.broker.pop.service import PopService
+    from gantry_broker.broker.role import RoleState
+    from gantry_broker.broker.stats import MessageCounts
     from gantry_broker.remoting.connection import Connection
+    from gantry_broker.settings import BrokerSettings
+    from gantry_broker.store.store import MessageStore
 
 LATE_MS: Final = 500
 """A pop that arrives this long after its wait was over is not carried out: its client has given it up."""
@@ -62,7 +70,21 @@ _STATUS: Final = {
 }
 
 
-def pop(broker: BrokerContext, conn: Connection, frame: Frame) -> Result:
+class Parts(Protocol):
+    """What these functions use of a member."""
+
+    settings: BrokerSettings
+    clock: Clock
+    store: MessageStore
+    archive_reads: ArchiveReads
+    role: RoleState
+    meta: Metadata
+    creation: OnDemandCreation
+    pop: PopService
+    counts: MessageCounts
+
+
+def pop(broker: Parts, conn: Connection, frame: Frame) -> Result:
     header = PopHeader.parse(frame)
     now = broker.clock.unix_ms()
     born = int(header.bornTime) or now
@@ -114,7 +136,7 @@ def pop(broker: BrokerContext, conn: Connection, frame: Frame) -> Result:
     return give.append if broker.pop.pop_at_once(request, found) else _wait_for_messages(broker, frame, request)
 
 
-async def _wait_for_messages(broker: BrokerContext, frame: Frame, request: Pop) -> Frame:
+async def _wait_for_messages(broker: Parts, frame: Frame, request: Pop) -> Frame:
     return _popped(frame, await broker.pop.pop(request))
 
 
@@ -132,7 +154,7 @@ def _popped(frame: Frame, popped: Popped) -> Frame:
     return Frame.response_to(frame, code, remark, answer.ext(), popped.data)
 
 
-def peek(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+def peek(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     header = PeekHeader.parse(frame)
     _readable(broker, "peeking message")
     _check_target(broker, conn, header.topic, header.consumerGroup, header.queueId)
@@ -153,7 +175,7 @@ def peek(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
     return Frame.response_to(frame, ResponseCode.PULL_NOT_FOUND, "NO_MESSAGE_IN_QUEUE", answer)
 
 
-async def notification(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+async def notification(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     """Whether a pop would find messages: at once, or when some come within the time of the poll."""
     header = NotificationHeader.parse(frame)
     _readable(broker, "peeking message")
@@ -175,7 +197,7 @@ async def notification(broker: BrokerContext, conn: Connection, frame: Frame) ->
     return ok(frame, {"hasMsg": "true" if found else "false", "pollingFull": "true" if full else "false"})
 
 
-def polling_info(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+def polling_info(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     header = PollingInfoHeader.parse(frame)
     _readable(broker, "peeking message")
     _check_target(broker, conn, header.topic, header.consumerGroup, header.queueId)
@@ -185,7 +207,7 @@ def polling_info(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame
     return ok(frame, {"pollingNum": str(waiting), POPPED: "true" if popped else "false"})
 
 
-def ack(broker: BrokerContext, conn: Connection, frame: Frame) -> Result:
+def ack(broker: Parts, conn: Connection, frame: Frame) -> Result:
     if not broker.pop.ready:
         return _when_ready(broker, lambda: ack(broker, conn, frame))
     header = AckHeader.parse(frame)
@@ -202,7 +224,7 @@ def ack(broker: BrokerContext, conn: Connection, frame: Frame) -> Result:
     return _when_stored(broker, frame, ok(frame))
 
 
-def batch_ack(broker: BrokerContext, conn: Connection, frame: Frame) -> Result:
+def batch_ack(broker: Parts, conn: Connection, frame: Frame) -> Result:
     """As 5.5.0, SUCCESS also when some of the deliveries have expired: their messages come again. The answer names them
     if the request asks for that.
     """
@@ -227,7 +249,7 @@ def batch_ack(broker: BrokerContext, conn: Connection, frame: Frame) -> Result:
     return _when_stored(broker, frame, answer) if any(finished) else answer
 
 
-def _when_ready(broker: BrokerContext, handler: Callable[[], Result]) -> Coroutine[Any, Any, Frame]:
+def _when_ready(broker: Parts, handler: Callable[[], Result]) -> Coroutine[Any, Any, Frame]:
     """Carries out a request when a new leader has read the state."""
 
     async def wait() -> Frame:
@@ -242,7 +264,7 @@ def _when_ready(broker: BrokerContext, handler: Callable[[], Result]) -> Corouti
     return wait()
 
 
-def _when_stored(broker: BrokerContext, frame: Frame, answer: Frame) -> Later:
+def _when_stored(broker: Parts, frame: Frame, answer: Frame) -> Later:
     """Answers when the acknowledgements are replicated."""
 
     def later(give: Callable[[Frame], None]) -> None:
@@ -254,7 +276,7 @@ def _when_stored(broker: BrokerContext, frame: Frame, answer: Frame) -> Later:
     return later
 
 
-def _present(broker: BrokerContext, entry: BatchAck) -> int:
+def _present(broker: Parts, entry: BatchAck) -> int:
     """Return the bits of those messages of an entry that are in the log."""
     topic = real_topic(entry.topic, entry.group, entry.kind)
     config = _config_for(broker, entry.group, topic, entry.queue_id)
@@ -273,7 +295,7 @@ def _present(broker: BrokerContext, entry: BatchAck) -> int:
     return bits
 
 
-async def change_invisible(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+async def change_invisible(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     header = ChangeInvisibleHeader.parse(frame)
     await broker.pop.until_ready()
     handle, low, high = _delivery(broker, conn, header)
@@ -302,12 +324,12 @@ async def change_invisible(broker: BrokerContext, conn: Connection, frame: Frame
 # ---- checks
 
 
-def _readable(broker: BrokerContext, what: str) -> None:
+def _readable(broker: Parts, what: str) -> None:
     if not broker.settings.brokerPermission & Perm.READ:
         raise RequestRejected(ResponseCode.NO_PERMISSION, f"the broker[{broker.role.address}] {what} is forbidden")
 
 
-def _check_target(broker: BrokerContext, conn: Connection, topic: str, group: str, queue_id: int) -> None:
+def _check_target(broker: Parts, conn: Connection, topic: str, group: str, queue_id: int) -> None:
     """Check topic and group, and create an unknown group where settings allow that. Raises RequestRejected."""
     fault = topic_fault(topic, longest=255)
     if fault is not None:
@@ -345,7 +367,7 @@ def _illegal_queue(conn: Connection, topic: str, queue_id: int, queues: int) -> 
     )
 
 
-def _config_for(broker: BrokerContext, group: str, topic: str, queue_id: int) -> TopicConfig | None:
+def _config_for(broker: Parts, group: str, topic: str, queue_id: int) -> TopicConfig | None:
     """Return the topic of a delivery; None: it does not exist, or it has another group's retries."""
     tables = broker.meta.working
     foreign = topic.startswith(RETRY_PREFIX) and not tables.is_retry_topic(group, topic)
@@ -354,9 +376,7 @@ def _config_for(broker: BrokerContext, group: str, topic: str, queue_id: int) ->
     return tables.topics.get(topic)
 
 
-def _delivery(
-    broker: BrokerContext, conn: Connection, header: AckHeader | ChangeInvisibleHeader
-) -> tuple[Handle, int, int]:
+def _delivery(broker: Parts, conn: Connection, header: AckHeader | ChangeInvisibleHeader) -> tuple[Handle, int, int]:
     """Return a delivery's handle, and the first queue offset, and the one after the last, of its queue.
 
     Raises RequestRejected.

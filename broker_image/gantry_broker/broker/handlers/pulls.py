@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from gantry_broker.broker.context import BrokerContext
+    from gantry_broker.broker.pull.service import PullService
     from gantry_broker.protocol.frame import Frame
     from gantry_broker.remoting.connection import Connection
 
 
-def pull(broker: BrokerContext, conn: Connection, frame: Frame) -> Coroutine[None, None, None] | None:
+class Parts(Protocol):
+    """What these functions use of a member."""
+
+    pulls: PullService
+
+
+def pull(broker: Parts, conn: Connection, frame: Frame) -> Coroutine[None, None, None] | None:
     """Answers a pull, or holds it until there are messages."""
     return broker.pulls.handle(conn, frame)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import orjson
 
 from gantry_broker.broker.archive_reads import Wanted
 from gantry_broker.broker.errors import RequestRejected
+from gantry_broker.broker.handlers.offsets import Parts as OffsetParts
 from gantry_broker.broker.handlers.offsets import known_queue
 from gantry_broker.broker.handlers.requests import ok
+from gantry_broker.broker.handlers.retry import Parts as RetryParts
 from gantry_broker.broker.handlers.retry import stored_record
 from gantry_broker.broker.metadata.topics import topic_fault
 from gantry_broker.protocol.codes import GetStatus, ResponseCode
@@ -20,8 +22,9 @@ from gantry_broker.protocol.message import Record, decode_records, tags_hash
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from gantry_broker.broker.context import BrokerContext
+    from gantry_broker.broker.clients import ClientTable
     from gantry_broker.remoting.connection import Connection
+    from gantry_broker.timeslice import TimeSlices
 
 MAX_FOUND: Final = 64
 MAX_BYTES: Final = 8 << 20
@@ -29,7 +32,14 @@ MAX_KEY: Final = 4_096
 MAX_ENTRIES: Final = 512
 
 
-def query_message(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame | Coroutine[None, None, Frame]:
+class Parts(OffsetParts, RetryParts, Protocol):
+    """What these functions use of a member."""
+
+    clients: ClientTable
+    slices: TimeSlices
+
+
+def query_message(broker: Parts, conn: Connection, frame: Frame) -> Frame | Coroutine[None, None, Frame]:
     header = QueryMessageHeader.parse(frame)
     fault = topic_fault(header.topic, longest=255)
     if fault is not None:
@@ -47,7 +57,7 @@ def query_message(broker: BrokerContext, conn: Connection, frame: Frame) -> Fram
 
 
 async def _with_archived(
-    broker: BrokerContext, frame: Frame, header: QueryMessageHeader, limit: int, unique: bool, found: list[Record]
+    broker: Parts, frame: Frame, header: QueryMessageHeader, limit: int, unique: bool, found: list[Record]
 ) -> Frame:
     """Add the messages that only the archive has. Raises RequestRejected."""
     begin_ms, end_ms = int(header.beginTimestamp), int(header.endTimestamp)
@@ -58,7 +68,7 @@ async def _with_archived(
     return _found(broker, frame, [*found, *older])
 
 
-def _found(broker: BrokerContext, frame: Frame, found: list[Record]) -> Frame:
+def _found(broker: Parts, frame: Frame, found: list[Record]) -> Frame:
     """Return the answer to a query. Raises RequestRejected."""
     if not found:
         raise RequestRejected(ResponseCode.QUERY_NOT_FOUND, "can not find message, maybe time range not correct")
@@ -74,18 +84,18 @@ def _found(broker: BrokerContext, frame: Frame, found: list[Record]) -> Frame:
     return ok(frame, ext, bytes(body))
 
 
-def view_message(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame | Coroutine[None, None, Frame]:
+def view_message(broker: Parts, conn: Connection, frame: Frame) -> Frame | Coroutine[None, None, Frame]:
     header = ViewMessageHeader.parse(frame)
     if broker.archive_reads.may_have_place(int(header.offset)):
         return _view_archived(broker, frame, int(header.offset))
     return ok(frame, body=stored_record(broker, int(header.offset)).encode())
 
 
-async def _view_archived(broker: BrokerContext, frame: Frame, phys: int) -> Frame:
+async def _view_archived(broker: Parts, frame: Frame, phys: int) -> Frame:
     return ok(frame, body=(await broker.archive_reads.record(phys)).encode())
 
 
-async def query_consume_queue(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+async def query_consume_queue(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     """Return entries of a queue, and a group's subscription, for mqadmin's `queryCq`.
 
     As 4.9.7 without extended queues: `eval` is always false.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from gantry_broker.broker.errors import RequestRejected
 from gantry_broker.broker.handlers.requests import ok
@@ -14,14 +14,28 @@ from gantry_broker.protocol.headers import RecallHeader
 from gantry_broker.protocol.recall_handle import RecallHandle
 
 if TYPE_CHECKING:
-    from gantry_broker.broker.context import BrokerContext
+    from gantry_broker.broker.clock import Clock
+    from gantry_broker.broker.log_writer import LogWriter
+    from gantry_broker.broker.metadata.tables import Metadata
+    from gantry_broker.config import BrokerConfig
     from gantry_broker.protocol.frame import Frame
     from gantry_broker.remoting.connection import Connection
+    from gantry_broker.settings import BrokerSettings
 
 TAG: Final = "_RECALL_TAG_"
 
 
-async def recall(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+class Parts(Protocol):
+    """What these functions use of a member."""
+
+    config: BrokerConfig
+    settings: BrokerSettings
+    clock: Clock
+    writer: LogWriter
+    meta: Metadata
+
+
+async def recall(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     """Append the recall, which waits beside its message; see `delay.py`. Checks and texts are those of 5.5.0."""
     header = RecallHeader.parse(frame)
     if not broker.settings.recallMessageEnable:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from gantry_broker.broker.errors import RequestRejected
 from gantry_broker.broker.metadata.tables import takes_sends
@@ -33,13 +33,36 @@ from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.store.errors import StoreError
 
 if TYPE_CHECKING:
-    from gantry_broker.broker.context import BrokerContext
+    from gantry_broker.broker.clients import ClientTable
+    from gantry_broker.broker.clock import Clock
+    from gantry_broker.broker.health import MemberHealth
+    from gantry_broker.broker.log_writer import LogWriter
+    from gantry_broker.broker.metadata.creation import OnDemandCreation
+    from gantry_broker.broker.metadata.tables import Metadata
+    from gantry_broker.broker.role import RoleState
+    from gantry_broker.config import BrokerConfig
     from gantry_broker.remoting.connection import Connection
+    from gantry_broker.settings import BrokerSettings
 
 PUSH_S: Final = 3.0
 
 
-async def send_reply(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+class Parts(Protocol):
+    """What these functions use of a member."""
+
+    config: BrokerConfig
+    settings: BrokerSettings
+    clock: Clock
+    store_host_hex: str
+    writer: LogWriter
+    role: RoleState
+    health: MemberHealth
+    meta: Metadata
+    creation: OnDemandCreation
+    clients: ClientTable
+
+
+async def send_reply(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     """Pushes a reply, then stores it. The answer has the stored reply's ids; its code is the result of the push."""
     header = SendHeader.parse(frame)
     fault = topic_fault(header.topic)
@@ -98,7 +121,7 @@ async def send_reply(broker: BrokerContext, conn: Connection, frame: Frame) -> F
 
 
 async def _push(
-    broker: BrokerContext, conn: Connection, frame: Frame, header: SendHeader, props: dict[str, str]
+    broker: Parts, conn: Connection, frame: Frame, header: SendHeader, props: dict[str, str]
 ) -> tuple[int, str | None]:
     client_id = props.get(Prop.MESSAGE_REPLY_TO_CLIENT)
     if client_id is None:

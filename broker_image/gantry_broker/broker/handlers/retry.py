@@ -6,7 +6,7 @@ After the group's last retry it goes to %DLQ%group instead. As `asyncConsumerSen
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from gantry_broker.broker.errors import RequestRejected
 from gantry_broker.broker.handlers.requests import ok
@@ -19,11 +19,19 @@ from gantry_broker.protocol.message import Record, RecordError, parse_properties
 from gantry_broker.store.errors import StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Sequence
 
-    from gantry_broker.broker.context import BrokerContext
+    from gantry_broker.broker.archive_reads import ArchiveReads
+    from gantry_broker.broker.clock import Clock
+    from gantry_broker.broker.log_writer import LogWriter
+    from gantry_broker.broker.metadata.creation import OnDemandCreation
+    from gantry_broker.broker.metadata.tables import Metadata
+    from gantry_broker.broker.role import RoleState
+    from gantry_broker.broker.stats import Stats
     from gantry_broker.protocol.bodies import SubscriptionGroup
     from gantry_broker.remoting.connection import Connection
+    from gantry_broker.settings import BrokerSettings
+    from gantry_broker.store.store import MessageStore
     from gantry_broker.store.types import Put
 
 log = logging.getLogger(__name__)
@@ -32,9 +40,22 @@ FIRST_LEVEL: Final = 3
 """The first retry waits in delay level 3 (10 s), the second in level 4, and so on."""
 
 
-def send_back(
-    broker: BrokerContext, conn: Connection, frame: Frame
-) -> Frame | Coroutine[None, None, Frame | None] | None:
+class Parts(Protocol):
+    """What these functions use of a member."""
+
+    settings: BrokerSettings
+    clock: Clock
+    store: MessageStore
+    delay_levels: Sequence[int]
+    writer: LogWriter
+    archive_reads: ArchiveReads
+    role: RoleState
+    meta: Metadata
+    creation: OnDemandCreation
+    stats: Stats
+
+
+def send_back(broker: Parts, conn: Connection, frame: Frame) -> Frame | Coroutine[None, None, Frame | None] | None:
     header = SendBackHeader.parse(frame)
     fault = group_fault(header.group)
     if fault is not None:
@@ -56,7 +77,7 @@ def send_back(
 
 
 async def _send_back_archived(
-    broker: BrokerContext, conn: Connection, frame: Frame, header: SendBackHeader, group: SubscriptionGroup
+    broker: Parts, conn: Connection, frame: Frame, header: SendBackHeader, group: SubscriptionGroup
 ) -> Frame | None:
     """Raise RequestRejected."""
     record = await broker.archive_reads.record(int(header.offset))
@@ -66,7 +87,7 @@ async def _send_back_archived(
 
 
 def _send_back(
-    broker: BrokerContext,
+    broker: Parts,
     conn: Connection,
     frame: Frame,
     header: SendBackHeader,
@@ -113,7 +134,7 @@ def _send_back(
     return None
 
 
-def _dead_letter(broker: BrokerContext, group: str, record: Record, props: dict[str, str]) -> Put:
+def _dead_letter(broker: Parts, group: str, record: Record, props: dict[str, str]) -> Put:
     props[Prop.DLQ_ORIGIN_TOPIC] = props[Prop.RETRY_TOPIC]
     props[Prop.DLQ_ORIGIN_MESSAGE_ID] = props[Prop.ORIGIN_MESSAGE_ID]
     try:
@@ -122,19 +143,19 @@ def _dead_letter(broker: BrokerContext, group: str, record: Record, props: dict[
         return _set_aside(broker, group, record, error)
 
 
-def _set_aside(broker: BrokerContext, group: str, record: Record, error: RecordError) -> Put:
+def _set_aside(broker: Parts, group: str, record: Record, error: RecordError) -> Put:
     """Return a dead letter with the properties as they are: for more there is no room."""
     broker.stats.leave_aside("retry")
     log.warning("the message at %d cannot be retried, it is a dead letter of %s: %s", record.phys_offset, group, error)
     return copy_of(record, _letters(broker, group), 0, reconsume_times=record.reconsume_times + 1)
 
 
-def _letters(broker: BrokerContext, group: str) -> str:
+def _letters(broker: Parts, group: str) -> str:
     """Return the group's topic of dead letters."""
     return broker.creation.ensure_topic(dlq_topic(group), 1, Perm.READ | Perm.WRITE).name
 
 
-def stored_record(broker: BrokerContext, phys: int) -> Record:
+def stored_record(broker: Parts, phys: int) -> Record:
     """Return the confirmed record at an offset of the log. Raises BadField and RequestRejected."""
     if phys < 0:
         raise BadField("offset", str(phys), "an offset of the commit log, 0 or more")

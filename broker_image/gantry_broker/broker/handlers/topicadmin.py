@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import orjson
 
@@ -33,14 +33,45 @@ from gantry_broker.protocol.headers import BadField, CreateTopicHeader, TopicHea
 from gantry_broker.protocol.limits import MAX_QUEUES
 
 if TYPE_CHECKING:
-    from gantry_broker.broker.context import BrokerContext
+    from gantry_broker.broker.archive_reads import ArchiveReads
+    from gantry_broker.broker.clients import ClientTable
+    from gantry_broker.broker.clock import Clock
+    from gantry_broker.broker.metadata.changes import MetadataChanges
+    from gantry_broker.broker.metadata.creation import OnDemandCreation
+    from gantry_broker.broker.metadata.tables import Metadata
+    from gantry_broker.broker.retention import LogRetention, TopicRetention
+    from gantry_broker.broker.role import RoleState
+    from gantry_broker.broker.stats import Stats
+    from gantry_broker.config import BrokerConfig
     from gantry_broker.remoting.connection import Connection
+    from gantry_broker.settings import BrokerSettings
+    from gantry_broker.store.store import MessageStore
+    from gantry_broker.timeslice import TimeSlices
 
 MAX_TOPICS_AT_ONCE: Final = 1_000
 """Topics, or groups, that one request may create."""
 
 
-def checked_topic(broker: BrokerContext, config: TopicConfig) -> TopicConfig:
+class Parts(Protocol):
+    """What these functions use of a member."""
+
+    config: BrokerConfig
+    settings: BrokerSettings
+    clock: Clock
+    store: MessageStore
+    retention: LogRetention
+    topic_retention: TopicRetention
+    archive_reads: ArchiveReads
+    role: RoleState
+    meta: Metadata
+    changes: MetadataChanges
+    creation: OnDemandCreation
+    clients: ClientTable
+    stats: Stats
+    slices: TimeSlices
+
+
+def checked_topic(broker: Parts, config: TopicConfig) -> TopicConfig:
     """Check a topic's configuration and return it. Raises RequestRejected and BadField."""
     longest = 255 if config.name.startswith((RETRY_PREFIX, DLQ_PREFIX)) else 127
     fault = topic_fault(config.name, longest=longest)
@@ -56,7 +87,7 @@ def checked_topic(broker: BrokerContext, config: TopicConfig) -> TopicConfig:
     return config
 
 
-async def create_topic(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+async def create_topic(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     header = CreateTopicHeader.parse(frame)
     if header.topicFilterType not in FILTER_TYPES:
         raise BadField("topicFilterType", header.topicFilterType, " or ".join(FILTER_TYPES))
@@ -81,7 +112,7 @@ async def create_topic(broker: BrokerContext, conn: Connection, frame: Frame) ->
     return ok(frame)
 
 
-async def create_topics(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+async def create_topics(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     value = json_body(frame, "topicConfigList")
     items = value.get("topicConfigList") if isinstance(value, dict) else None
     if not isinstance(items, list) or not items:
@@ -98,7 +129,7 @@ async def create_topics(broker: BrokerContext, conn: Connection, frame: Frame) -
     return ok(frame)
 
 
-async def delete_topic(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+async def delete_topic(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     """Delete a topic and all offsets in it. Its messages stay invisible when the topic is created again."""
     header = TopicHeader.parse(frame)
     fault = topic_fault(header.topic, longest=255)
@@ -110,7 +141,7 @@ async def delete_topic(broker: BrokerContext, conn: Connection, frame: Frame) ->
     return ok(frame)
 
 
-def _pop_retry_topics(broker: BrokerContext, names: list[str]) -> list[str]:
+def _pop_retry_topics(broker: Parts, names: list[str]) -> list[str]:
     """Return the topics with the retries of POP consumption of these topics: a new topic begins without them."""
     tables = broker.meta.working
     ends = tuple([f"+{name}" for name in names])
@@ -121,7 +152,7 @@ def _pop_retry_topics(broker: BrokerContext, names: list[str]) -> list[str]:
     return sorted(found.difference(names))
 
 
-async def delete_topics(broker: BrokerContext, names: list[str]) -> None:
+async def delete_topics(broker: Parts, names: list[str]) -> None:
     names = [*names, *_pop_retry_topics(broker, names)]
     wanted = set(names)
     offsets = [key for key in broker.meta.working.offsets if key.partition("@")[0] in wanted]
@@ -131,7 +162,7 @@ async def delete_topics(broker: BrokerContext, names: list[str]) -> None:
     broker.stats.forget(wanted)
 
 
-async def all_topics(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+async def all_topics(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     tables = broker.meta.working
     version = orjson.dumps(tables.topic_version.to_json())
     table = await json_object(
@@ -142,7 +173,7 @@ async def all_topics(broker: BrokerContext, conn: Connection, frame: Frame) -> F
     return ok(frame, body=b'{"dataVersion":' + version + b',"topicConfigTable":' + table + b"}")
 
 
-def topic_config(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+def topic_config(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     header = TopicHeader.parse(frame)
     config = broker.meta.working.topics.get(header.topic)
     if config is None:
@@ -150,12 +181,12 @@ def topic_config(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame
     return ok(frame, body=orjson.dumps(config.to_json()))
 
 
-def system_topic_list(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+def system_topic_list(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     names = sorted({*SYSTEM_TOPICS, broker.config.cluster, broker.config.group})
     return ok(frame, body=topic_list(names, broker.role.address))
 
 
-async def topic_stats(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+async def topic_stats(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     header = TopicStatsHeader.parse(frame)
     config = broker.meta.working.topics.get(header.topic)
     if config is None:
@@ -171,26 +202,26 @@ async def topic_stats(broker: BrokerContext, conn: Connection, frame: Frame) -> 
     return ok(frame, body=fastjson.dumps(topic_stats_to_json(table, tps)))
 
 
-def consumed_by(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+def consumed_by(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     """Return the groups with a member that subscribes to the topic, and the groups with offsets in it."""
     header = TopicHeader.parse(frame)
     groups = {*broker.clients.groups_of_topic(header.topic), *broker.meta.working.groups_of_topic(header.topic)}
     return ok(frame, body=orjson.dumps({"groupList": sorted(groups)}))
 
 
-def clean_queues(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+def clean_queues(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     """Run retention at once. Retention truncates the queues together with the log."""
     broker.retention.expire()
     broker.topic_retention.expire()
     return ok(frame)
 
 
-def clean_log(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+def clean_log(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     broker.retention.expire()
     return ok(frame)
 
 
-async def clean_unused(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+async def clean_unused(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     """Drop the queues of topics without a configuration; a store taken over from RocketMQ may have some. As 4.9.7.
 
     The queues of system topics stay.
@@ -208,6 +239,6 @@ async def clean_unused(broker: BrokerContext, conn: Connection, frame: Frame) ->
     return ok(frame)
 
 
-def unit_topics(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+def unit_topics(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     flag = 1 if frame.code == RequestCode.GET_UNIT_TOPIC_LIST else 2
     return ok(frame, body=topic_list(t.name for t in broker.meta.working.topics.values() if t.sys_flag & flag))

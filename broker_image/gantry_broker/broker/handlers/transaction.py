@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from gantry_broker.broker.errors import RequestRejected
 from gantry_broker.broker.handlers.requests import Result, ok
+from gantry_broker.broker.handlers.retry import Parts as RetryParts
 from gantry_broker.broker.handlers.retry import stored_record
 from gantry_broker.broker.send.messages import copy_of
 from gantry_broker.protocol.codes import (
@@ -25,7 +26,7 @@ from gantry_broker.protocol.headers import BadField, EndTransactionHeader, Resum
 from gantry_broker.protocol.message import parse_message_id, parse_properties
 
 if TYPE_CHECKING:
-    from gantry_broker.broker.context import BrokerContext
+    from gantry_broker.broker.transactions import Transactions
     from gantry_broker.remoting.connection import Connection
 
 log = logging.getLogger(__name__)
@@ -35,7 +36,13 @@ WAIT_S = 3.0
 """Seconds that a decision waits until its half message is confirmed, and until a new leader knows all decisions."""
 
 
-def end_transaction(broker: BrokerContext, conn: Connection, frame: Frame) -> Result:
+class Parts(RetryParts, Protocol):
+    """What these functions use of a member."""
+
+    transactions: Transactions
+
+
+def end_transaction(broker: Parts, conn: Connection, frame: Frame) -> Result:
     """End a transaction. Clients send this request one-way, so the broker logs a refusal."""
     header = EndTransactionHeader.parse(frame)
     try:
@@ -47,9 +54,7 @@ def end_transaction(broker: BrokerContext, conn: Connection, frame: Frame) -> Re
     return _end_later(broker, conn, frame, header)
 
 
-async def _end_later(
-    broker: BrokerContext, conn: Connection, frame: Frame, header: EndTransactionHeader
-) -> Frame | None:
+async def _end_later(broker: Parts, conn: Connection, frame: Frame, header: EndTransactionHeader) -> Frame | None:
     deadline = asyncio.get_running_loop().time() + WAIT_S
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(WAIT_S):
@@ -67,7 +72,7 @@ async def _end_later(
     return _end(broker, conn, frame, header)
 
 
-def _end(broker: BrokerContext, conn: Connection, frame: Frame, header: EndTransactionHeader) -> Frame | None:
+def _end(broker: Parts, conn: Connection, frame: Frame, header: EndTransactionHeader) -> Frame | None:
     kind = header.commitOrRollback
     if kind == SysFlag.TRANSACTION_NOT:
         return None  # Undecided: a check asks the producer later.
@@ -99,7 +104,7 @@ def _end(broker: BrokerContext, conn: Connection, frame: Frame, header: EndTrans
     return None
 
 
-def resume_check(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame | None:
+def resume_check(broker: Parts, conn: Connection, frame: Frame) -> Frame | None:
     """Restores a half message that was given up after its last check. Its checks are counted from 0 again."""
     header = ResumeCheckHeader.parse(frame)
     expected = f"the offset id of a message in {TRANS_CHECK_MAX_TIME_TOPIC}"

@@ -6,7 +6,7 @@ A change counts at this member at once. The control plane fetches it and sends t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import orjson
 
@@ -20,7 +20,9 @@ from gantry_broker.protocol.codes import RequestCode, ResponseCode
 
 if TYPE_CHECKING:
     from gantry_broker.access.table import Operation, User
-    from gantry_broker.broker.context import BrokerContext
+    from gantry_broker.broker.access_control import AccessControl
+    from gantry_broker.broker.role import RoleState
+    from gantry_broker.config import BrokerConfig
     from gantry_broker.protocol.frame import Frame
     from gantry_broker.remoting.connection import Connection
 
@@ -32,7 +34,15 @@ FAILED: Final = {
 """Codes of 4.9 for what could not be done; for the others SYSTEM_ERROR."""
 
 
-async def manage(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+class Parts(Protocol):
+    """What these functions use of a member."""
+
+    config: BrokerConfig
+    role: RoleState
+    access: AccessControl
+
+
+async def manage(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     """All fifteen requests about users."""
     access = broker.access
     if not access.is_on:
@@ -52,7 +62,7 @@ async def manage(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame
         ) from None
 
 
-async def _manage(broker: BrokerContext, frame: Frame) -> Frame:
+async def _manage(broker: Parts, frame: Frame) -> Frame:
     access, ext, code = broker.access, frame.ext, frame.code
     users = access.users
 

@@ -6,13 +6,14 @@ replicated tables: a new master has them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 import orjson
 from fastapi import HTTPException
 
 from gantry_broker.broker.errors import NotStored, NotWritable, RequestRejected
 from gantry_broker.broker.handlers.groupadmin import checked_group
+from gantry_broker.broker.handlers.topicadmin import Parts as TopicParts
 from gantry_broker.broker.handlers.topicadmin import checked_topic
 from gantry_broker.broker.http.rocketmq_metrics import is_system_group
 from gantry_broker.broker.metadata.tables import DRAIN, JOINED, RELEASED, Change
@@ -23,14 +24,15 @@ from gantry_broker.protocol.codes import DLQ_PREFIX, PREDEFINED_GROUPS, REPLY_TO
 from gantry_broker.protocol.headers import BadField
 from gantry_broker.store.errors import StoreError
 
-if TYPE_CHECKING:
-    from gantry_broker.broker.context import BrokerContext
-
 CHUNK: Final = 200
 """Topics, or groups, in one control record."""
 
 
-def is_own_topic(broker: BrokerContext, name: str) -> bool:
+class Parts(TopicParts, Protocol):
+    """What these functions use of a member."""
+
+
+def is_own_topic(broker: Parts, name: str) -> bool:
     """Return whether brokers make the topic themselves: system, retry and dead letter topics, and for replies."""
     return (
         is_system_topic(name)
@@ -45,7 +47,7 @@ def is_own_group(name: str) -> bool:
     return is_system_group(name) or name in PREDEFINED_GROUPS
 
 
-async def all_configs(broker: BrokerContext) -> bytes:
+async def all_configs(broker: Parts) -> bytes:
     """Return the answer of GET /v1/configs. Works in slices."""
     tables = broker.meta.working
     topics: list[bytes] = []
@@ -59,7 +61,7 @@ async def all_configs(broker: BrokerContext) -> bytes:
     return b'{"topics":[' + b",".join(topics) + b'],"groups":[' + b",".join(groups) + b"]}"
 
 
-async def add_configs(broker: BrokerContext, asked: ConfigsRequest) -> ConfigsAnswer:
+async def add_configs(broker: Parts, asked: ConfigsRequest) -> ConfigsAnswer:
     """Create what is missing. Never change what exists. Raise HTTPException."""
     tables = broker.meta.working
     try:
@@ -86,7 +88,7 @@ async def add_configs(broker: BrokerContext, asked: ConfigsRequest) -> ConfigsAn
     return ConfigsAnswer(topics=len(topics), groups=len(groups))
 
 
-async def mark(broker: BrokerContext, asked: MarksRequest) -> GroupMarks:
+async def mark(broker: Parts, asked: MarksRequest) -> GroupMarks:
     """Set marks, and return when they are replicated and in the routes. Raise HTTPException."""
     marks = broker.meta.working.marks
     wanted: dict[str, str] = {}
@@ -102,7 +104,7 @@ async def mark(broker: BrokerContext, asked: MarksRequest) -> GroupMarks:
     return GroupMarks(drain=marks.get(DRAIN, ""), joined=JOINED in marks, released=RELEASED in marks)
 
 
-async def _append(broker: BrokerContext, change: Change) -> None:
+async def _append(broker: Parts, change: Change) -> None:
     try:
         await broker.changes.append_and_wait(change)
     except (NotWritable, NotStored, StoreError) as error:

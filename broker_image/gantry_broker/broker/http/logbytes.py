@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from fastapi import HTTPException
 from fastapi.responses import StreamingResponse
@@ -14,12 +14,22 @@ from gantry_broker.contracts.models import LogInfo, MemberRef, SegmentInfo
 from gantry_broker.store.errors import StoreError
 
 if TYPE_CHECKING:
-    from gantry_broker.broker.context import BrokerContext
+    from gantry_broker.config import BrokerConfig
+    from gantry_broker.replication.service import ReplicationService
+    from gantry_broker.store.store import MessageStore
 
 CHUNK: Final = 1 << 20
 
 
-def log_info(broker: BrokerContext) -> LogInfo:
+class Parts(Protocol):
+    """What these functions use of a member."""
+
+    config: BrokerConfig
+    store: MessageStore
+    replication: ReplicationService
+
+
+def log_info(broker: Parts) -> LogInfo:
     """Return the segments that have confirmed bytes."""
     store = broker.store
     size = store.log.segment_size
@@ -45,14 +55,14 @@ def log_info(broker: BrokerContext) -> LogInfo:
     )
 
 
-def _store_ms(broker: BrokerContext, offset: int) -> int:
+def _store_ms(broker: Parts, offset: int) -> int:
     try:
         return broker.store.reader.record(offset).store_ms
     except StoreError:
         return -1
 
 
-def log_bytes(broker: BrokerContext, start: int, to: int, rate: int) -> StreamingResponse:
+def log_bytes(broker: Parts, start: int, to: int, rate: int) -> StreamingResponse:
     """Return the log's bytes in [start, to), up to the confirmed offset; 410 below the start of the log."""
     store = broker.store
     if start < store.log.start:
@@ -67,7 +77,7 @@ def log_bytes(broker: BrokerContext, start: int, to: int, rate: int) -> Streamin
     )
 
 
-async def _stream(broker: BrokerContext, start: int, to: int, rate: int) -> AsyncIterator[bytes]:
+async def _stream(broker: Parts, start: int, to: int, rate: int) -> AsyncIterator[bytes]:
     loop = asyncio.get_running_loop()
     began = loop.time()
     at = start

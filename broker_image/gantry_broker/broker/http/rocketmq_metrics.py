@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from heapq import heappush, heappushpop
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from gantry_broker.broker.http.metrics import Busiest, KnownLabels
 from gantry_broker.broker.metadata.tables import position, route_permission
@@ -20,7 +20,17 @@ from gantry_broker.exposition import Family, Labels
 from gantry_broker.protocol.codes import RETRY_PREFIX, SCHEDULE_TOPIC, TRANS_HALF_TOPIC
 
 if TYPE_CHECKING:
-    from gantry_broker.broker.context import BrokerContext
+    from gantry_broker.broker.archive_reads import ArchiveReads
+    from gantry_broker.broker.clients import ClientTable
+    from gantry_broker.broker.clock import Clock
+    from gantry_broker.broker.latencies import Latencies
+    from gantry_broker.broker.metadata.tables import Metadata
+    from gantry_broker.broker.role import RoleState
+    from gantry_broker.broker.stats import Stats
+    from gantry_broker.config import BrokerConfig
+    from gantry_broker.settings import BrokerSettings
+    from gantry_broker.store.store import MessageStore
+    from gantry_broker.timeslice import TimeSlices
 
 MAX_SERIES: Final = 2_000
 """Series of one family, those with the highest values. Others are missing; `gantry_metrics_omitted_series` counts
@@ -31,6 +41,22 @@ _MESSAGE_TYPES: Final = {TRANS_HALF_TOPIC: "transaction", SCHEDULE_TOPIC: "delay
 _SYSTEM_GROUPS: Final = ("CID_RMQ_SYS_", "CID_SYS_", "TOOLS_CONSUMER", "SELF_TEST_C_GROUP", "FILTERSRV_CONSUMER")
 _V4_0_0: Final = 213
 """Ordinal of V4_0_0 in RocketMQ's enum of versions. From there on each version has a snapshot and a release."""
+
+
+class Parts(Protocol):
+    """What these functions use of a member."""
+
+    config: BrokerConfig
+    settings: BrokerSettings
+    clock: Clock
+    store: MessageStore
+    archive_reads: ArchiveReads
+    role: RoleState
+    meta: Metadata
+    clients: ClientTable
+    stats: Stats
+    latencies: Latencies
+    slices: TimeSlices
 
 
 def version_name(ordinal: int) -> str:
@@ -73,7 +99,7 @@ class StoreTimes:
         self._last: dict[tuple[str, int, int], int] = {}
         self._next: dict[tuple[str, int, int], int] = {}
 
-    def of(self, broker: BrokerContext, topic: str, queue: int, offset: int) -> int | None:
+    def of(self, broker: Parts, topic: str, queue: int, offset: int) -> int | None:
         """Return the store time in Unix ms; None: the record cannot be read."""
         key = (topic, queue, offset)
         known = self._last.get(key)
@@ -87,7 +113,7 @@ class StoreTimes:
         self._last, self._next = self._next, {}
 
 
-def queue_progress(broker: BrokerContext, key: str, offsets: Mapping[int, int]) -> list[tuple[int, int, int, int]]:
+def queue_progress(broker: Parts, key: str, offsets: Mapping[int, int]) -> list[tuple[int, int, int, int]]:
     """Return (queue, end, position, next offset to pull) of all queues of one topic and group."""
     topic = key.rpartition("@")[0]
     config = broker.meta.working.topics.get(topic)
@@ -104,7 +130,7 @@ def queue_progress(broker: BrokerContext, key: str, offsets: Mapping[int, int]) 
     return rows
 
 
-async def lags(broker: BrokerContext, times: StoreTimes) -> tuple[list[Lag], int]:
+async def lags(broker: Parts, times: StoreTimes) -> tuple[list[Lag], int]:
     """Return the groups with the most unread messages first, and the number of those beyond `MAX_SERIES`.
 
     Works in slices: there may be very many topics and groups.
@@ -136,7 +162,7 @@ async def lags(broker: BrokerContext, times: StoreTimes) -> tuple[list[Lag], int
     return out, more
 
 
-async def _most_unread(broker: BrokerContext, keys: list[str]) -> tuple[list[str], int]:
+async def _most_unread(broker: Parts, keys: list[str]) -> tuple[list[str], int]:
     """Return the `MAX_SERIES` topics and groups with the most unread messages, and the number of the others."""
     offsets = broker.meta.working.offsets
     found: list[tuple[int, str]] = []
@@ -160,9 +186,7 @@ def _older(known: int | None, found: int | None) -> int | None:
     return min(known, found)
 
 
-async def rocketmq_families(
-    broker: BrokerContext, times: StoreTimes, counts: Busiest, known: KnownLabels
-) -> list[Family]:
+async def rocketmq_families(broker: Parts, times: StoreTimes, counts: Busiest, known: KnownLabels) -> list[Family]:
     """Return all families of one page. Only the master reports its consumers: each would count twice otherwise."""
     me = {"cluster": broker.config.cluster, "node_type": "broker", "node_id": broker.config.group}
     omitted = Family("gantry_metrics_omitted_series", "gauge", "Series beyond the limit of one family, by family.")
@@ -184,7 +208,7 @@ async def rocketmq_families(
     return [*families, omitted]
 
 
-async def _consumers(broker: BrokerContext, found: list[Lag], me: dict[str, str], known: KnownLabels) -> list[Family]:
+async def _consumers(broker: Parts, found: list[Lag], me: dict[str, str], known: KnownLabels) -> list[Family]:
     now_ms = broker.clock.unix_ms()
     lag = Family("rocketmq_consumer_lag_messages", "gauge", "Messages that the group has not committed.")
     latency = Family(
@@ -225,7 +249,7 @@ def _most(rows: list[tuple[str, int]], family: str, omitted: Family, most: int =
 
 
 async def _messages(
-    broker: BrokerContext, me: dict[str, str], omitted: Family, counts: Busiest, known: KnownLabels
+    broker: Parts, me: dict[str, str], omitted: Family, counts: Busiest, known: KnownLabels
 ) -> list[Family]:
     stats = broker.stats
 
@@ -260,7 +284,7 @@ async def _messages(
     return [*[await family(*each) for each in described], sizes]
 
 
-def _connections(broker: BrokerContext, me: dict[str, str]) -> list[Family]:
+def _connections(broker: Parts, me: dict[str, str]) -> list[Family]:
     clients = broker.clients
     producers = Family("rocketmq_producer_connections", "gauge", "Connections of producers, by client.")
     kinds = Counter(
@@ -296,7 +320,7 @@ def _client(language: str, version: int) -> dict[str, str]:
     return {"language": language.lower(), "version": version_name(version), "protocol_type": "remoting"}
 
 
-def _tables(broker: BrokerContext, me: dict[str, str]) -> list[Family]:
+def _tables(broker: Parts, me: dict[str, str]) -> list[Family]:
     tables = broker.meta.working
     waiting = Family("rocketmq_processor_watermark", "gauge", "Requests that wait for their turn.")
     waiting.add({**me, "processor": "admin"}, len(broker.slices))
@@ -311,7 +335,7 @@ def _tables(broker: BrokerContext, me: dict[str, str]) -> list[Family]:
     ]  # fmt: skip
 
 
-def _storage(broker: BrokerContext, me: dict[str, str]) -> list[Family]:
+def _storage(broker: Parts, me: dict[str, str]) -> list[Family]:
     store = broker.store
     labels = {**me, "storage_type": "local", "storage_medium": "disk"}
     flush = "rocketmq_storage_flush_behind_bytes"
@@ -329,7 +353,7 @@ def _storage(broker: BrokerContext, me: dict[str, str]) -> list[Family]:
     ]
 
 
-def _requests(broker: BrokerContext, me: dict[str, str]) -> list[Family]:
+def _requests(broker: Parts, me: dict[str, str]) -> list[Family]:
     family = Family("rocketmq_rpc_latency_milliseconds", "histogram", "Requests of clients, until their answer.")
     family.histograms = [({**me, **labels}, histogram) for labels, histogram in broker.latencies.rpc.rows()]
     return [family]

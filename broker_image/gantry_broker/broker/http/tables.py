@@ -7,18 +7,24 @@ unread messages needs the log: one small read for each topic and group that lags
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from gantry_broker.broker.http.rocketmq_metrics import Parts as MetricParts
 from gantry_broker.broker.http.rocketmq_metrics import StoreTimes, is_system_group, lags, queue_progress, version_name
 from gantry_broker.broker.metadata.topics import is_system_topic
 from gantry_broker.protocol.codes import PREDEFINED_GROUPS
 
 if TYPE_CHECKING:
     from gantry_broker.broker.clients import Client
-    from gantry_broker.broker.context import BrokerContext
 
 
-async def broker_tables(broker: BrokerContext, times: StoreTimes, *, ages: bool = True) -> dict[str, Any]:
+class Parts(MetricParts, Protocol):
+    """What these functions use of a member."""
+
+    started_ms: int
+
+
+async def broker_tables(broker: Parts, times: StoreTimes, *, ages: bool = True) -> dict[str, Any]:
     """Return the tables. Works in slices: there may be very many topics and groups.
 
     `ages` False: without the ages of unread messages, which no one asked for.

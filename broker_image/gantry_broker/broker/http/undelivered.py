@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Iterator
 from collections.abc import Set as AbstractSet
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from gantry_broker.broker.metadata.topics import TIMER_TOPIC
 from gantry_broker.contracts.models import MAX_UNDELIVERED, Undelivered
@@ -17,11 +17,27 @@ from gantry_broker.protocol.codes import SCHEDULE_TOPIC, TRANS_HALF_TOPIC, Perm,
 from gantry_broker.protocol.message import decode_records, parse_properties
 
 if TYPE_CHECKING:
-    from gantry_broker.broker.context import BrokerContext
+    from gantry_broker.broker.metadata.tables import Metadata
+    from gantry_broker.broker.role import RoleState
+    from gantry_broker.broker.transactions import Transactions
+    from gantry_broker.replication.service import ReplicationService
+    from gantry_broker.store.store import MessageStore
+    from gantry_broker.timeslice import TimeSlices
 
 CONFIRM_S: Final = 3.0
 BATCH: Final = 512
 BATCH_BYTES: Final = 1 << 20
+
+
+class Parts(Protocol):
+    """What these functions use of a member."""
+
+    store: MessageStore
+    replication: ReplicationService
+    role: RoleState
+    meta: Metadata
+    transactions: Transactions
+    slices: TimeSlices
 
 
 class _Queue(NamedTuple):
@@ -39,7 +55,7 @@ class _Queue(NamedTuple):
 class UndeliveredMessages:
     """Looks for messages of topics. It remembers one for each topic, and so most looks read that one alone."""
 
-    def __init__(self, broker: BrokerContext) -> None:
+    def __init__(self, broker: Parts) -> None:
         self._broker = broker
         self._known: dict[str, tuple[str, int, int]] = {}
         """By topic: a message that waited at the last look, as (topic of the system, queue, offset)."""
