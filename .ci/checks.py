@@ -10,6 +10,7 @@ import os
 import re
 import runpy
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -58,9 +59,27 @@ LINT = {
 }
 
 
+STEP_LIMIT = 2400.0
+"""Seconds that one command may take. The slowest takes half of it; the others must run when one hangs."""
+FAILED_TESTS = (0, 1)
+"""Exit codes of pytest when all tests ran."""
+
+
 def run(command: list[str | Path]) -> int:
-    print(f"$ {' '.join(Path(c).name if Path(c).is_absolute() else str(c) for c in command)}", flush=True)
-    return subprocess.run(command, cwd=ROOT, check=False).returncode
+    """Return the exit code of a command. One that takes too long is ended with all that it started: 124."""
+    shown = " ".join(Path(c).name if Path(c).is_absolute() else str(c) for c in command)
+    print(f"$ {shown}", flush=True)
+    process = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
+    try:
+        return process.wait(STEP_LIMIT)
+    except subprocess.TimeoutExpired:
+        print(f"\nended after {STEP_LIMIT:.0f} s: {shown}", flush=True)
+        return 124
+    finally:
+        # Ctrl-C does not reach a session of its own.
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def java_version() -> int:
@@ -172,14 +191,19 @@ def bring_tools() -> list[tuple[str, str]]:
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # `run` ends what it started.
     done: list[tuple[str, str, float]] = []
     failed = False
 
+    broken = False
+
     def step(name: str, commands: list[list[str | Path]]) -> None:
-        nonlocal failed
+        nonlocal failed, broken
         started = time.monotonic()
-        wrong = any([run(c) != 0 for c in commands])
+        codes = [run(c) for c in commands]
+        wrong = any(codes)
         failed = failed or wrong
+        broken = broken or any(code not in FAILED_TESTS for code in codes)
         done.append((name, "FAILED" if wrong else "ok", time.monotonic() - started))
 
     if "--tools" in sys.argv:
@@ -200,7 +224,8 @@ def main() -> int:
         jobs = int(os.environ.get("JOBS", "3"))
 
         def workers(count: int) -> list[str | Path]:
-            return ["-n", str(count), "--dist", "loadfile"]
+            # Files in the order of tests/conftest.py: the long ones first.
+            return ["-n", str(count), "--dist", "loadfile", "--no-loadscope-reorder"]
 
         real = [f"tests/{name}" for name in REAL_PROCESSES]
         step("tests", [[*pytest, *workers(jobs), to("tests"), *(f"--ignore={folder}" for folder in real)]])
@@ -209,7 +234,8 @@ def main() -> int:
         if any(result == "FAILED" for _, result, _ in done[-3:]):
             # What depends on time is told apart from what is wrong: it must pass alone, and it is named.
             print("\nWhat failed runs once more, alone. What passes now depends on time, and needs a repair:")
-            failed = any(result == "FAILED" for _, result, _ in done[:-3])
+            # A layer that a crash or the limit ended has tests that never ran.
+            failed = broken or any(result == "FAILED" for _, result, _ in done[:-3])
             step("once more", [[*pytest, "-v", "--last-failed", "--last-failed-no-failures", "none"]])
     print()
     for name, result, seconds in done:

@@ -22,6 +22,35 @@ settings.register_profile("explore", print_blob=True, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
+LONG = (
+    "tests/spark/",
+    "tests/migration/test_cutover.py",
+    "tests/archive/test_old_messages.py",
+    "tests/failover/test_invariants.py",
+    "tests/local/test_groups.py",
+    "tests/local/test_two_sites.py",
+    "tests/local/test_restore.py",
+    "tests/delivery/",
+    "tests/chaos/",
+)
+"""Files of a minute and more (`python .ci/slowest.py`). They begin first: a run must not end with one alone."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        return next((n for n, begin in enumerate(LONG) if item.nodeid.startswith(begin)), len(LONG))
+
+    items.sort(key=place)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """End the run when a worker crashes: xdist would give its file to another one, and then waits for ever."""
+    if error:
+        scheduling = node.config.pluginmanager.getplugin("dsession")
+        scheduling.shouldstop = f"worker {node.gateway.id} crashed: {error}"
+
+
 @pytest.fixture(params=["kernel", "thread"])
 def flushed_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Who runs fdatasync: both ways of group commit. (For a new segment it is the thread in both.)"""

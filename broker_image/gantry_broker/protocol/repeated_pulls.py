@@ -44,7 +44,7 @@ class Layout:
     def __init__(self, pattern: bytes, names: list[str]) -> None:
         """`names`: of the numbers, in their order."""
         self.match: Callable[[bytes, int, int], re.Match[bytes] | None] = re.compile(pattern, re.DOTALL).fullmatch
-        """Splits the header between two places of some bytes: its groups are texts and numbers in turn."""
+        """Split the header between two places of some bytes: its groups are texts and numbers in turn."""
         self.numbers: Callable[[Texts], tuple[bytes, bytes, bytes, bytes]] = itemgetter(
             *[1 + 2 * names.index(name) for name in _NUMBERS]
         )
@@ -68,7 +68,7 @@ _layouts: Final[WeakValueDictionary[bytes, Layout]] = WeakValueDictionary()
 
 
 def learn(header: bytes) -> Layout | None:
-    """Keeps the template of a request's JSON header that the full parser has read, and returns its layout; None: this
+    """Keep the template of a request's JSON header that the full parser has read, and return its layout; None: this
     is no pull, or one with an SQL92 filter, has another form than orjson would write, or there are too many layouts.
     """
     if len(header) > MAX_SAMPLE:

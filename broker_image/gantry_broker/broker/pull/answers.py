@@ -23,7 +23,7 @@ _HEADER: Final = (
 def found_answer(
     opaque: int, serialize: int, suggest: int, next_offset: int, min_offset: int, max_offset: int, records: bytes
 ) -> bytes:
-    """The frame of the answer with `records`."""
+    """Return the frame of the answer with `records`."""
     if serialize == _JSON:
         header = _HEADER % (opaque, suggest, next_offset, min_offset, max_offset)
         size = len(header)

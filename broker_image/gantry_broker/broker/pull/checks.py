@@ -47,7 +47,7 @@ Key = tuple[str, str, str, str, str, str, str | None, str | None]
 
 
 def _key(ext: Mapping[str, str]) -> Key:
-    """Raises KeyError."""
+    """Raise KeyError."""
     get = ext.get
     return (
         ext["topic"],
@@ -141,7 +141,7 @@ class Pull(HeldPull):
 
 
 class PullChecks:
-    """Checks pulls and keeps what they have in common."""
+    """Check pulls and keep what they have in common."""
 
     def __init__(
         self,
@@ -163,12 +163,12 @@ class PullChecks:
         self._of_templates: dict[Template, Consumption] = {}
 
     def take(self, conn: Connection, frame: Frame) -> Pull:
-        """Checks a request and returns its pull. Raises RequestRejected and BadField."""
+        """Check a request and return its pull. Raises RequestRejected and BadField."""
         [made] = self.again(conn, (frame,))
         return self._take_slowly(conn, frame) if made is None else made
 
     def again(self, conn: Connection, frames: Sequence[Frame]) -> list[Pull | None]:
-        """Returns the pulls of requests that repeat checked ones; None for each other request."""
+        """Return the pulls of requests that repeat checked ones; None for each other request."""
         known, of_templates = self._known, self._of_templates
         made: list[Pull | None] = []
         checked: Consumption | None = None
@@ -232,7 +232,7 @@ class PullChecks:
         )
 
     def _take_slowly(self, conn: Connection, frame: Frame) -> Pull:
-        """Checks a request in RocketMQ's order and returns its pull. Raises RequestRejected and BadField."""
+        """Check a request in RocketMQ's order and return its pull. Raises RequestRejected and BadField."""
         header = PullHeader.parse(frame)
         fault = topic_fault(header.topic, longest=255)
         if fault is not None:
@@ -299,7 +299,7 @@ class PullChecks:
                 self._keep_repeated(frame, asked)
 
     def _keep_repeated(self, frame: RepeatedPull, asked: Consumption) -> None:
-        """Keeps what all pulls with the template of a checked one have in common."""
+        """Keep what all pulls with the template of a checked one have in common."""
         if len(self._of_templates) >= MAX_KNOWN:
             self._of_templates.clear()
         self._of_templates[frame.template] = asked
@@ -331,7 +331,7 @@ class PullChecks:
         return members, subscription
 
     def _may_filter(self, data: SubscriptionData) -> None:
-        """Checks that filters by properties are enabled. Raises RequestRejected."""
+        """Check that filters by properties are enabled. Raises RequestRejected."""
         if not self._settings.enablePropertyFilter:
             raise RequestRejected(
                 ResponseCode.SYSTEM_ERROR,

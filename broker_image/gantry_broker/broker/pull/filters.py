@@ -19,7 +19,7 @@ SMALL: Final = 600
 
 
 def most_bytes(memory: int) -> int:
-    """Returns the bytes of large filters that requests may hold in a process with so much memory (bytes)."""
+    """Return the bytes of large filters that requests may hold in a process with so much memory (bytes)."""
     return min(max(memory // 64, 16 << 20), 256 << 20)
 
 
@@ -43,7 +43,7 @@ class Filters:
         self._compiled: dict[str, Filter | FilterSyntaxError] = {}
 
     def subscription(self, topic: str, expression: str, kind: str, owner: str = "") -> Subscription:
-        """Returns the subscription, which the request that needs it has to keep as long as it waits.
+        """Return the subscription, which the request that needs it has to keep as long as it waits.
 
         What all waiting requests hold is bounded: a filter of some KiB takes up to 1 MB, and 100,000 may wait. An
         `owner` (a user, an address) may hold as much as is free, as in `Shares`. Raises FilterSyntaxError for an
@@ -70,7 +70,7 @@ class Filters:
         return known
 
     def _may_hold(self, size: int, owner: str) -> None:
-        """Makes room among the kept ones, or raises RequestRejected."""
+        """Make room among the kept ones, or raise RequestRejected."""
         for _ in range(2):
             if self._of.get(owner, 0) + size <= self._most_bytes - self.held_bytes:
                 return
@@ -89,7 +89,7 @@ class Filters:
             del self._of[owner]
 
     def compiled(self, expression: str) -> Filter:
-        """Returns the compiled expression. Raises FilterSyntaxError."""
+        """Return the compiled expression. Raises FilterSyntaxError."""
         if len(expression) > MAX_EXPRESSION:
             raise _too_long(expression)
         known = self._compiled.get(expression)
@@ -122,7 +122,7 @@ def _too_long(expression: str) -> FilterSyntaxError:
 
 
 def tag_subscription(topic: str, expression: str, kind: str) -> SubscriptionData:
-    """Returns `A || B` as the set of its tags; for SQL92 the expression alone."""
+    """Return `A || B` as the set of its tags; for SQL92 the expression alone."""
     tags = []
     if kind in ("", EXPRESSION_TAG) and expression not in ("", "*"):
         tags = [tag for part in expression.split("||") if (tag := part.strip())]

@@ -56,7 +56,7 @@ class HeldPulls(Generic[T]):
         return self._count
 
     def hold(self, topic: str, queue_id: int, pull: T, deadline_ms: int) -> bool:
-        """Holds a pull; returns False when there are too many, and the caller answers at once."""
+        """Hold a pull; return False when there are too many, and the caller answers at once."""
         if (self._count >= self._free_for_all or self._shares is not None) and not self._has_share(pull):
             return False
         pull.key = key = (topic, queue_id)
@@ -93,23 +93,23 @@ class HeldPulls(Generic[T]):
         return True
 
     def counts(self, keys: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
-        """Returns the numbers of pulls that wait for these queues; without the queues that have none."""
+        """Return the numbers of pulls that wait for these queues; without the queues that have none."""
         by_queue = self._by_queue
         return {key: len(waiting) for key in keys if (waiting := by_queue.get(key)) is not None}
 
     def waiting(self, topic: str, queue_id: int) -> deque[T]:
-        """Returns the pulls that wait for a queue, for `try_each`."""
+        """Return the pulls that wait for a queue, for `try_each`."""
         return deque(self._by_queue.get((topic, queue_id), ()))
 
     def few(self, key: tuple[str, int], most: int) -> list[T] | None:
-        """Returns the pulls that wait for a queue; None: there are more than `most`."""
+        """Return the pulls that wait for a queue; None: there are more than `most`."""
         waiting = self._by_queue.get(key)
         if waiting is None:
             return []
         return list(waiting) if len(waiting) <= most else None
 
     def everything(self) -> list[T]:
-        """Returns all pulls that wait."""
+        """Return all pulls that wait."""
         return [pull for waiting in self._by_queue.values() for pull in waiting]
 
     def try_each(
@@ -118,7 +118,7 @@ class HeldPulls(Generic[T]):
         attempt: Callable[[T], bool],
         may_go_on: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Tries pulls and takes them out of `waiting`; `attempt` returns whether the pull is answered.
+        """Try pulls and take them out of `waiting`; `attempt` returns whether the pull is answered.
 
         Ends when `may_go_on` returns False; the caller tries the rest of `waiting` later.
         """
@@ -128,7 +128,7 @@ class HeldPulls(Generic[T]):
                 self.end(pull)
 
     def end(self, pull: T) -> None:
-        """Ends a pull that is answered or given up."""
+        """End a pull that is answered or given up."""
         if pull.done:
             return
         pull.done = True
@@ -148,7 +148,7 @@ class HeldPulls(Generic[T]):
             del self._by_deadline[pull.deadline_ms]
 
     def due(self, now_ms: int, most: int = 1 << 30) -> list[T]:
-        """Removes and returns the pulls whose time is over, at most `most`."""
+        """Remove and return the pulls whose time is over, at most `most`."""
         while self._deadlines and self._deadlines[0] <= now_ms:
             deadline_ms = heapq.heappop(self._deadlines)
             self._in_heap.remove(deadline_ms)

@@ -32,7 +32,7 @@ class WakePace:
         self._count += count
 
     def wait_ms(self, now_s: float) -> int:
-        """Returns how long the answers from now on wait for others; 0: each leaves at once."""
+        """Return how long the answers from now on wait for others; 0: each leaves at once."""
         passed = now_s - self._since
         if passed >= PERIOD_S:
             if passed < _MEMORY_S:

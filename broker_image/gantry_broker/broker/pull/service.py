@@ -85,7 +85,7 @@ class Tally:
 
 
 class PullService:
-    """Answers pulls, holds them, and tries them again when messages are available.
+    """Answer pulls, hold them, and try them again when messages are available.
 
     While many pulls a second find messages (`pace.py`), their answers leave together: a pull that finds fewer messages
     than it may have waits for the next turn, and so does a held one whose queue grows. Connections that bring pulls
@@ -142,7 +142,7 @@ class PullService:
         """Answers of this turn, counted at its end; None between turns."""
 
     def take(self, conn: Connection, frames: Sequence[Frame]) -> Sequence[Frame]:
-        """Takes pulls of one read that repeat checked ones, as most do; returns the rest, for `handle`."""
+        """Take pulls of one read that repeat checked ones, as most do; return the rest, for `handle`."""
         if not self._role.leading:
             return frames
         begun = perf_counter()
@@ -172,7 +172,7 @@ class PullService:
         return rest
 
     def _answer_found(self, found: list[tuple[Frame, Pull]], rest: list[Frame], begun: float) -> None:
-        """Answers pulls from records at the end of the log, which it reads together; `rest` gets the other requests."""
+        """Answer pulls from records at the end of the log, which it reads together; `rest` gets the other requests."""
         ends = begun + SLICE_S
         pieces = self._store.reader.together()
         with self._counted_together():
@@ -193,7 +193,7 @@ class PullService:
                 self._latencies.rpc.observe(made.code, _FOUND, seconds)
 
     def _found(self, made: Pull, pieces: LogPieces) -> Got | None:
-        """What `pieces` have for a pull without a filter; None: `_read` has to look."""
+        """Return what `pieces` have for a pull without a filter; None: `_read` has to look."""
         asked = made.asked
         if asked.codes is not None or made.filter is not None:
             return None
@@ -207,7 +207,7 @@ class PullService:
 
     @contextlib.contextmanager
     def _counted_together(self) -> Iterator[None]:
-        """Counts the messages of all answers within at its end."""
+        """Count the messages of all answers within at its end."""
         tally: dict[Consumption, Tally] = {}
         self._tally = tally
         try:
@@ -225,13 +225,13 @@ class PullService:
         return self._serve(made, begun)
 
     async def _pull_in_turn(self, made: Pull, begun: float) -> None:
-        """Serves a pull with an SQL92 filter in a later slice, when this pass of the event loop has done enough."""
+        """Serve a pull with an SQL92 filter in a later slice, when this pass of the event loop has done enough."""
         await self._slices.grant()
         if not made.conn.closed and (rest := self._serve(made, begun)) is not None:
             await rest
 
     def _serve(self, made: Pull, begun: float) -> Coroutine[None, None, None] | None:
-        """Answers a pull, holds it, or returns the rest of the work. `begun`: when it arrived, by `perf_counter`."""
+        """Answer a pull, hold it, or return the rest of the work. `begun`: when it arrived, by `perf_counter`."""
         asked = made.asked
         if asked.sql is not None:
             made.filter = self._sql(asked.sql)
@@ -261,7 +261,7 @@ class PullService:
         self._latencies.rpc.observe(made.code, code, seconds)
 
     async def _from_archive(self, made: Pull, begun: float) -> None:
-        """Answers a pull with messages that the local log no longer has. Raises RequestRejected."""
+        """Answer a pull with messages that the local log no longer has. Raises RequestRejected."""
         asked, condition = made.asked, made.filter
         got = await self._archive_reads.get(
             Wanted(
@@ -283,7 +283,7 @@ class PullService:
         return self._held.hold(asked.topic_name, made.queue_id, made, now_ms + asked.hold_ms)
 
     def _waits(self, made: Pull, now_ms: int, wait_ms: int) -> bool:
-        """Holds a pull of the master without a read, for its queue to grow or for the next turn; False: read.
+        """Hold a pull of the master without a read, for its queue to grow or for the next turn; False: read.
 
         `wait_ms`: from `_wait_ms`. If it is not 0 and a pull waits, `_gather` has to follow.
         """
@@ -300,11 +300,11 @@ class PullService:
         return True
 
     def _wait_ms(self) -> int:
-        """Returns the time to the next turn, at most; 0: answers leave at once."""
+        """Return the time to the next turn, at most; 0: answers leave at once."""
         return MOST_MS if self._turn_is_set else self._pace.wait_ms(self._loop.time())
 
     def _gather(self, conn: Connection, wait_ms: int) -> None:
-        """Reads no more pulls of this connection before the next turn."""
+        """Read no more pulls of this connection before the next turn."""
         if not self._turn_is_set:
             self._set_turn(wait_ms)
         if conn not in self._unread and self._clock.unix_ms() - conn.attrs.get(SENT_MS, 0) > SENDS_MS:
@@ -312,7 +312,7 @@ class PullService:
             conn.read_later(True)
 
     def wake(self, queues: Sequence[tuple[str, int]]) -> None:
-        """Tries the waiting pulls of queues with new messages again, now or at the next turn."""
+        """Try the waiting pulls of queues with new messages again, now or at the next turn."""
         waiting = self._held.counts(queues)
         if not waiting:
             return
@@ -332,7 +332,7 @@ class PullService:
         self._loop.call_later(wait_ms / 1000, self._begin_turn)
 
     def _begin_turn(self) -> None:
-        """Reads the connections that were left, and then tries the pulls."""
+        """Read the connections that were left, and then try the pulls."""
         unread, self._unread = self._unread, {}
         for conn in unread:
             conn.read_later(False)
@@ -346,7 +346,7 @@ class PullService:
         self._wake_now(gathered)
 
     def _wake_now(self, queues: Mapping[tuple[str, int], float]) -> None:
-        """Tries the pulls of these queues for one slice of the event loop, and the rest in later passes.
+        """Try the pulls of these queues for one slice of the event loop, and the rest in later passes.
 
         `queues`: with the time at which each grew. When the time is over, the rest is tried together in a later pass:
         each queue alone would cost a read of the log of its own.
@@ -382,7 +382,7 @@ class PullService:
     def _try_each(
         self, key: tuple[str, int], waiting: deque[Pull], pieces: LogPieces, ends: float, grew: float
     ) -> None:
-        """Tries pulls until a time, and the rest in a later pass."""
+        """Try pulls until a time, and the rest in a later pass."""
         self._waking.discard(key)
         self._held.try_each(waiting, lambda made: self._attempt(made, pieces, grew), lambda: perf_counter() < ends)
         self._note_answered()
@@ -399,7 +399,7 @@ class PullService:
             raise
 
     def _note_answered(self) -> None:
-        """Counts the answers to held pulls since the last call."""
+        """Count the answers to held pulls since the last call."""
         answered, self._answered = self._answered, []
         if not answered:
             return
@@ -421,11 +421,11 @@ class PullService:
         self._latencies.rpc.observe_held(made.code, code, (now_ms - made.deadline_ms + made.asked.hold_ms,))
 
     def settle_soon(self) -> None:
-        """Answers every held pull as `settle_all`, in slices of later passes of the event loop."""
+        """Answer every held pull as `settle_all`, in slices of later passes of the event loop."""
         self._settling = asyncio.get_running_loop().create_task(self.settle_all())
 
     async def settle_all(self, of: Container[Connection] | None = None) -> None:
-        """Answers every held pull from this member's present state, after a change of role. `of`: only those of these
+        """Answer every held pull from this member's present state, after a change of role. `of`: only those of these
         connections.
         """
         async for made in self._slices.sliced(self._held.everything()):
@@ -435,7 +435,7 @@ class PullService:
             self._answer_now(made)
 
     def expire(self, now_ms: int) -> None:
-        """Answers the pulls whose time is over, and tries the pulls again that could not take new messages before."""
+        """Answer the pulls whose time is over, and try the pulls again that could not take new messages before."""
         again, self._held.passed_over = self._held.passed_over, set()
         if again:
             self._wake_now(dict.fromkeys(again, perf_counter()))
@@ -458,7 +458,7 @@ class PullService:
             self._note_held(made, code, self._clock.now_ms())
 
     def _attempt(self, made: Pull, pieces: LogPieces, grew: float) -> bool:
-        """Tries a pull whose queue grew at that time; returns True when it is answered or given up."""
+        """Try a pull whose queue grew at that time; return True when it is answered or given up."""
         if made.conn.closed:
             return True
         if made.conn.paused or (made.filter is not None and self._slices.left_s <= 0):
@@ -481,7 +481,7 @@ class PullService:
         return True
 
     def _sql(self, data: SubscriptionData) -> Filter:
-        """Compiles an expression. Raises RequestRejected."""
+        """Compile an expression. Raises RequestRejected."""
         begun = perf_counter()
         try:
             return self._filters.compiled(data.expression)
@@ -493,7 +493,7 @@ class PullService:
             self._slices.charge(perf_counter() - begun)
 
     def _read(self, made: Pull, pieces: LogPieces) -> tuple[Got, int]:
-        """Reads the records and returns them with the code of an answer at this moment."""
+        """Read the records and return them with the code of an answer at this moment."""
         found = self._found(made, pieces)
         return self._look(made) if found is None else (found, _FOUND)
 
@@ -544,7 +544,7 @@ class PullService:
         return got, int(code)
 
     def _below_local(self, made: Pull, got: Got, code: ResponseCode) -> tuple[Got, ResponseCode]:
-        """Returns the answer to a pull below the local log as far as it is known without a read of the archive."""
+        """Return the answer to a pull below the local log as far as it is known without a read of the archive."""
         reads, asked = self._archive_reads, made.asked
         if reads.may_have(asked.topic_name, made.queue_id, made.offset):
             return replace(got, next_offset=made.offset), ResponseCode.PULL_RETRY_IMMEDIATELY
@@ -587,7 +587,7 @@ class PullService:
             attrs[ASTRAY] = True
 
     def _give(self, made: Pull, got: Got) -> None:
-        """Answers with records."""
+        """Answer with records."""
         asked, tally, data, following = made.asked, self._tally, got.data, got.next_offset
         suggest = self._suggest(made, got, _FOUND) if self._settings.slaveReadEnable else _MASTER
         if tally is None:
@@ -605,7 +605,7 @@ class PullService:
         made.conn.write(found_answer(made.opaque, made.serialize, suggest, following, low, got.max_offset, data))
 
     def _suggest(self, made: Pull, got: Got, code: int) -> int:
-        """Returns the brokerId from which the consumer should pull next; 0 is the master."""
+        """Return the brokerId from which the consumer should pull next; 0 is the master."""
         settings = self._settings
         if not settings.slaveReadEnable:
             return _MASTER

@@ -15,7 +15,7 @@ FETCHES_MS: Final = 5_000
 
 
 class SlaveReads:
-    """Decides from which member a consumer should pull next."""
+    """Decide from which member a consumer should pull next."""
 
     def __init__(
         self, settings: BrokerSettings, store: MessageStore, replication: ReplicationService, memory: int
@@ -38,7 +38,7 @@ class SlaveReads:
         return max(self._store.state.confirmed - last, 0)
 
     def slave_for(self, wanted: int, got: Got) -> int:
-        """Returns `wanted` if that slave is in sync and fetches, else the brokerId of another such slave, else 0."""
+        """Return `wanted` if that slave is in sync and fetches, else the brokerId of another such slave, else 0."""
         status: dict[str, Any] = self._replication.status_fields()
         alive = [f.member.member + 1 for f in status["followers"] if f.in_sync and f.last_fetch_ms < FETCHES_MS]
         if wanted in alive:

@@ -87,14 +87,14 @@ class FilterSyntaxError(ValueError):
 
 @cache
 def _parser() -> Lark:
-    """Returns the parser, built at the first SQL92 subscription: most brokers never need it."""
+    """Return the parser, built at the first SQL92 subscription: most brokers never need it."""
     from lark import Lark
 
     return Lark(_GRAMMAR, parser="lalr", maybe_placeholders=False, propagate_positions=True)
 
 
 def compile_filter(expression: str) -> Filter:
-    """Returns the function that decides whether a message with given properties matches.
+    """Return the function that decides whether a message with given properties matches.
 
     Raises FilterSyntaxError with line and column, or with the types that a comparison cannot compare.
     """
@@ -223,7 +223,7 @@ def _must_be_number(part: Any, kind: str) -> None:
 
 
 def _position(node: Tree[Token] | Token) -> str:
-    """Returns the position of a part of the expression as text."""
+    """Return the position of a part of the expression as text."""
     where = getattr(node, "meta", node)
     line, column = getattr(where, "line", None), getattr(where, "column", None)
     return "" if line is None else f", at line {line} column {column}"

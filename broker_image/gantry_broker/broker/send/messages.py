@@ -112,7 +112,7 @@ class MessageIllegal(ValueError):
 
 
 def without_broker_properties(text: str, props: dict[str, str]) -> str:
-    """Returns the properties of a send without those that a broker alone sets; also removes these from `props`."""
+    """Return the properties of a send without those that a broker alone sets; also removes these from `props`."""
     if BROKER_ONLY.isdisjoint(props):
         return text
     for name in BROKER_ONLY:
@@ -121,7 +121,7 @@ def without_broker_properties(text: str, props: dict[str, str]) -> str:
 
 
 def check_properties(props: Mapping[str, str], stored: int) -> None:
-    """Raises MessageIllegal for properties that a broker cannot work with later.
+    """Raise MessageIllegal for properties that a broker cannot work with later.
 
     `stored`: bytes that the properties have in the log.
     """
@@ -140,7 +140,7 @@ def check_properties(props: Mapping[str, str], stored: int) -> None:
 
 
 def timer_bucket(deliver_ms: int) -> int:
-    """Returns the timer topic's queue for a delivery time."""
+    """Return the timer topic's queue for a delivery time."""
     return deliver_ms // TIMER_BUCKET_MS % TIMER_BUCKETS
 
 
@@ -176,7 +176,7 @@ def build_put(
     reconsume_times: int = 0,
     prepared_offset: int = 0,
 ) -> Put:
-    """Returns a message of the broker itself. Raises RecordError when the properties do not fit."""
+    """Return a message of the broker itself. Raises RecordError when the properties do not fit."""
     return Put(
         topic,
         queue_id,
@@ -203,7 +203,7 @@ def copy_of(
     reconsume_times: int | None = None,
     prepared_offset: int = 0,
 ) -> Put:
-    """Returns a stored message for another topic (delivered, retried, committed), with its first born time."""
+    """Return a stored message for another topic (delivered, retried, committed), with its first born time."""
     named = parse_properties(record.properties) if props is None else props
     return Put(
         topic,
@@ -222,7 +222,7 @@ def copy_of(
 
 
 def with_real_target(put: Put, props: dict[str, str], topic: str, queue_id: int) -> Put:
-    """Moves the message to a topic where it waits; properties hold its own topic and queue."""
+    """Move the message to a topic where it waits; properties hold its own topic and queue."""
     props[Prop.REAL_TOPIC] = put.topic
     props[Prop.REAL_QUEUE_ID] = str(put.queue_id)
     put.properties = repack_properties(props)
@@ -232,7 +232,7 @@ def with_real_target(put: Put, props: dict[str, str], topic: str, queue_id: int)
 
 
 def delay_level(props: Mapping[str, str], levels: int) -> int:
-    """Returns a message's delay level, 0 for none, at most the last level. Raises MessageIllegal."""
+    """Return a message's delay level, 0 for none, at most the last level. Raises MessageIllegal."""
     text = props.get(Prop.DELAY_TIME_LEVEL, "0")
     level = whole_number(text, -MAX_INT, MAX_INT)
     if level is None:
@@ -241,7 +241,7 @@ def delay_level(props: Mapping[str, str], levels: int) -> int:
 
 
 def delayed(put: Put, props: dict[str, str], levels: Sequence[int], now_ms: int) -> Put:
-    """Moves a message with a DELAY level above 0 to that level's queue. Raises MessageIllegal.
+    """Move a message with a DELAY level above 0 to that level's queue. Raises MessageIllegal.
 
     `levels`: milliseconds of each level, level 1 first. The queue's entry holds the time of delivery for a tag code.
     """
@@ -253,7 +253,7 @@ def delayed(put: Put, props: dict[str, str], levels: Sequence[int], now_ms: int)
 
 
 def timer_window(reserved_hours: int) -> int:
-    """Returns the longest time in ms that a timer message waits in one place: half of what the log keeps it.
+    """Return the longest time in ms that a timer message waits in one place: half of what the log keeps it.
 
     `reserved_hours`: hours for which the log keeps a message.
     """
@@ -261,7 +261,7 @@ def timer_window(reserved_hours: int) -> int:
 
 
 def timer_time(props: Mapping[str, str], now_ms: int, most_s: int) -> int | None:
-    """Returns when a 5.x timer message is due, in Unix ms; None: the message has no time. Raises MessageIllegal.
+    """Return when a 5.x timer message is due, in Unix ms; None: the message has no time. Raises MessageIllegal.
 
     `most_s`: the setting `timerMaxDelaySec`.
     """
@@ -286,7 +286,7 @@ def timer_time(props: Mapping[str, str], now_ms: int, most_s: int) -> int | None
 
 
 def timed(put: Put, props: dict[str, str], due_ms: int, now_ms: int, window_ms: int) -> Put:
-    """Moves a message to the bucket of its minute; a message that is due already stays as it is.
+    """Move a message to the bucket of its minute; a message that is due already stays as it is.
 
     `window_ms`: see `timer_window`. TIMER_OUT_MS says until when the message waits in this place, TIMER_DELIVER_MS when
     it is due. Raises MessageIllegal for a recall of a message that is due already.
@@ -301,7 +301,7 @@ def timed(put: Put, props: dict[str, str], due_ms: int, now_ms: int, window_ms: 
 
 
 def _waits_until(props: dict[str, str], due_ms: int, now_ms: int, window_ms: int) -> int:
-    """Sets until when a message waits in one place. Its last place is the bucket of its minute, and it is there a
+    """Set until when a message waits in one place. Its last place is the bucket of its minute, and it is there a
     minute early: so a recall and its message meet.
     """
     until = due_ms if due_ms - now_ms <= window_ms else min(now_ms + window_ms, due_ms - TIMER_BUCKET_MS)
@@ -310,7 +310,7 @@ def _waits_until(props: dict[str, str], due_ms: int, now_ms: int, window_ms: int
 
 
 def rolled_over(record: Record, props: dict[str, str], due_ms: int, now_ms: int, window_ms: int) -> Put:
-    """Returns a waiting message for its next place."""
+    """Return a waiting message for its next place."""
     props[Prop.TIMER_ROLL_TIMES] = str((whole_number(props.get(Prop.TIMER_ROLL_TIMES, "0"), 0, MAX_ROLLS) or 0) + 1)
     until = _waits_until(props, due_ms, now_ms, window_ms)
     try:
@@ -321,6 +321,6 @@ def rolled_over(record: Record, props: dict[str, str], due_ms: int, now_ms: int,
 
 
 def half(put: Put, props: dict[str, str]) -> Put:
-    """Turns a message into a half message, invisible until it is committed."""
+    """Turn a message into a half message, invisible until it is committed."""
     put.sys_flag &= ~SysFlag.TRANSACTION_MASK
     return with_real_target(put, props, TRANS_HALF_TOPIC, 0)

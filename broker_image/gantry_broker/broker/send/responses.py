@@ -27,7 +27,7 @@ Pending = tuple[int, int, int, int, int | str, More | None]
 
 
 def send_answers(code: int, host: str, pending: list[Pending]) -> bytes:
-    """Returns the frames of all answers. `host`: the store host in hexadecimal, as message ids begin with it."""
+    """Return the frames of all answers. `host`: the store host in hexadecimal, as message ids begin with it."""
     parts: list[bytes] = []
     pack = _LENGTHS.pack
     start, middle = _constant(code, host)
@@ -45,13 +45,13 @@ def send_answers(code: int, host: str, pending: list[Pending]) -> bytes:
 
 @lru_cache
 def _constant(code: int, host: str) -> tuple[bytes, bytes]:
-    """Returns the begin of a header, and what stands between its queue and its offset."""
+    """Return the begin of a header, and what stands between its queue and its offset."""
     start = f'{{"code":{code},"extFields":{{"queueId":"'
     return start.encode(), f'","TRACE_ON":"true","MSG_REGION":"{DEFAULT_REGION}","msgId":"{host}'.encode()
 
 
 def _slow_path(code: int, host: str, pending: Pending) -> bytes:
-    """Returns the frame of one answer of any kind."""
+    """Return the frame of one answer of any kind."""
     opaque, serialize, queue_id, queue_offset, place, more = pending
     fields = {
         "msgId": f"{host}{place:016X}" if isinstance(place, int) else place,

@@ -125,7 +125,7 @@ class _InTurn(Exception):
 
 
 class Sender:
-    """Takes sends while this member may append; the caller checks `RoleState.may_append` before."""
+    """Take sends while this member may append; the caller checks `RoleState.may_append` before."""
 
     def __init__(
         self,
@@ -166,7 +166,7 @@ class Sender:
         self._latencies = latencies
         self._rpc = latencies.rpc.observe
         self._usual = latencies.sends.add
-        """Takes the times of nearly all sends."""
+        """Take the times of nearly all sends."""
         self._slices = slices
         self._sendable: dict[str, tuple[str, int]] = {}
         """Checked topics with their number of queues; cleared at each change of topics."""
@@ -183,7 +183,7 @@ class Sender:
         events.tables_changed.subscribe(self._sendable.clear)
 
     def take(self, conn: Connection, frames: list[Frame], now_ms: int) -> list[Frame]:
-        """Stores valid sends and answers the others at once. Returns the frames to take again in a later pass of the
+        """Store valid sends and answer the others at once. Returns the frames to take again in a later pass of the
         loop.
 
         No frame of a client makes it raise.
@@ -378,7 +378,7 @@ class Sender:
         self._rpc(request, code, now - begun, messages)
 
     def _plain_batch(self, frame: Frame, born_host: bytes) -> tuple[PlainBatch, int] | None:
-        """A batch send with nothing unusual, and the number of its index keys; None: the slow path takes it.
+        """Return a batch send with nothing unusual, and the number of its index keys; None: the slow path takes it.
 
         Raises KeyError and ValueError for fields that only the slow path knows.
         """
@@ -527,7 +527,7 @@ class Sender:
     def _pending(
         self, asked: list[Asked], stored: list[Stored] | list[StoredBatch]
     ) -> tuple[list[Pending], list[Pending]]:
-        """Returns the answers that wait for confirmation, and those that wait for the leader's copy alone."""
+        """Return the answers that wait for confirmation, and those that wait for the leader's copy alone."""
         pending: list[Pending] = []
         content: list[Pending] = []
         host = self._store_host_hex
@@ -548,7 +548,7 @@ class Sender:
         return pending, content
 
     def _slow_path(self, frame: Frame, born_host: bytes, now_ms: int) -> tuple[list[Put], int, More | None, bool]:
-        """Returns (records, queue in the answer, one more field of it, whether the answer waits for confirmation).
+        """Return (records, queue in the answer, one more field of it, whether the answer waits for confirmation).
 
         Raises RequestRejected, BadField, MessageIllegal, RecordError. All checks come before the creation of a topic: a
         refused send changes nothing.
@@ -627,7 +627,7 @@ class Sender:
         return [put], queue_id, more, waits
 
     def _exhausted(self, header: SendHeader, group: str, reconsume: int) -> bool:
-        """Returns whether a retry that its client sends itself (orderly consumption) exceeds the allowed retries."""
+        """Return whether a retry that its client sends itself (orderly consumption) exceeds the allowed retries."""
         known = self._meta.working.groups.get(group)
         limit = known.retry_max_times if known is not None else 16
         if header.maxReconsumeTimes is not None and header.maxReconsumeTimes >= 0:
@@ -635,7 +635,7 @@ class Sender:
         return reconsume > 0 and reconsume > limit
 
     def _topic(self, header: SendHeader) -> tuple[TopicConfig, bool]:
-        """Returns (topic, whether it exists). Does not create the topic. Raises RequestRejected."""
+        """Return (topic, whether it exists). Does not create the topic. Raises RequestRejected."""
         name = header.topic
         if not takes_sends(self._settings.brokerPermission, self._meta.working.marks):
             raise RequestRejected(
@@ -657,7 +657,7 @@ class Sender:
         return topic, known is not None
 
     def _remember(self, topic: TopicConfig, known: bool) -> None:
-        """Creates a missing topic, and adds the topic to those of the fast path."""
+        """Create a missing topic, and add the topic to those of the fast path."""
         if not known:
             self._creation.make_topic(topic)
         if not topic.name.startswith(RETRY_PREFIX):
@@ -715,12 +715,12 @@ class Sender:
 
 
 def plain_rules(suffix: bytes) -> SendRules:
-    """The rules of plain sends. `suffix`: what is added to the properties of each."""
+    """Return the rules of plain sends. `suffix`: what is added to the properties of each."""
     return SendRules(sorted(SPECIAL), suffix, MOST_SENT, MAX_KEYS, KEYS_AT_ONCE, SMALL_FRAME, SMALL_HEADER)
 
 
 def _born_ms(text: str) -> int:
-    """Raises ValueError."""
+    """Raise ValueError."""
     number = whole_number(text)
     if number is None:
         raise ValueError(text)
@@ -728,7 +728,7 @@ def _born_ms(text: str) -> int:
 
 
 def check_sizes(frame: Frame, header: SendHeader, limit: int) -> None:
-    """Raises RequestRejected for a message that is too large, or whose properties are not safe in the log."""
+    """Raise RequestRejected for a message that is too large, or whose properties are not safe in the log."""
     if len(frame.body) > limit:
         raise RequestRejected(
             ResponseCode.MESSAGE_ILLEGAL,
@@ -739,7 +739,7 @@ def check_sizes(frame: Frame, header: SendHeader, limit: int) -> None:
 
 
 def _of_item(properties: bytes, props: dict[str, str]) -> bytes:
-    """Returns the properties of a batch's message as they are stored: UTF-8, so that a copy is not longer."""
+    """Return the properties of a batch's message as they are stored: UTF-8, so that a copy is not longer."""
     if BROKER_ONLY.isdisjoint(props):
         with suppress(UnicodeDecodeError):
             properties.decode()
@@ -775,7 +775,7 @@ def _too_many_zeros() -> RequestRejected:
 
 
 def _without_wait(text: str) -> str:
-    """Returns properties as 4.9.7 stores them, without WAIT: it concerns the answer, and every Java client sends it."""
+    """Return properties as 4.9.7 stores them, without WAIT: it concerns the answer, and every Java client sends it."""
     if _WAIT in text:
         return text.replace(_WAIT, "\x02")
     return "\x02".join([piece for piece in text.split("\x02") if not piece.startswith("WAIT\x01")])
