@@ -16,7 +16,7 @@ from gantry_broker.broker.metadata.tables import offset_key
 from gantry_broker.broker.metadata.topics import group_fault, topic_fault
 from gantry_broker.broker.pull.held import HeldPull
 from gantry_broker.broker.pull.sql92 import Filter, FilterSyntaxError
-from gantry_broker.protocol.codes import FAQ, Perm, PullFlag, ResponseCode, SerializeType
+from gantry_broker.protocol.codes import FAQ, FLAG_ONEWAY, Perm, PullFlag, ResponseCode, SerializeType
 from gantry_broker.protocol.frame import RepeatedPull
 from gantry_broker.protocol.headers import BadField, PullHeader
 
@@ -199,6 +199,7 @@ class PullChecks:
                         and 0 < len(progress) <= _MOST_DIGITS
                         and (queue_id := int(number)) < asked.topic.read_queues
                         and "maxMsgBytes" not in ext
+                        and not frame.flag & FLAG_ONEWAY
                     ):
                         pull = Pull(
                             conn, frame.code, frame.opaque, frame.serialize, asked, queue_id, int(at), int(progress)

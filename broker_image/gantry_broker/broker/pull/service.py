@@ -220,9 +220,18 @@ class PullService:
     def handle(self, conn: Connection, frame: Frame) -> Coroutine[None, None, None] | None:
         begun = perf_counter()
         made = self._check(conn, frame)
+        if frame.is_oneway:  # It brings progress at most: no answer may carry what it would get.
+            self._commit(made)
+            return None
         if made.asked.sql is not None and self._slices.left_s <= 0:
             return self._pull_in_turn(made, begun)
         return self._serve(made, begun)
+
+    def _commit(self, made: Pull) -> None:
+        """Keep the progress that a pull brings."""
+        asked = made.asked
+        if asked.commits and self._role.leading and made.commit >= 0:
+            self._meta.commit_offset_of(asked.key, made.queue_id, made.commit)
 
     async def _pull_in_turn(self, made: Pull, begun: float) -> None:
         """Serve a pull with an SQL92 filter in a later slice, when this pass of the event loop has done enough."""
@@ -235,8 +244,7 @@ class PullService:
         asked = made.asked
         if asked.sql is not None:
             made.filter = self._sql(asked.sql)
-        if asked.commits and self._role.leading and made.commit >= 0:
-            self._meta.commit_offset_of(asked.key, made.queue_id, made.commit)
+        self._commit(made)
         may_hold = asked.hold_ms > 0 and self._settings.longPollingEnable
         if may_hold and self._role.serves:
             wait_ms = self._wait_ms()
