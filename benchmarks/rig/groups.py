@@ -112,6 +112,7 @@ class ApacheGroup(Group):
     of_broker: dict[str, str]
     """Lines of each broker.conf; {n} is the member's number."""
     of_namesrv: dict[str, str]
+    members = MEMBERS
 
     def __init__(self, folder: Path, prefix: list[str]) -> None:
         self.prefix = prefix
@@ -140,6 +141,14 @@ class ApacheGroup(Group):
         member = [*self.prefix, *partition.as_member(number), *words]
         self._members[number] = Started(member, folder / "broker.log", environment(self._folder))
 
+    def master(self) -> str:
+        """Returns the master's address; empty: there is none."""
+        return self._addresses().get(0, "")
+
+    def log(self) -> Path:
+        """Returns the log of the first member."""
+        return self._folder / "n0" / "broker.log"
+
     def pids(self) -> list[int]:
         """Returns the process ids of the members."""
         return [member.pid for member in self._members.values()]
@@ -161,7 +170,7 @@ class ApacheGroup(Group):
     def is_healthy(self) -> bool:
         found = self._addresses()
         running = all(m.popen.poll() is None for m in self._members.values())
-        return running and 0 in found and len(found) == MEMBERS
+        return running and 0 in found and len(found) == self.members
 
     def inject(self, kind: str) -> None:
         port = int(self._addresses()[0].rsplit(":", 1)[1])
@@ -245,7 +254,7 @@ def apache(kind: type[ApacheGroup], folder: Path) -> Iterator[ApacheGroup]:
         ns = stack.enter_context(group.start_namesrv())
         until("RocketMQ's NameServer", lambda: listening(prefix, 9876), 60, [ns])
         stack.callback(group.stop)
-        for number in range(MEMBERS):
+        for number in range(kind.members):
             group.start(number)
         until(f"a leader of {group.name} and its followers", group.is_healthy, 120)
         yield group

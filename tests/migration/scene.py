@@ -10,12 +10,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from gantry_operator.platforms.local.folder import ClusterFolder
 from gantry_operator.platforms.local.ports import Ports
 
-from benchmarks.rig import rocketmq
+from benchmarks.rig import groups, rocketmq
 from benchmarks.rig.driver import Driver
 from benchmarks.rig.target import Target
 
@@ -120,5 +120,28 @@ def scene(base: Path, server: str, settings: dict[str, str] | None = None) -> It
         made = Scene(base, source)
         try:
             yield made
+        finally:
+            made.close()
+
+
+class Controlled(groups.ControllerGroup):
+    """Two brokers of 5.5.0 whose controller chooses the master. Acknowledgements are as by default."""
+
+    members = 2
+    of_broker: ClassVar = groups.ControllerGroup.of_broker | PATIENCE | SMALL | {"allAckInSyncStateSet": "false"}
+
+
+@contextlib.contextmanager
+def controlled(base: Path) -> Iterator[tuple[Scene, groups.ApacheGroup]]:
+    """A source under a controller, and its group for faults. Raises JavaMissing, NamespaceUnavailable."""
+    folder = base / "rocketmq"
+    folder.mkdir()
+    with groups.apache(Controlled, folder) as group:
+        source = Target(
+            "rocketmq", group.namesrv, group.master(), "demo", "demo-a", group.prefix, 0, group.pids(), group.log()
+        )
+        made = Scene(base, source)
+        try:
+            yield made, group
         finally:
             made.close()

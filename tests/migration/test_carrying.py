@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from gantry_broker.broker.migration import carrying
 from gantry_broker.broker.migration.carrying import Carrier, code_of, names_consumers
 from gantry_broker.protocol.codes import RequestCode, ResponseCode, SerializeType
 from gantry_broker.protocol.frame import Frame, encode_frame
@@ -109,6 +110,28 @@ async def test_what_is_no_frame_ends_its_connection_only(data: bytes) -> None:
         assert answer.code == ResponseCode.SUCCESS
         assert len(came) == 1
         await client.close()
+
+
+@pytest.mark.parametrize("data", [b"", encode_frame(Frame(RequestCode.GET_BROKER_CONFIG))[:1], b"\0\0\1\0\0\0\0\1abc"])
+async def test_a_client_that_says_nothing_holds_no_connection(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+    for name in ("FIRST_S", "PIECE_S"):
+        monkeypatch.setattr(carrying, name, 0.1)
+    async with source() as (port, _), carried(port) as carrier, asyncio.timeout(20):
+        reader, writer = await asyncio.open_connection("127.0.0.1", carrier.port)
+        writer.write(data)
+        assert await reader.read(1) == b""
+        writer.close()
+
+
+async def test_a_client_without_requests_is_ended_as_the_source_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with source() as (port, _), carried(port) as carrier, asyncio.timeout(20):
+        reader, writer = await asyncio.open_connection("127.0.0.1", carrier.port)
+        monkeypatch.setattr(carrying, "IDLE_S", 0.2)
+        writer.write(encode_frame(Frame(RequestCode.GET_BROKER_CONFIG)))
+        assert await reader.readexactly(4)
+        while await reader.read(65_536):
+            pass
+        writer.close()
 
 
 @pytest.mark.parametrize(

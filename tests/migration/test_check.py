@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from gantry_broker.broker.metadata.tables import Tables
 from gantry_broker.broker.migration.errors import MigrationError, SourceBroken
-from gantry_broker.broker.migration.source import Look, look_of, tables_of
+from gantry_broker.broker.migration.source import Look, in_sync_of, look_of, tables_of
 from gantry_broker.settings import BrokerSettings
 from gantry_operator.migration.check import Facts, findings
 
@@ -22,8 +23,9 @@ CONFIG = {
 RUNTIME = {"commitLogMinOffset": "0", "commitLogMaxOffset": "5000000000", "brokerVersionDesc": "V4_9_7"}
 
 
-def look(**config: str) -> Look:
-    return look_of("a", "demo", "127.0.0.1:10911", CONFIG | config, RUNTIME, 1)
+def look(version: str = "V4_9_7", **config: str) -> Look:
+    runtime = RUNTIME | {"brokerVersionDesc": version}
+    return look_of("a", "demo", "127.0.0.1:10911", CONFIG | config, runtime, 1)
 
 
 def facts(**more: Any) -> Facts:
@@ -46,12 +48,14 @@ def test_what_comes_has_its_size_and_what_is_not_known_has_a_dash() -> None:
 @pytest.mark.parametrize(
     ("more", "item", "kind"),
     [
-        ({"look": look(aclEnable="true")}, "users and rules", "missing"),
+        ({"look": look(aclEnable="true")}, "users and rules", "changed"),
         ({"look": look(messageStorePlugIn="org.apache.rocketmq.tieredstore.X")}, "tiered storage", "missing"),
         ({"look": look(enableLmq="true")}, "light queues (%LMQ%)", "missing"),
         ({"look": look(messageDelayLevel="1s 2s")}, "delay levels", "changed"),
         ({"look": look(mappedFileSizeCommitLog="1048576")}, "segments", "refused"),
-        ({"look": look(enableControllerMode="true")}, "controller mode", "refused"),
+        ({"look": look(enableControllerMode="true", version="V5_5_0")}, "controller mode", "comes"),
+        ({"look": look(enableControllerMode="true", version="V5_1_0")}, "controller mode", "refused"),
+        ({"look": look(enableControllerMode="true", version="V5_0_0")}, "controller mode", "refused"),
         ({"look": replace(look(), version="V4_3_0")}, "version", "refused"),
         ({"ha_problem": "no answer"}, "HA port", "refused"),
         ({"ordered": 3}, "order configuration", "comes"),
@@ -86,3 +90,33 @@ def test_a_topic_of_gantrys_own_stops_it() -> None:
     topics = b'{"topicConfigTable":{"rmq_sys_GANTRY_CONTROL":{"topicName":"rmq_sys_GANTRY_CONTROL"}}}'
     with pytest.raises(SourceBroken, match="it is no RocketMQ"):
         tables_of(topics, b'{"subscriptionGroupTable":{}}', b'{"offsetTable":{}}', b'{"offsetTable":{}}')
+
+
+def status_of(*slaves: tuple[bool, int], end: int = 900, in_sync: int | None = None, master: bool = True) -> bytes:
+    rows = [{"inSync": is_in, "slaveAckOffset": ack, "addr": "x"} for is_in, ack in slaves]
+    number = sum(is_in for is_in, _ in slaves) if in_sync is None else in_sync
+    return json.dumps(
+        {"master": master, "masterCommitLogMaxOffset": end, "inSyncSlaveNums": number, "haConnectionInfo": rows}
+    ).encode()
+
+
+@pytest.mark.parametrize(
+    ("status", "offset"),
+    [
+        (status_of(), 900),
+        (status_of((False, 1)), 900),
+        (status_of((True, 700), (True, 800), (False, 1)), 700),
+        (status_of((True, -1)), 0),
+        (status_of((True, 950)), 900),
+        (status_of((True, 700), in_sync=2), None),  # One of them is not connected now.
+        (status_of(master=False), None),
+    ],
+)
+def test_what_a_failover_keeps_is_what_each_broker_of_the_set_has(status: bytes, offset: int | None) -> None:
+    assert in_sync_of(status) == offset
+
+
+@pytest.mark.parametrize("status", [b"", b"[]", b"{}", status_of(end=-1), status_of(end=2**63), b'{"master":true}'])
+def test_an_ha_status_that_no_master_says_is_an_error(status: bytes) -> None:
+    with pytest.raises(MigrationError, match="HA status cannot be read"):
+        in_sync_of(status)

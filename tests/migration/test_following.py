@@ -8,6 +8,7 @@ import random
 import struct
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gantry_broker.broker.metadata.tables import encode_change
@@ -78,9 +79,33 @@ class Master:
                 self.reports.append(struct.unpack(">q", await reader.readexactly(8))[0])
 
 
+class Controlled(Master):
+    """The same under a controller: it answers a handshake, and says what is confirmed."""
+
+    def __init__(self, store: MessageStore) -> None:
+        super().__init__(store)
+        self.greeting = b""
+        self.confirmed = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.greeting = await reader.readexactly(16)
+        writer.write(struct.pack(">iiqi", 1, 12, self.store.log.end, 1) + struct.pack(">iq", 1, 0))
+        self.spoil = lambda at, data: struct.pack(">iiqiqq", 2, len(data), at, 1, 0, self.confirmed) + data
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            assert struct.unpack(">i", await reader.readexactly(4)) == (2,)
+            await super().serve(reader, writer)
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            while True:
+                state, offset = struct.unpack(">iq", await reader.readexactly(12))
+                assert state == 2
+                self.reports.append(offset)
+
+
 @contextlib.asynccontextmanager
-async def master_of(store: MessageStore) -> AsyncIterator[Master]:
-    made = Master(store)
+async def master_of(store: MessageStore, kind: type[Master] = Master) -> AsyncIterator[Any]:
+    made = kind(store)
     server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
     made.port = server.sockets[0].getsockname()[1]
     try:
@@ -89,9 +114,15 @@ async def master_of(store: MessageStore) -> AsyncIterator[Master]:
         server.close()
 
 
-async def follow(copy: MessageStore, master: Master, promise: ha.Promise, until: Callable[[], bool]) -> Follower:
+async def follow(
+    copy: MessageStore,
+    master: Master,
+    promise: ha.Promise,
+    until: Callable[[], bool],
+    in_sync: Callable[[], int | None] | None = None,
+) -> Follower:
     follower = Follower(copy)
-    task = asyncio.create_task(follower.follow("127.0.0.1", master.port, lambda: promise))
+    task = asyncio.create_task(follower.follow("127.0.0.1", master.port, lambda: promise, in_sync))
     try:
         async with asyncio.timeout(20):
             while not until():
@@ -129,6 +160,31 @@ async def test_beside_a_slave_of_a_sync_master_reports_never_advance(tmp_path: P
     async with master_of(source) as master:
         await follow(copy, master, SYNC, lambda: copy.state.flushed == source.log.end and len(master.reports) > 1)
         assert set(master.reports) == {1}, "a report would acknowledge to a sender what only this copy has"
+    copy.close()
+    source.close()
+
+
+async def test_below_a_controller_the_copy_has_what_a_failover_keeps(tmp_path: Path) -> None:
+    source, copy = written(tmp_path / "s", 1), opened(tmp_path / "c")
+    end, in_sync = source.log.end, 0
+    promise = ha.Promise(sync=True, slaves=1, timeout_ms=5_000, learner=True)
+    async with master_of(source, Controlled) as master:
+        master.confirmed = end
+        polls = 0
+
+        def until() -> bool:
+            nonlocal in_sync, polls
+            assert copy.log.end <= in_sync
+            polls += 1
+            # No frame comes when a slave has caught up: the copy goes on nevertheless.
+            if polls > 20:
+                in_sync = end // 2 if polls < 60 else end
+            return polls >= 60 and copy.state.flushed == end and len(master.reports) > 1
+
+        await follow(copy, master, promise, until, lambda: in_sync)
+        assert master.greeting == struct.pack(">ihhq", 1, 0, 1, -1)
+        assert set(master.reports) == {1}, "a learner's report could count for a sender"
+    assert copy.log.read_raw(0, 1 << 30) == source.log.read_raw(0, 1 << 30)
     copy.close()
     source.close()
 

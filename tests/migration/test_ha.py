@@ -7,7 +7,7 @@ import struct
 
 import pytest
 from gantry_broker.broker.migration import ha
-from gantry_broker.broker.migration.errors import SourceBroken
+from gantry_broker.broker.migration.errors import MigrationError, SourceBroken
 from gantry_broker.protocol.message import encode_record
 from gantry_broker.store.log.record_reader import filler
 
@@ -121,3 +121,110 @@ def test_a_follower_never_acknowledges_in_the_place_of_a_slave() -> None:
     # The first offset is a report, too: nobody may still wait for a record below it.
     assert ha.pause_before(ha.Promise.of(sync, 1)) > 5.0
     assert ha.pause_before(ha.Promise.of(sync | {"syncFlushTimeout": "-3"}, 1)) > 5.0
+
+
+def answer(*epochs: tuple[int, int], end: int = 0) -> bytes:
+    """A master's answer to the handshake, with its epochs and their first offsets."""
+    body = b"".join(struct.pack(">iq", *epoch) for epoch in epochs)
+    return struct.pack(">iiqi", 1, len(body), end, len(epochs)) + body
+
+
+def transfer(offset: int, data: bytes, confirmed: int) -> bytes:
+    return struct.pack(">iiqiqq", 2, len(data), offset, 1, 0, confirmed) + data
+
+
+def learner(in_sync: int | None, end: int = 0, log: bytes = b"") -> ha.LearnerStream:
+    return ha.LearnerStream(0, end, log[ha.first_offset(0, end) : end], SEGMENT, lambda: in_sync)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_a_learner_takes_what_is_confirmed_and_what_each_broker_of_the_set_has(seed: int) -> None:
+    rng = random.Random(seed)
+    log = log_of(rng, rng.choice((500, 20_000)))
+    borders = [0]
+    while borders[-1] < len(log):
+        borders.append(borders[-1] + struct.unpack_from(">i", log, borders[-1])[0])
+    end, in_sync = rng.choice(borders), 0
+    made = ha.LearnerStream(0, end, log[ha.first_offset(0, end) : end], SEGMENT, lambda: in_sync)
+    assert made.greeting() == struct.pack(">ihhq", 1, 0, 1, -1), "a learner with a number that no broker has"
+    sent, at = answer((1, 0), (3, 400), end=len(log)), made.asked
+    confirmed = at
+    while at < len(log):
+        size = min(rng.choice((1, 100, 3000)), len(log) - at)
+        confirmed = max(confirmed, min(at + size, rng.choice(borders)))
+        sent += transfer(at, log[at : at + size], confirmed)
+        at += size
+        if rng.random() < 0.2:
+            sent += transfer(at, b"", confirmed)
+    got, said = log[:end], b""
+    while sent:
+        size = rng.choice((1, 36, 500, 70_000))
+        said += made.feed(sent[:size])
+        sent = sent[size:]
+        in_sync = max(in_sync, rng.choice(borders)) if rng.random() < 0.5 else in_sync
+        while whole := made.take():
+            got += whole
+            assert len(got) <= in_sync
+    assert said == struct.pack(">iq", 2, made.asked), "the first report follows the master's answer"
+    assert len(got) <= max(confirmed, end)
+    in_sync = len(log)
+    made.feed(transfer(len(log), b"", len(log)))
+    while whole := made.take():
+        got += whole
+    assert got == log
+
+
+def test_a_learner_takes_nothing_while_it_is_not_known_what_a_failover_keeps() -> None:
+    log = log_of(random.Random(1), 500)
+    made = learner(None)
+    made.feed(answer((1, 0)) + transfer(1, log[1:], len(log)))
+    assert made.take() == b""
+
+
+def test_a_master_that_has_nothing_to_send_yet_is_no_reason_to_stop() -> None:
+    made = learner(0)
+    assert made.feed(answer((1, 0)) + transfer(-1, b"", -1)) == struct.pack(">iq", 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("frame", "said"),
+    [
+        (struct.pack(">iiqi", 2, 0, 0, 1), "handshake with state 2"),
+        (struct.pack(">iiqi", 1, 13, 0, 1), "state 1 and 13 bytes"),
+        (struct.pack(">iiqi", 1, -12, 0, 1), "state 1 and -12 bytes"),
+        (struct.pack(">iiqi", 1, 12 * (ha.MAX_EPOCHS + 1), 0, 1), "only the controller mode"),
+        (answer((1, 0)) + transfer(0, bytes(10), 0), "went back"),
+        (answer((1, 0)) + transfer(2, bytes(10), 0), "went ahead"),
+        (answer((1, 0)) + transfer(-1, bytes(10), 0), "went back"),
+        (answer((1, 0)) + struct.pack(">iiqiqq", 1, 0, 1, 1, 0, 0), "a frame of state 1"),
+        (answer((1, 0)) + struct.pack(">iiqiqq", 2, ha.MAX_FRAME + 1, 1, 1, 0, 0), "0 to 67108864 can be"),
+    ],
+)
+def test_what_no_master_under_a_controller_sends_stops_the_migration(frame: bytes, said: str) -> None:
+    with pytest.raises(SourceBroken, match=said):
+        learner(0).feed(frame)
+
+
+@pytest.mark.parametrize("epochs", [[], [(4, 5_000)]])
+def test_a_master_whose_epochs_begin_later_is_named(epochs: list[tuple[int, int]]) -> None:
+    with pytest.raises(MigrationError, match="epochs begin at") as failed:
+        learner(0).feed(answer(*epochs))
+    assert not isinstance(failed.value, SourceBroken)
+
+
+def test_what_waits_for_the_sources_own_slaves_has_a_limit() -> None:
+    made = learner(0)
+    made.feed(answer((1, 0)))
+    at, piece = 1, bytes(8 << 20)
+    for _ in range(9):
+        assert at > ha.MAX_HELD or not made.full
+        made.feed(transfer(at, piece, 0))
+        at += len(piece)
+    assert made.full
+
+
+def test_a_learner_never_acknowledges() -> None:
+    controlled = {"brokerRole": "SYNC_MASTER", "enableControllerMode": "true"}
+    for slaves in (0, 2):
+        assert ha.reports_for(ha.Promise.of(controlled, slaves)) is ha.Reports.NEUTRAL
+    assert ha.pause_before(ha.Promise.of(controlled, 2)) == 1.0

@@ -10,7 +10,9 @@ from typing import Any, cast
 
 import httpx
 import pytest
+from gantry_broker.broker.metadata.tables import Tables
 from gantry_broker.broker.migration import member
+from gantry_broker.broker.migration.source import Look, Source, look_of
 from gantry_broker.config import BrokerConfig, MigrateConfig
 from gantry_broker.contracts.leadership import LeadershipRecord, MemberId
 from gantry_broker.testing import broker
@@ -102,22 +104,84 @@ async def test_a_new_disk_follows_no_source_before_it_knows_whether_its_group_le
     assert not (tmp_path / member.MARK).exists()
 
 
-async def test_a_finish_takes_no_end_below_what_was_copied(tmp_path: Path) -> None:
+SOURCE = {"haListenPort": "10912", "mappedFileSizeCommitLog": "1048576", "brokerPermission": "6"}
+RUNTIME = {"commitLogMinOffset": "0", "commitLogMaxOffset": "900", "brokerVersionDesc": "V5_5_0"}
+
+
+def following(folder: Path) -> member.Migration:
+    """A member that has a log of 900 bytes, 500 of them on the disk."""
     config = BrokerConfig(
-        cluster="test", group="test", member=0, name="test-0", data_dir=tmp_path, port=1, http_port=2,
+        cluster="test", group="test", member=0, name="test-0", data_dir=folder, port=1, http_port=2,
         member_address="127.0.0.1:1", group_address="127.0.0.1:1",
         migrate=MigrateConfig(name_servers=["127.0.0.1:1"], broker="broker-a"),
     )  # fmt: skip
     assert config.migrate is not None
     migration = member.Migration(config, config.migrate)
-    log, state = SimpleNamespace(end=900), SimpleNamespace(flushed=500, confirmed=900)
-    migration._store = cast(Any, SimpleNamespace(log=log, state=state))
+    log, state = SimpleNamespace(end=900, start=0, segment_size=1 << 20), SimpleNamespace(flushed=500, confirmed=900)
+    queues = SimpleNamespace(topics_queues=dict)
+    migration._store = cast(Any, SimpleNamespace(log=log, state=state, queues=queues))
+    return migration
+
+
+async def test_a_finish_takes_no_end_below_what_was_copied(tmp_path: Path) -> None:
+    migration = following(tmp_path)
     finishing = asyncio.create_task(migration._finish_page(b'{"end": 100}'))
     await asyncio.sleep(0)
     assert migration._finish == 900
     assert not migration._arrived(900), "the last bytes are not on the disk yet"
     migration._finished.set()
     assert await finishing == (200, {"end": 900})
+
+
+async def test_a_finish_waits_for_offsets_of_the_end_of_writes(tmp_path: Path) -> None:
+    migration = following(tmp_path)
+    ended = look_of("broker-a", "test", "127.0.0.1:1", SOURCE | {"brokerPermission": "0"}, RUNTIME, 0)
+    asked = 0
+
+    class Ends:
+        """A source that takes nothing any more."""
+
+        async def look(self) -> Look:
+            return ended
+
+        async def tables(self, address: str) -> Tables:
+            nonlocal asked
+            asked += 1
+            return Tables()
+
+        async def timers_delivered_ms(self, address: str) -> None:
+            return None
+
+    migration._look = ended
+    finishing = asyncio.create_task(migration._finish_page(b'{"end": 900}'))
+    await asyncio.sleep(0.01)
+    assert migration._finish is None, "consumers may have committed since the last copy of their offsets"
+    watching = asyncio.create_task(migration._watch(cast(Any, Ends())))
+    for _ in range(2_000):
+        if migration._finish is not None:
+            break
+        await asyncio.sleep(0.01)
+    assert migration._finish == 900
+    assert asked >= 1
+    watching.cancel()
+    migration._finished.set()
+    assert (await finishing)[0] == 200
+    await asyncio.gather(watching, return_exceptions=True)
+
+
+async def test_while_clients_are_carried_slaves_of_the_source_keep_their_master() -> None:
+    source = Source(["127.0.0.1:1"], "broker-a")
+    sent: list[Any] = []
+
+    async def call(server: str, frame: Any, what: str, timeout: float) -> None:
+        sent.append(frame)
+
+    source.admin.session.call_checked = call  # type: ignore[assignment]
+    source.admin.session.name_servers = ("127.0.0.1:1",)  # type: ignore[misc]
+    look = look_of("broker-a", "test", "127.0.0.1:10911", SOURCE, RUNTIME, 1)
+    await source.register(look, Tables(), "127.0.0.1:5")
+    # RocketMQ's slaves take the HA address from the answer of the NameServer.
+    assert (sent[0].ext["brokerAddr"], sent[0].ext["haServerAddr"]) == ("127.0.0.1:5", "127.0.0.1:10912")
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,7 @@ def _key(rule: Rule) -> tuple[str, str, str]:
     return rule.type, "*" if rule.pattern == "Any" else rule.name, rule.pattern
 
 
-def _rules(info: Mapping[str, Any]) -> list[Rule]:
+def acl_rules(info: Mapping[str, Any]) -> list[Rule]:
     """Return the rules of 5.x's `AclInfo`. Raises Wrong."""
     rules = []
     policies = info.get("policies")
@@ -203,7 +203,7 @@ def _entry(entry: Mapping[str, Any]) -> Rule:
 def with_rules(users: Mapping[str, User], name: str, info: Mapping[str, Any]) -> User:
     """AUTH_CREATE_ACL and AUTH_UPDATE_ACL: each entry replaces the user's rules for the same resource."""
     user = existing(users, name)
-    new = _rules(info)
+    new = acl_rules(info)
     replaced = {_key(rule) for rule in new}
     rules = [rule for rule in user.rules if _key(rule) not in replaced] + new
     return _changed(user, rules=[rule.model_dump() for rule in rules])

@@ -35,7 +35,7 @@ def read_plain_acl(text: str) -> list[User]:
         raise ValueError("accounts is not a list: this is no plain_acl.yml")
     if len(accounts) > MAX_USERS:
         raise ValueError(f"accounts has {len(accounts)} entries, the limit is {MAX_USERS}")
-    users = [_account(number, account) for number, account in enumerate(accounts)]
+    users = [account_user(f"accounts[{number}]", account) for number, account in enumerate(accounts)]
     names = [user.name for user in users]
     for name in names:
         if names.count(name) > 1:
@@ -49,8 +49,8 @@ def load_plain_acl(text: str) -> Any:
     return documents[0] if len(documents) == 1 else None
 
 
-def _account(number: int, account: Any) -> User:
-    where = f"accounts[{number}]"
+def account_user(where: str, account: Any) -> User:
+    """Return the user of one entry of accounts. `where`: its place. Raises ValueError, whose text never has the key."""
     if not isinstance(account, dict):
         raise ValueError(f"{where} is not a mapping; accessKey, secretKey and permissions are expected")
     name = account.get("accessKey")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,10 @@ class Account:
 
     name: str
     access_key: str
-    secret: str
+    secret: str = field(repr=False)
     admin: bool
     rules: Sequence[dict[str, Any]]
+    enabled: bool = True
 
 
 def read_accounts(path: Path) -> tuple[list[Account], list[str]]:
@@ -42,7 +43,7 @@ def read_accounts(path: Path) -> tuple[list[Account], list[str]]:
         raise PlainAclError(f"{path} is not UTF-8") from None
     except ValueError as error:
         raise PlainAclError(f"{path}: {error}") from None
-    made = [_account(u) for u in users]
+    made = [account_of(u) for u in users]
     names = [a.name for a in made]
     twice = next((n for n in names if names.count(n) > 1), None)
     if twice is not None:
@@ -50,12 +51,13 @@ def read_accounts(path: Path) -> tuple[list[Account], list[str]]:
     return made, _not_imported(load_plain_acl(text))
 
 
-def _account(user: User) -> Account:
+def account_of(user: User) -> Account:
+    """Return a user as an account, with the name of its BrokerUser. Raises PlainAclError."""
     name = re.sub(r"[^a-z0-9.-]+", "-", user.name.lower()).strip("-.")[:MAX_USER_NAME].strip("-.")
     if not name:
         raise PlainAclError(f"account {user.name}: no BrokerUser can have this name: write letters or digits")
     rules = [r.model_dump(mode="json") | ({"name": ""} if r.pattern == "Any" else {}) for r in user.rules]
-    return Account(name, user.name, user.keys[0], user.super, rules)
+    return Account(name, user.name, user.keys[0], user.super, rules, user.enabled)
 
 
 def _not_imported(content: dict[str, Any]) -> list[str]:

@@ -146,7 +146,7 @@ async def import_accounts(target: Target, accounts: Sequence[Account]) -> list[s
 def _imported(account: Account, cluster: str, namespace: str) -> BrokerUser:
     spec: dict[str, Any] = {
         "accessKey": account.access_key, "superUser": account.admin, "rules": list(account.rules),
-        "secret": {"name": f"{cluster}-key-{account.name}"},
+        "secret": {"name": f"{cluster}-key-{account.name}"}, "enabled": account.enabled,
     }  # fmt: skip
     try:
         return BrokerUser.make(account.name, cluster, namespace, **spec)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from gantry_operator.cli.errors import CliError, Exit
+from gantry_operator.cli.on_cluster import on_cluster
 from gantry_operator.cli.options import (
     ContextOption,
     DirOption,
@@ -29,6 +30,7 @@ from gantry_operator.cli.progress import Progress
 if TYPE_CHECKING:
     from gantry_broker.client import Credentials
 
+    from gantry_operator.actions.target import Target
     from gantry_operator.api import BrokerCluster
     from gantry_operator.api.migration import FromRocketMQ
     from gantry_operator.migration import rolling_back
@@ -639,6 +641,8 @@ def rollback(
                 shown.end(time.monotonic() - began)
                 if rolling.copy is not None:
                     say(f"{rolling.copy.sent()} messages are copied")
+                    if expired := rolling.copy.expired():
+                        note(f"{expired} messages had expired at Gantry before they were read: the source lacks them")
                 return ended
 
     try:
@@ -650,6 +654,54 @@ def rollback(
         say("the source leads again. Next: when its clients work, stop the cluster (gantry down)")
     else:
         say("Gantry has its clients; the source stands aside")
+
+
+@migrate_app.command()
+@on_cluster
+def users(
+    target: Target,
+    as_json: bool,
+    file: FileArgument,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which users would come.")] = False,
+) -> None:
+    """Create the source's users in the cluster, with their keys and rules. Users that exist stay as they are.
+
+    It prints no key. What has no counterpart is listed.
+    """
+    from gantry_operator.actions.users import import_accounts, list_users
+    from gantry_operator.cli.target import run_async
+    from gantry_operator.migration import users as users_of
+    from gantry_operator.migration.check import MigrationError, SourceBroken
+
+    cluster, source = _load(file)
+    brokers = [source.broker_of(group.name, group.broker_name) for group in cluster.spec.brokerGroups]
+    try:
+        found = run_async(users_of.ask_all(_place(source), brokers, source.cluster))
+        accounts = users_of.accounts_of(found)
+    except (MigrationError, SourceBroken, users_of.PlainAclError) as error:
+        raise CliError(str(error)) from None
+    known: set[str] = set()
+    made: list[str] = []
+    if not dry_run:
+        known = {str(user["metadata"]["name"]) for user in run_async(list_users(target))}
+        made = run_async(import_accounts(target, [a for a in accounts if a.name not in known]))
+    rows = users_of.lines(found)
+    if as_json:
+        print_json({"users": rows, "notes": list(found.notes), "created": made})
+        return
+    cells = []
+    for row in rows:
+        is_super = "-" if row["super"] is None else "yes" if row["super"] else "no"
+        rules = "-" if row["rules"] is None else row["rules"]
+        cells.append([row["user"], "yes" if row["comes"] else "no", is_super, rules, row["note"] or "-"])
+    print_table(["USER", "COMES", "SUPER", "RULES", "NOTE"], cells, right=["RULES"])
+    for text in found.notes:
+        note(f"not taken over: {text}")
+    if stayed := sorted(known & {a.name for a in accounts}):
+        note(f"they exist, and stay as they are: {', '.join(stayed)}")
+    if cluster.spec.security.authentication != "Enabled" and found.users:
+        note("write spec.security.authentication: Enabled: without it the new cluster asks for no signature")
+    say("nothing was changed" if dry_run else f"created: {', '.join(made) or 'no user'}")
 
 
 @migrate_app.command()
@@ -706,7 +758,7 @@ async def _copy(
             finally:
                 moved = await made.move_groups() if groups else {}
         say(f"{sum(q.messages for found in made.queues.values() for q in found)} messages are copied")
-        expired = sum(q.expired for found in made.queues.values() for q in found)
+        expired = made.expired()
         known = sum(q.known for found in made.queues.values() for q in found)
         if known:
             note(f"{known} messages are copies of what the target has, and were not sent back")

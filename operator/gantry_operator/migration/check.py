@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
 from gantry_broker.broker.metadata.tables import Tables
@@ -23,11 +23,14 @@ from gantry_broker.protocol.codes import (
 )
 from gantry_broker.settings import BrokerSettings
 
+from gantry_operator.migration import users as users_of
 from gantry_operator.migration.edge import FAILURES, SourcePlace
 
 HALF_GROUP: Final = "CID_RMQ_SYS_TRANS"
 BYTES_S: Final = 50e6
 """Bytes a second that a copy is expected to take, for the expected time."""
+OTHER_HANDSHAKE: Final = ("V5_0_", "V5_1_0")
+"""Versions whose controller mode has another handshake. Source: `AutoSwitchHAClient` of 5.0.0, 5.1.0 and 5.1.1."""
 Kind = Literal["comes", "changed", "missing", "refused"]
 
 
@@ -54,6 +57,7 @@ class Facts:
     """Topics with an order configuration in the NameServer's KV table."""
     ha_problem: str
     """Why the HA port cannot be reached; empty: it can."""
+    users: users_of.Found = field(default_factory=users_of.Found)
 
 
 def findings(facts: Facts, settings: BrokerSettings) -> list[Finding]:
@@ -85,14 +89,23 @@ def findings(facts: Facts, settings: BrokerSettings) -> list[Finding]:
                 "the cutover copies it; on Kubernetes it stays in the source's NameServers",
             )
         )
-    if config.get("aclEnable") == "true" or config.get("authenticationEnabled") == "true":
-        found.append(Finding("missing", "users and rules", "-", "gantry user import; see docs/security.md"))
+    if users_of.guarded(config):
+        users, left_out = facts.users.users, facts.users.left_out
+        found.append(Finding("changed", "users and rules", str(len(users)), "gantry migrate users creates them"))
+        found += [Finding("missing", f"user {name}", "-", why) for name, why in sorted(left_out.items())]
+        found += [Finding("missing", "of users", "-", text) for text in facts.users.notes]
     if config.get("messageStorePlugIn"):
         found.append(
             Finding("missing", "tiered storage", "-", f"only the local log comes: {config['messageStorePlugIn']}")
         )
     if config.get("enableLmq") == "true" or config.get("enableMultiDispatch") == "true":
         found.append(Finding("missing", "light queues (%LMQ%)", "-", "their messages come as those of their topics"))
+    if look.controlled and not look.version.startswith(OTHER_HANDSHAKE):
+        found.append(
+            Finding(
+                "comes", "controller mode", "-", "as a learner: the copy has what each broker of the SyncStateSet has"
+            )
+        )
     levels = config.get("messageDelayLevel", settings.messageDelayLevel)
     if levels != settings.messageDelayLevel:
         found.append(Finding("changed", "delay levels", "-", f"write spec.broker.messageDelayLevel: {levels}"))
@@ -103,9 +116,9 @@ def _refusals(facts: Facts, settings: BrokerSettings) -> list[Finding]:
     look, found = facts.look, []
     if not look.version.startswith(("V4_9_", "V5_")):
         found.append(Finding("refused", "version", look.version or "?", "4.9 and 5.x are followed"))
-    if look.settings.get("enableControllerMode") == "true":
+    if look.controlled and look.version.startswith(OTHER_HANDSHAKE):
         found.append(
-            Finding("refused", "controller mode", "-", "its HA handshake is not supported: gantry migrate copy")
+            Finding("refused", "controller mode", look.version, "5.1.1 and later are followed: gantry migrate copy")
         )
     if facts.ha_problem:
         found.append(Finding("refused", "HA port", f"{look.ha[0]}:{look.ha[1]}", facts.ha_problem))
@@ -152,6 +165,7 @@ async def ask(place: SourcePlace, broker: str, cluster: str | None) -> Facts:
         for topic in (SCHEDULE_TOPIC, TRANS_HALF_TOPIC, *revive_topics(tables.topics)):
             with contextlib.suppress(MigrationError):
                 bounds[topic] = await source.bounds(look.address, topic)
+        users = await users_of.ask(source, look.address, look.settings)
         ordered = 0
         with contextlib.suppress(*FAILURES):
             ordered = len(await source.admin.kv_table(ORDER_TOPIC_NAMESPACE))
@@ -162,7 +176,7 @@ async def ask(place: SourcePlace, broker: str, cluster: str | None) -> Facts:
             writer.close()
     except (OSError, TimeoutError) as error:
         problem = f"it cannot be reached: {error or 'no answer'}"
-    return Facts(look, tables, timers, bounds, ordered, problem)
+    return Facts(look, tables, timers, bounds, ordered, problem, users)
 
 
 async def brokers_of(place: SourcePlace) -> Sequence[str]:

@@ -240,6 +240,10 @@ class Copy:
             known.update((message.queue_offset, message) for message in got.messages)
         return known.get(place.offset)
 
+    def expired(self) -> int:
+        """Messages that were gone at the source before they were read."""
+        return sum(queue.expired for found in self.queues.values() for queue in found)
+
     async def _make_groups(self, groups: Sequence[str]) -> None:
         """Make the consumer groups that the target lacks: RocketMQ 5.x takes no offset of an unknown one."""
         wanted: dict[str, SubscriptionGroup] = {}

@@ -240,6 +240,7 @@ class Edge:
                     own = number % FORMER_MASTER_ID
                     if own and address not in (source, group.address) and number < 2 * FORMER_MASTER_ID:
                         wanted = {
+                            ACCEPTS_FROM: changes[ACCEPTS_FROM],  # A controller may make it the master.
                             "brokerPermission": str(action.permission),
                             "brokerId": str(own + (FORMER_MASTER_ID if action.broker_id == FORMER_MASTER_ID else 0)),
                         }

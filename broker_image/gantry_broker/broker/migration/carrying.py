@@ -30,6 +30,14 @@ from gantry_broker.remoting.errors import RemotingError
 log = logging.getLogger(__name__)
 
 CONNECT_S: Final = 3.0
+FIRST_S: Final = 10.0
+"""Seconds for the first byte of a connection: clients connect when they have a request."""
+IDLE_S: Final = 120.0
+"""Seconds without a request after which a connection ends, as RocketMQ's own servers do. Clients send a heartbeat every
+30 s.
+"""
+PIECE_S: Final = 30.0
+"""Seconds for the next piece of a frame that has begun, and for a peer to take one."""
 READ: Final = 64 << 10
 MOST: Final = 10_000
 """Connections at once."""
@@ -111,7 +119,8 @@ class Carrier:
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            first = await reader.readexactly(1)
+            async with asyncio.timeout(FIRST_S):
+                first = await reader.readexactly(1)
             async with asyncio.timeout(CONNECT_S):
                 source_reader, source_writer = await asyncio.open_connection(*split_address(self._target()), limit=READ)
         except (OSError, TimeoutError, asyncio.IncompleteReadError, RemotingError) as error:
@@ -119,7 +128,7 @@ class Carrier:
             return
         if first == TLS:  # Nothing of it can be read here.
             source_writer.write(first)
-            works = [_copy(reader, source_writer), _copy(source_reader, writer)]
+            works = [_copy(reader, source_writer, IDLE_S), _copy(source_reader, writer)]
         else:
             between = asyncio.Lock()
             works = [_up(first, reader, source_writer, writer, between), _down(source_reader, writer, between)]
@@ -143,9 +152,13 @@ async def _up(
     """Pass on what the client sends, frame by frame. `first`: its first byte. `between`: held while a frame is written
     to the client.
     """
-    with contextlib.suppress(OSError, asyncio.IncompleteReadError, FrameError):
+    with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, FrameError):
         while True:
-            head = first + await reader.readexactly(_LENGTHS.size - len(first))
+            if not first:
+                async with asyncio.timeout(IDLE_S):
+                    first = await reader.readexactly(1)
+            async with asyncio.timeout(PIECE_S):
+                head = first + await reader.readexactly(_LENGTHS.size - 1)
             first = b""
             length, mark = _LENGTHS.unpack(head)
             size, left = mark & 0xFFFFFF, length - 4
@@ -155,22 +168,23 @@ async def _up(
                 source.write(head)
                 await _pass(reader, source, left)
                 continue
-            rest = await reader.readexactly(left)
+            async with asyncio.timeout(PIECE_S):
+                rest = await reader.readexactly(left)
             if code_of(mark >> 24, rest[:size]) == RequestCode.HEART_BEAT and names_consumers(rest[size:]):
                 (frame,) = FrameDecoder().feed(head + rest)
                 async with between:
-                    client.write(encode_frame(Frame.response_to(frame, ResponseCode.SUCCESS)))
-                    await client.drain()
+                    await _write(client, encode_frame(Frame.response_to(frame, ResponseCode.SUCCESS)))
                 continue
-            source.write(head + rest)
-            await source.drain()
+            await _write(source, head + rest)
 
 
 async def _down(source: asyncio.StreamReader, client: asyncio.StreamWriter, between: asyncio.Lock) -> None:
     """Pass on what the source sends, frame by frame: `_up` answers between them."""
-    with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+    with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
         while True:
-            head = await source.readexactly(4)
+            head = await source.readexactly(1)  # The source may have nothing to say for long.
+            async with asyncio.timeout(PIECE_S):
+                head += await source.readexactly(3)
             length = int.from_bytes(head, "big", signed=True)
             if not 4 <= length <= MAX_FRAME:
                 return
@@ -180,18 +194,29 @@ async def _down(source: asyncio.StreamReader, client: asyncio.StreamWriter, betw
 
 
 async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, count: int) -> None:
-    """Pass so many bytes on, a piece at a time. Raises OSError, IncompleteReadError."""
+    """Pass so many bytes on, a piece at a time. Raises OSError, TimeoutError, IncompleteReadError."""
     while count:
-        data = await reader.read(min(count, READ))
+        async with asyncio.timeout(PIECE_S):
+            data = await reader.read(min(count, READ))
         if not data:
             raise asyncio.IncompleteReadError(b"", count)
-        writer.write(data)
-        await writer.drain()
+        await _write(writer, data)
         count -= len(data)
 
 
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(OSError):
-        while data := await reader.read(READ):
-            writer.write(data)
-            await writer.drain()
+async def _write(writer: asyncio.StreamWriter, data: bytes) -> None:
+    """Raise OSError, or TimeoutError for a peer that takes nothing."""
+    writer.write(data)
+    async with asyncio.timeout(PIECE_S):
+        await writer.drain()
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, idle_s: float | None = None) -> None:
+    """Pass everything on. `idle_s`: seconds without a byte after which it ends; None: never."""
+    with contextlib.suppress(OSError, TimeoutError):
+        while True:
+            async with asyncio.timeout(idle_s):
+                data = await reader.read(READ)
+            if not data:
+                return
+            await _write(writer, data)

@@ -26,6 +26,7 @@ READ: Final = 256 << 10
 SILENT_S: Final = 20.0
 """Seconds without a byte after which a connection is given up; a master sends a heartbeat every five seconds."""
 CONNECT_S: Final = 5.0
+FULL_S: Final = 5.0
 TICK_S: Final = 0.1
 SLOW_DISK_S: Final = 2.0
 """Seconds for a flush. A slower disk would let the senders of a SYNC_MASTER wait: the connection ends instead."""
@@ -45,18 +46,26 @@ class Follower:
         self.connected = False
         self._appended = asyncio.Event()
 
-    async def follow(self, host: str, port: int, promise: Callable[[], ha.Promise]) -> None:
+    async def follow(
+        self,
+        host: str,
+        port: int,
+        promise: Callable[[], ha.Promise],
+        in_sync: Callable[[], int | None] | None = None,
+    ) -> None:
         """Follow over one connection until it ends. Cancel it to stop.
 
-        `promise`: what the source promises now. Raises MigrationError when the connection ended, SourceBroken when the
-        migration must stop for good, StoreError, OSError.
+        `promise`: what the source promises now. `in_sync`: of a source under a controller, the offset up to which each
+        broker of its SyncStateSet has the log; None: it has no controller. Raises MigrationError when the connection
+        ended, SourceBroken when the migration must stop for good, StoreError, OSError.
         """
         store = self._store
         asked = ha.first_offset(store.log.start, store.log.end)
         overlap = store.reader.read_bytes(asked, store.log.end - asked) if store.log.end > asked else b""
         while len(overlap) < store.log.end - asked:  # A read ends with its segment.
             overlap += store.reader.read_bytes(asked + len(overlap), store.log.end - asked - len(overlap))
-        stream = ha.Stream(store.log.start, store.log.end, overlap, store.log.segment_size)
+        shape = (store.log.start, store.log.end, overlap, store.log.segment_size)
+        stream = ha.Stream(*shape) if in_sync is None else ha.LearnerStream(*shape, in_sync)
         try:
             async with asyncio.timeout(CONNECT_S):
                 reader, writer = await asyncio.open_connection(host, port, limit=READ)
@@ -65,7 +74,7 @@ class Follower:
         self.reports = ha.reports_for(promise())
         reporting = asyncio.create_task(self._report(writer, stream, promise))
         try:
-            writer.write(ha.report(stream.asked))
+            writer.write(stream.greeting())
             self.connected = True
             while True:
                 try:
@@ -77,12 +86,19 @@ class Follower:
                     if reporting.done():
                         reporting.result()
                     raise MigrationError("the source ended the connection")
-                stream.feed(data)
+                if answer := stream.feed(data):
+                    writer.write(answer)
                 self.received = max(self.received, stream.received)
                 self.bytes += len(data)
-                while whole := stream.take():
-                    self._append(whole)
-                    self._appended.set()
+                await self._take(stream)
+                full_until = self._now() + FULL_S
+                while stream.full:
+                    if self._now() > full_until:  # What is confirmed comes with frames that are not read.
+                        raise MigrationError(
+                            f"the source's own slaves lack {ha.MAX_HELD >> 20} MiB for {FULL_S:g} s: it is tried again"
+                        )
+                    await asyncio.sleep(TICK_S)
+                    await self._take(stream)
                 if reporting.done():
                     reporting.result()
         except ConnectionError as error:
@@ -92,6 +108,13 @@ class Follower:
             reporting.cancel()
             writer.transport.abort()
             await asyncio.gather(reporting, return_exceptions=True)
+
+    async def _take(self, stream: ha.Stream) -> None:
+        """Append what has arrived whole. Raises SourceBroken, StoreError, OSError."""
+        while whole := stream.take():
+            self._append(whole)
+            self._appended.set()
+            await asyncio.sleep(0)
 
     def _append(self, data: bytes) -> None:
         """Append the source's bytes. Raises SourceBroken, StoreError, OSError."""
@@ -111,6 +134,7 @@ class Follower:
         loop = asyncio.get_running_loop()
         try:
             while True:
+                await self._take(stream)  # What waited for the source's own slaves.
                 if store.state.flushed < store.log.end:
                     began = self._now()
                     point = await loop.run_in_executor(None, store.flush)
@@ -126,8 +150,9 @@ class Follower:
                 offset = said
                 if self.reports is ha.Reports.DURABLE:
                     offset = max(said, store.state.flushed)
-                if offset != said or self._now() - said_at >= ha.REPORT_S:
-                    writer.write(ha.report(offset))
+                greeted = not isinstance(stream, ha.LearnerStream) or stream.greeted
+                if greeted and (offset != said or self._now() - said_at >= ha.REPORT_S):
+                    writer.write(stream.report(offset))
                     said, said_at = offset, self._now()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(TICK_S):

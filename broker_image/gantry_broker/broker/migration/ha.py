@@ -11,17 +11,31 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from gantry_broker.broker.migration.errors import SourceBroken
+from gantry_broker.broker.migration.errors import MigrationError, SourceBroken
 from gantry_broker.protocol import plausible
 from gantry_broker.protocol.digits import whole_number
 from gantry_broker.store.log.record_reader import FILLER_MIN, size_of_first, size_of_whole
 
 _HEAD: Final = struct.Struct(">qi")
 _OFFSET: Final = struct.Struct(">q")
+_HANDSHAKE, _TRANSFER = 1, 2
+"""Ordinals of `HAConnectionState`."""
+_GREETING: Final = struct.Struct(">ihhq")
+_ANSWER: Final = struct.Struct(">iiqi")
+_EPOCH: Final = struct.Struct(">iq")
+_LEARNER_HEAD: Final = struct.Struct(">iiqiqq")
+_LEARNER_REPORT: Final = struct.Struct(">iq")
+LEARNER_ID: Final = -1
+"""The brokerId of a learner: a controller gives none below 1, so no SyncStateSet has it."""
+MAX_EPOCHS: Final = 100_000
+PIECE: Final = 1 << 20
+"""Bytes that are taken at once, or one record."""
+MAX_HELD: Final = 64 << 20
+"""Bytes that wait in memory until the source's own slaves have them. With more nothing is read."""
 MAX_FRAME: Final = 64 << 20
 """Bytes of one frame at most. RocketMQ's `haTransferBatchSize` is 32 KiB, and a person may raise it."""
 OVERLAP: Final = 4_096
@@ -53,12 +67,19 @@ class Promise:
     """Slaves of its own that are registered."""
     timeout_ms: int
     """How long a sender waits for them at most."""
+    learner: bool = False
+    """The follower is a learner below a controller: no sender waits for it."""
 
     @classmethod
     def of(cls, settings: Mapping[str, str], slaves: int) -> Promise:
         """From the master's settings, as GET_BROKER_CONFIG gives them."""
         wait = max(_millis(settings, "syncFlushTimeout", 5_000), _millis(settings, "slaveTimeout", 3_000))
-        return cls(settings.get("brokerRole") == "SYNC_MASTER", slaves, wait)
+        return cls(settings.get("brokerRole") == "SYNC_MASTER", slaves, wait, is_controlled(settings))
+
+
+def is_controlled(settings: Mapping[str, str]) -> bool:
+    """Whether a controller chooses the master, which then speaks the other form of the protocol."""
+    return settings.get("enableControllerMode") == "true"
 
 
 def _millis(settings: Mapping[str, str], name: str, default: int) -> int:
@@ -71,21 +92,19 @@ def reports_for(promise: Promise) -> Reports:
 
     A report is an acknowledgement to a SYNC_MASTER. With slaves of its own, theirs alone may count: a failover goes to
     one of them. Without one, its senders got SLAVE_NOT_AVAILABLE before; a follower that reports nothing would let
-    them wait until they time out, so it reports what it has on disk.
+    them wait until they time out, so it reports what it has on disk. Nobody waits for a learner, whose report would
+    count where `allAckInSyncStateSet` is false.
     """
-    return Reports.NEUTRAL if promise.sync and promise.slaves > 0 else Reports.DURABLE
+    return Reports.NEUTRAL if promise.learner or (promise.sync and promise.slaves > 0) else Reports.DURABLE
 
 
 def pause_before(promise: Promise) -> float:
     """Seconds to wait before a connection begins again. The first offset that a follower sends counts as a report, so
-    no sender may still wait for a record below it.
+    no sender may still wait for a record below it. A learner begins below what the source's slaves have.
     """
+    if promise.learner:
+        return 1.0
     return promise.timeout_ms / 1000 + 1.0 if reports_for(promise) is Reports.NEUTRAL else 1.0
-
-
-def report(offset: int) -> bytes:
-    """Return the bytes of a report, or of the first request."""
-    return _OFFSET.pack(offset)
 
 
 def first_offset(start: int, end: int) -> int:
@@ -118,24 +137,42 @@ class Stream:
         """The offset after the last byte that the master sent."""
         return self._position
 
-    def feed(self, data: bytes) -> None:
-        """Take bytes from the connection. Raises SourceBroken."""
+    @property
+    def full(self) -> bool:
+        """Whether so much waits for the source's own slaves that no more should be read."""
+        return False
+
+    def greeting(self) -> bytes:
+        """Return the first bytes of the connection."""
+        return self.report(self.asked)
+
+    def report(self, offset: int) -> bytes:
+        """Return the bytes of a report."""
+        return _OFFSET.pack(offset)
+
+    def feed(self, data: bytes) -> bytes:
+        """Take bytes from the connection; return what to send at once. Raises MigrationError."""
         buffer = self._input
         buffer += data
         at, have = 0, len(buffer)
         while at + _HEAD.size <= have:
             offset, size = _HEAD.unpack_from(buffer, at)
-            if not 0 <= size <= MAX_FRAME:
-                raise SourceBroken(f"a frame of {size} bytes came at offset {self._position}: 0 to {MAX_FRAME} can be")
-            if offset != self._position or not 0 <= offset <= plausible.MAX_OFFSET:
-                what = "back" if offset < self._position else "ahead"
-                raise SourceBroken(f"the source's offsets went {what}: {offset} came where {self._position} follows")
+            self._check(offset, size)
             stop = at + _HEAD.size + size
             if stop > have:
                 break
             self._take(memoryview(buffer)[at + _HEAD.size : stop])
             at = stop
         del buffer[:at]
+        return b""
+
+    def _check(self, offset: int, size: int) -> None:
+        """Raise SourceBroken for a frame that no master sends."""
+        if not 0 <= size <= MAX_FRAME:
+            raise SourceBroken(f"a frame of {size} bytes came at offset {self._position}: 0 to {MAX_FRAME} can be")
+        if offset != self._position or not 0 <= offset <= plausible.MAX_OFFSET:
+            what = "back" if offset < self._position else "ahead"
+            raise SourceBroken(f"the source's offsets went {what}: {offset} came where {self._position} follows")
 
     def _take(self, body: memoryview) -> None:
         at, self._position = self._position, self._position + len(body)
@@ -155,25 +192,116 @@ class Stream:
     def _end_of_overlap(self) -> int:
         return self.asked + len(self._overlap)
 
+    @property
+    def _bound(self) -> int:
+        """The offset up to which records may be taken."""
+        return plausible.MAX_OFFSET
+
     def take(self) -> bytes:
         """Return the whole records and fillers that have arrived; they continue the log at `end` as it was before.
 
         Raises SourceBroken when no record can begin there.
         """
         pending = self._pending
-        if len(pending) < FILLER_MIN:
+        room = min(len(pending), self._bound - self._end)
+        if room < FILLER_MIN:
             return b""
         size = size_of_first(bytes(pending[:FILLER_MIN]))
-        room = self._segment_size - self._end % self._segment_size
-        if not FILLER_MIN <= size <= room:
+        left = self._segment_size - self._end % self._segment_size
+        if not FILLER_MIN <= size <= left:
             raise SourceBroken(
                 f"no record begins at offset {self._end}: the source's log is damaged there, or its segments are not "
                 f"of {self._segment_size} bytes"
             )
-        if size > len(pending):
+        if size > room:
             return b""
-        data = bytes(pending)
+        with memoryview(pending) as view:
+            data = bytes(view[: min(room, max(size, PIECE))])
         stop = size_of_whole(data, 0)
         del pending[:stop]
         self._end += stop
         return data[:stop]
+
+
+class LearnerStream(Stream):
+    """The bytes of a connection to a master under a controller.
+
+    A failover gives the group to a broker of the SyncStateSet, which may lack the master's last records. So only what
+    all of them have is taken, and the log is one of the next master's, too.
+    """
+
+    def __init__(
+        self, start: int, end: int, overlap: bytes, segment_size: int, in_sync: Callable[[], int | None]
+    ) -> None:
+        """`in_sync`: the offset up to which each broker of the SyncStateSet has the log; None: not known now."""
+        super().__init__(start, end, overlap, segment_size)
+        self._in_sync = in_sync
+        self._greeted = False
+        self._confirmed = 0
+
+    def greeting(self) -> bytes:
+        return _GREETING.pack(_HANDSHAKE, 0, 1, LEARNER_ID)
+
+    def report(self, offset: int) -> bytes:
+        return _LEARNER_REPORT.pack(_TRANSFER, offset)
+
+    @property
+    def greeted(self) -> bool:
+        """Whether the master has answered the handshake. Reports may be sent from then on."""
+        return self._greeted
+
+    @property
+    def _bound(self) -> int:
+        return min(self._confirmed, self._in_sync() or 0)
+
+    def feed(self, data: bytes) -> bytes:
+        self._input += data
+        answer = b""
+        if not self._greeted:
+            if not self._take_answer():
+                return b""
+            answer = self.report(self.asked)
+        buffer, at = self._input, 0
+        while at + _LEARNER_HEAD.size <= len(buffer):
+            state, size, offset, _, _, confirmed = _LEARNER_HEAD.unpack_from(buffer, at)
+            if state != _TRANSFER:
+                raise SourceBroken(f"a frame of state {state} came at offset {self._position}: {_TRANSFER} is expected")
+            # A master that has nothing to send yet says that it is at -1.
+            if (size, offset) != (0, -1):
+                self._check(offset, size)
+            stop = at + _LEARNER_HEAD.size + size
+            if stop > len(buffer):
+                break
+            self._confirmed = max(self._confirmed, min(confirmed, plausible.MAX_OFFSET))
+            self._take(memoryview(buffer)[at + _LEARNER_HEAD.size : stop])
+            at = stop
+        del buffer[:at]
+        return answer
+
+    @property
+    def full(self) -> bool:
+        return len(self._pending) > MAX_HELD and self._bound - self._end < MAX_HELD
+
+    def _take_answer(self) -> bool:
+        """Take the master's answer to the handshake; False: it has not arrived whole."""
+        buffer = self._input
+        if len(buffer) < _ANSWER.size:
+            return False
+        state, size, _, _ = _ANSWER.unpack_from(buffer)
+        if state != _HANDSHAKE or size % _EPOCH.size or not 0 <= size <= MAX_EPOCHS * _EPOCH.size:
+            raise SourceBroken(
+                f"the master answered the handshake with state {state} and {size} bytes: only the controller mode of "
+                "RocketMQ 5.1.1 and later is followed"
+            )
+        if len(buffer) < _ANSWER.size + size:
+            return False
+        first = _EPOCH.unpack_from(buffer, _ANSWER.size)[1] if size else None
+        if first is None or first > self.asked:
+            # Such a master sends heartbeats alone: `findEpochEntryByOffset` finds nothing.
+            raise MigrationError(
+                f"the source's epochs begin at {first}, behind offset {self.asked}: it sends nothing from there; "
+                "without a change, copy by messages (gantry migrate copy)"
+            )
+        del buffer[: _ANSWER.size + size]
+        self._greeted = True
+        return True

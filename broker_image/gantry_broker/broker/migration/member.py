@@ -12,6 +12,7 @@ import contextlib
 import logging
 import math
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -52,6 +53,10 @@ LOOK_S: Final = 1.0
 """Seconds between two looks at the source: its role, its slaves, its end."""
 TABLES_S: Final = 5.0
 """Seconds between two copies of the state beside the log."""
+ENDING_S: Final = 0.1
+"""Seconds between two looks, and between two copies of that state, while the source ends reads and writes."""
+SETTLED_S: Final = 3.0
+"""Seconds that a finish waits for a copy of that state since the source ended writes. One that died gives none."""
 FINISH_S: Final = 20.0
 """Seconds that a finish waits for the end of the source's log."""
 TIMER_MARGIN_MS: Final = 10_000
@@ -110,6 +115,8 @@ class Migration:
         self._broken = ""
         self._finish: int | None = None
         self._finished = asyncio.Event()
+        self._settled = asyncio.Event()
+        """The state beside the log was copied since the source took the permission to write away."""
         self._in_flight = InFlight()
         self._carrier = (
             None
@@ -195,6 +202,10 @@ class Migration:
             return 400, {"detail": f'{error}: write {{"end": OFFSET}}'}
         if self._broken:
             return 409, {"detail": f"the migration stopped: {self._broken}"}
+        if self._ended():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SETTLED_S):
+                    await self._settled.wait()
         # What the source appended after its last end, such as a delayed message, is here already and stays.
         self._finish = end = max(end, 0 if self._store is None else self._store.log.end)
         try:
@@ -205,6 +216,10 @@ class Migration:
             had = None if self._store is None else self._store.log.end
             return 409, {"detail": f"the log is at {had}, not at {end}: {self._problem or 'the source sends no more'}"}
         return 200, {"end": end}
+
+    def _ended(self) -> bool:
+        """Whether the last look saw that the source takes and gives nothing."""
+        return self._look is not None and self._look.settings.get("brokerPermission") == "0"
 
     async def _carry_page(self, body: bytes) -> tuple[int, dict[str, Any]]:
         try:
@@ -405,7 +420,9 @@ class Migration:
         watching = asyncio.create_task(self._watch(source))
         try:
             while not self._finished.is_set():
-                following = asyncio.create_task(follower.follow(*self._present().ha, self._promise))
+                present = self._present()
+                in_sync = partial(self._in_sync, present.ha) if present.controlled else None
+                following = asyncio.create_task(follower.follow(*present.ha, self._promise, in_sync))
                 done = asyncio.create_task(self._finished.wait())
                 tasks = (following, watching, done)
                 try:
@@ -436,6 +453,13 @@ class Migration:
     def _promise(self) -> ha.Promise:
         look = self._present()
         return ha.Promise.of(look.settings, look.slaves)
+
+    def _in_sync(self, master: tuple[str, int]) -> int | None:
+        """Return the offset up to which a failover keeps the log of a master; None: not known, or another one leads
+        now.
+        """
+        look = self._present()
+        return look.in_sync if look.ha == master else None
 
     def _saw(self, look: Look, had: int = 0) -> Look:
         """Take a look over. `had`: the end of the copy before it. Raises SourceBroken for a source that is not the one
@@ -494,19 +518,30 @@ class Migration:
         """Look at the source again and again, copy its tables, and finish. Raises MigrationError, SourceBroken."""
         store = self._store
         assert store is not None
-        tables_at = 0.0
+        tables_at = tables_took = 0.0
         while True:
             had, before_finish = store.log.end, self._finish is None
+            before = self._present().ha
             look = self._saw(await source.look(), had)
+            if look.ha != before:
+                raise MigrationError(f"the source has another master now: {look.address}")
             await self._keep_carrying(source, look)
-            often = self._carries or not (whole_number(look.settings.get("brokerPermission", "")) or 0) & Perm.READ
-            if before_finish and time.monotonic() - tables_at >= (LOOK_S / 2 if often else TABLES_S):
+            permission = whole_number(look.settings.get("brokerPermission", ""))
+            ending = permission is not None and not permission & Perm.READ
+            if not ending:
+                self._settled.clear()
+            # The last tables are to be of the end: consumers commit until then.
+            pause = max(ENDING_S, 2 * tables_took) if ending else LOOK_S / 2 if self._carries else TABLES_S
+            if before_finish and time.monotonic() - tables_at >= pause:
                 tables_at = time.monotonic()
                 tables = await source.tables(look.address)
                 # What the source did after the end that a finish names is not in the copy: its progress must not be.
                 if self._finish is None:
                     await self._keep(tables, await source.timers_delivered_ms(look.address))
                     await self._read_pops(time.monotonic() + 1.0)
+                    if permission == 0:
+                        self._settled.set()
+                tables_took = time.monotonic() - tables_at
             finish = self._finish
             arrived = finish is not None and self._arrived(finish)
             if self._follower is not None and self._follower.connected:
@@ -516,5 +551,5 @@ class Migration:
                 return
             with contextlib.suppress(TimeoutError):
                 hurries = self._carries and not self._registered
-                async with asyncio.timeout(0.05 if finish is not None or hurries else LOOK_S):
+                async with asyncio.timeout(0.05 if finish is not None or hurries else ENDING_S if ending else LOOK_S):
                     await self._finished.wait()

@@ -6,13 +6,14 @@ import asyncio
 import ssl
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Self
 
 from gantry_broker.broker.metadata import snapshots
 from gantry_broker.broker.metadata.tables import Tables
 from gantry_broker.broker.migration.errors import MigrationError, SourceBroken
+from gantry_broker.broker.migration.ha import is_controlled
 from gantry_broker.broker.registrar import registration_body, topic_json
 from gantry_broker.client import Admin, ClientError, Credentials
 from gantry_broker.protocol import fastjson, plausible
@@ -46,6 +47,13 @@ class Look:
     """Slaves that are registered beside it."""
     version: str
     settings: Mapping[str, str]
+    in_sync: int | None = None
+    """Under a controller: the offset up to which each broker of the SyncStateSet has the log; None: not known."""
+
+    @property
+    def controlled(self) -> bool:
+        """Whether a controller chooses the master."""
+        return is_controlled(self.settings)
 
 
 class Source:
@@ -94,10 +102,14 @@ class Source:
             self._address = address
             settings = await self.admin.broker_config(address)
             runtime = await self.admin.runtime_info(address)
+            status = b""
+            if is_controlled(settings):
+                status = await self.admin.ask(address, RequestCode.GET_BROKER_HA_STATUS)
         except FAILURES as error:
             raise MigrationError(f"broker {self.name} of the source does not answer: {error}") from error
         slaves = len([number for number in broker.addresses if number not in (MASTER_ID, FORMER_MASTER_ID)])
-        return look_of(self.name, broker.cluster, address, settings, runtime, slaves)
+        look = look_of(self.name, broker.cluster, address, settings, runtime, slaves)
+        return replace(look, in_sync=in_sync_of(status)) if status else look
 
     async def register(self, look: Look, tables: Tables, address: str) -> None:
         """Register an address as the master's with every NameServer, and the source's topics. Raises MigrationError."""
@@ -108,7 +120,8 @@ class Source:
             brokerAddr=address,
             clusterName=look.cluster,
             brokerId=Long(MASTER_ID),
-            haServerAddr=address,
+            # Slaves of the source take it from the NameServer, and go on with their master.
+            haServerAddr=f"{look.ha[0]}:{look.ha[1]}",
             bodyCrc32=Long(zlib.crc32(body) & 0x7FFFFFFF),
         )
         session = self.admin.session
@@ -198,6 +211,26 @@ def look_of(
         runtime.get("brokerVersionDesc", ""),
         settings,
     )
+
+
+def in_sync_of(status: bytes) -> int | None:
+    """Return the offset up to which each broker of a SyncStateSet has the log, by the master's answer to
+    GET_BROKER_HA_STATUS; None: it does not say. Raises MigrationError for an answer that cannot be read.
+
+    A broker that joins the SyncStateSet later has at least what the master had then. Source: `AutoSwitchHAService`,
+    `getRuntimeInfo` and `maybeExpandInSyncStateSet` of 5.5.0.
+    """
+    try:
+        info = fastjson.loads(status)
+        if info["master"] is not True:
+            return None
+        end = plausible.offset("masterCommitLogMaxOffset", info["masterCommitLogMaxOffset"])
+        slaves = [one for one in info.get("haConnectionInfo") or () if one["inSync"] is True]
+        # One that has just connected says -1.
+        offsets = [plausible.offset("slaveAckOffset", max(one["slaveAckOffset"], 0)) for one in slaves]
+        return min([end, *offsets]) if len(offsets) >= info["inSyncSlaveNums"] else None
+    except (fastjson.JsonError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise MigrationError(f"the source's HA status cannot be read: {error!r}") from error
 
 
 def tables_of(topics: bytes, groups: bytes, offsets: bytes, delay: bytes) -> Tables:

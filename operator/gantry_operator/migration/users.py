@@ -1,0 +1,203 @@
+"""The users of a source and their rules, as users of the new cluster. `plain` and `managed` are pure.
+
+RocketMQ 4.9 gives its accounts with their keys to an administrator (GET_BROKER_CLUSTER_ACL_CONFIG), 5.x its users and
+their rules (AUTH_LIST_USER, AUTH_LIST_ACL). Each broker has its own. A user with one value that has no counterpart is
+left out whole: a rule that is missing could be one that forbids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from gantry_broker.access.administration import Wrong, acl_rules, created, subject_name
+from gantry_broker.access.plain_acl import account_user
+from gantry_broker.access.table import MAX_USERS, User
+from gantry_broker.broker.migration.errors import MigrationError
+from gantry_broker.broker.migration.source import Source
+from gantry_broker.protocol import fastjson
+from gantry_broker.protocol.codes import RequestCode
+
+from gantry_operator.access import ADMIN
+from gantry_operator.actions.plain_acl import Account, PlainAclError, account_of
+from gantry_operator.migration.edge import FAILURES, SourcePlace
+
+MAX_RULES: Final = 256
+"""Rules of a BrokerUser."""
+MAX_NAME: Final = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Users of one broker, or of all. No text has a key."""
+
+    users: Mapping[str, User] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """By name: why a user has no counterpart."""
+    notes: Sequence[str] = ()
+    """What else has none."""
+
+
+def guarded(settings: Mapping[str, str]) -> str:
+    """Return which kind of users a broker has by its settings: "4.9", "5.x", or "" for none."""
+    if settings.get("authenticationEnabled") == "true" or settings.get("authorizationEnabled") == "true":
+        return "5.x"
+    return "4.9" if settings.get("aclEnable") == "true" else ""
+
+
+def plain(body: bytes) -> Found:
+    """Read the accounts of 4.9. Raises MigrationError for what is no answer of a broker."""
+    try:
+        value = fastjson.loads(body)
+        accounts = value["plainAccessConfigs"] or []
+        addresses = value.get("globalWhiteAddrs") or []
+        if not isinstance(accounts, list) or not isinstance(addresses, list):
+            raise TypeError("plainAccessConfigs or globalWhiteAddrs is no list")
+    except (fastjson.JsonError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise MigrationError(f"the source's accounts cannot be read: {type(error).__name__}") from None
+    users: dict[str, User] = {}
+    left_out: dict[str, str] = {}
+    notes = []
+    if addresses:
+        notes.append("globalWhiteRemoteAddresses: with Gantry a request from there needs a signature, too")
+    for number, account in enumerate(accounts[:MAX_USERS]):
+        name = str(account.get("accessKey"))[:MAX_NAME] if isinstance(account, dict) else f"account {number}"
+        try:
+            users[name] = account_user(name, account)
+        except ValueError as error:
+            left_out[name] = str(error).removeprefix(f"{name}: ")
+        else:
+            if account.get("whiteRemoteAddress"):
+                notes.append(f"whiteRemoteAddress of {name}: with Gantry a request from there needs a signature, too")
+    return _bounded(users, left_out, notes, len(accounts))
+
+
+def managed(users_body: bytes, acls_body: bytes) -> Found:
+    """Read the users and rules of 5.x. Raises MigrationError for what is no answer of a broker."""
+    try:
+        infos = (fastjson.loads(users_body) if users_body else None) or []
+        acls = (fastjson.loads(acls_body) if acls_body else None) or []
+        if not isinstance(infos, list) or not isinstance(acls, list):
+            raise TypeError("users or rules are no list")
+    except (fastjson.JsonError, ValueError, TypeError) as error:
+        raise MigrationError(f"the source's users cannot be read: {type(error).__name__}") from None
+    users: dict[str, User] = {}
+    left_out: dict[str, str] = {}
+    notes = []
+    for number, info in enumerate(infos[:MAX_USERS]):
+        name = str(info.get("username"))[:MAX_NAME] if isinstance(info, dict) else f"user {number}"
+        try:
+            users[name] = created({}, name, info)
+        except (Wrong, AttributeError) as error:
+            left_out[name] = str(error) if isinstance(error, Wrong) else "it is no JSON object"
+    for acl in acls:
+        try:
+            name = subject_name(str(acl.get("subject")))
+        except (Wrong, AttributeError):
+            notes.append("a rule has no subject User:name")
+            continue
+        if name not in users:
+            if name not in left_out:
+                notes.append(f"rules of {name[:MAX_NAME]}: the source has no such user")
+            continue
+        try:
+            rules = acl_rules(acl)
+        except (Wrong, TypeError, AttributeError) as error:
+            del users[name]
+            left_out[name] = str(error) if isinstance(error, Wrong) else "its rules cannot be read"
+            continue
+        users[name] = users[name].model_copy(update={"rules": (*users[name].rules, *rules)})
+        if any(policy.get("policyType") == "Default" for policy in acl["policies"] if isinstance(policy, dict)):
+            notes.append(f"default policies of {name}: they are rules as the others, and no last resort")
+    return _bounded(users, left_out, notes, len(infos))
+
+
+def _bounded(users: dict[str, User], left_out: dict[str, str], notes: list[str], count: int) -> Found:
+    if count > MAX_USERS:
+        notes.append(f"{count - MAX_USERS} users behind the first {MAX_USERS}")
+    for name, user in list(users.items()):
+        if len(user.rules) > MAX_RULES:
+            left_out[name] = f"it has {len(user.rules)} rules, and {MAX_RULES} can be"
+        elif name == ADMIN:
+            left_out[name] = "every cluster of Gantry has a super user of this name, with another key"
+        else:
+            continue
+        del users[name]
+    return Found(users, left_out, notes)
+
+
+def merged(found: Mapping[str, Found]) -> Found:
+    """Return the users of all brokers: `found` by the broker's name. Each broker has its own table of users."""
+    users: dict[str, User] = {}
+    origin: dict[str, str] = {}
+    left_out: dict[str, str] = {}
+    notes: dict[str, None] = {}
+    for broker, those in found.items():
+        for name, user in those.users.items():
+            if users.setdefault(name, user) != user:
+                notes[f"{name} is another one at {broker} than at {origin[name]}: that of {origin[name]} is taken"] = (
+                    None
+                )
+            origin.setdefault(name, broker)
+        left_out.update({name: why for name, why in those.left_out.items() if name not in left_out})
+        notes.update(dict.fromkeys(those.notes))
+    return Found(users, {name: why for name, why in left_out.items() if name not in users}, list(notes))
+
+
+def accounts_of(found: Found) -> list[Account]:
+    """Return the users with names of BrokerUsers; two that differ by their case only get a number. Raises
+    PlainAclError.
+    """
+    made: dict[str, Account] = {}
+    for _, user in sorted(found.users.items()):
+        account, number = account_of(user), 2
+        name = account.name
+        while name in made or name == ADMIN:
+            name = f"{account.name[:55]}-{number}"
+            number += 1
+        made[name] = Account(name, account.access_key, account.secret, account.admin, account.rules, account.enabled)
+    return list(made.values())
+
+
+async def ask(source: Source, address: str, settings: Mapping[str, str]) -> Found:
+    """Ask one master. Raises MigrationError."""
+    kind = guarded(settings)
+    if not kind:
+        return Found()
+    try:
+        if kind == "4.9":
+            return plain(await source.admin.ask(address, RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG))
+        return managed(
+            await source.admin.ask(address, RequestCode.AUTH_LIST_USER),
+            await source.admin.ask(address, RequestCode.AUTH_LIST_ACL),
+        )
+    except FAILURES as error:
+        raise MigrationError(f"{address} does not give its users: {error}") from error
+
+
+async def ask_all(place: SourcePlace, brokers: Sequence[str], cluster: str | None) -> Found:
+    """Ask the masters of these brokers. Raises MigrationError, SourceBroken."""
+    found = {}
+    for broker in brokers:
+        source = Source(list(place.name_servers), broker, cluster=cluster, credentials=place.credentials, tls=place.tls)
+        async with source:
+            look = await source.look()
+            found[broker] = await ask(source, look.address, look.settings)
+    return merged(found)
+
+
+def lines(found: Found) -> list[dict[str, Any]]:
+    """Return what is shown of the users: never a key."""
+    rows: list[dict[str, Any]] = [
+        {"user": name, "comes": True, "super": user.super, "rules": len(user.rules), "note": ""}
+        for name, user in sorted(found.users.items())
+    ]
+    rows += [
+        {"user": name, "comes": False, "super": None, "rules": None, "note": why}
+        for name, why in sorted(found.left_out.items())
+    ]
+    return rows
+
+
+__all__ = ["Found", "PlainAclError", "accounts_of", "ask", "ask_all", "guarded", "lines", "managed", "merged", "plain"]

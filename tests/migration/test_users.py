@@ -1,0 +1,148 @@
+"""The users of a source become users of the new cluster, and what has no counterpart is named. Pure."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from gantry_broker.broker.migration.errors import MigrationError
+from gantry_operator.migration.users import Found, accounts_of, lines, managed, merged, plain
+
+KEY = "a-secret-key-of-the-source"
+
+
+def account(name: str, **more: Any) -> dict[str, Any]:
+    """As 4.9.7 gives it: what is not set is null."""
+    usual = dict.fromkeys(("whiteRemoteAddress", "defaultTopicPerm", "defaultGroupPerm", "topicPerms", "groupPerms"))
+    return {"accessKey": name, "secretKey": KEY, "admin": False, **usual, **more}
+
+
+def read_plain(*accounts: Any, addresses: Any = None) -> Found:
+    return plain(json.dumps({"plainAccessConfigs": accounts, "globalWhiteAddrs": addresses}).encode())
+
+
+def user(name: str, **more: Any) -> dict[str, Any]:
+    return {"username": name, "password": KEY, "userType": "Normal", "userStatus": "enable", **more}
+
+
+def acl(name: str, *entries: dict[str, Any], policy: str = "Custom") -> dict[str, Any]:
+    return {"subject": f"User:{name}", "policies": [{"policyType": policy, "entries": list(entries)}]}
+
+
+def entry(resource: str, *actions: str, decision: str = "Allow", **more: Any) -> dict[str, Any]:
+    return {"resource": resource, "actions": list(actions), "decision": decision, "sourceIps": None, **more}
+
+
+def read_managed(users: Any, acls: Any) -> Found:
+    return managed(json.dumps(users).encode(), json.dumps(acls).encode())
+
+
+def test_accounts_of_4_9_come_with_keys_and_permissions() -> None:
+    found = read_plain(
+        account("root", admin=True),
+        account("orders", topicPerms=["Orders=PUB|SUB", "Secret=DENY"], groupPerms=["billing=SUB"]),
+        account("all", defaultTopicPerm="PUB", defaultGroupPerm="SUB"),
+    )
+    made = {one.name: one for one in accounts_of(found)}
+    assert made["root"].admin
+    assert {one.secret for one in made.values()} == {KEY}
+    assert [(r["type"], r["name"], r["actions"], r["decision"]) for r in made["orders"].rules] == [
+        ("Topic", "Orders", ["Pub", "Sub"], "Allow"),
+        ("Topic", "Secret", ["Any"], "Deny"),
+        ("Group", "billing", ["Sub"], "Allow"),
+    ]
+    assert [(r["type"], r["pattern"], r["actions"]) for r in made["all"].rules] == [
+        ("Topic", "Any", ["Pub"]),
+        ("Group", "Any", ["Sub"]),
+    ]
+    assert not found.left_out
+
+
+def test_users_of_5_come_with_keys_and_rules() -> None:
+    found = read_managed(
+        [user("orders"), user("off", userStatus="disable"), user("root", userType="Super")],
+        [
+            acl("orders", entry("Topic:Orders", "Pub"), entry("Group:b*", "Sub", sourceIps=["10.0.0.0/8"])),
+            acl("orders", entry("*", "All", decision="Deny"), policy="Default"),
+        ],
+    )
+    made = {one.name: one for one in accounts_of(found)}
+    assert [(r["type"], r["name"], r["pattern"], r["actions"], r["decision"]) for r in made["orders"].rules] == [
+        ("Topic", "Orders", "Literal", ["Pub"], "Allow"),
+        ("Group", "b", "Prefix", ["Sub"], "Allow"),
+        ("Any", "", "Any", ["Any"], "Deny"),
+    ]
+    assert made["orders"].rules[1]["sources"] == ["10.0.0.0/8"]
+    assert not made["off"].enabled
+    assert made["root"].admin
+    assert found.notes == ["default policies of orders: they are rules as the others, and no last resort"]
+
+
+@pytest.mark.parametrize(
+    ("found", "name", "why"),
+    [
+        (read_plain(account("a", secretKey="short")), "a", "8 to 256 characters"),
+        (read_plain(account("a", secretKey=None)), "a", "secretKey is absent"),
+        (read_plain(account("a b")), "a b", "accessKey must have"),
+        (read_plain(account("a", topicPerms=["x=ALL"])), "a", "has no permission of"),
+        (read_plain("text"), "account 0", "is not a mapping"),
+        (read_plain(account("admin")), "admin", "every cluster of Gantry has a super user of this name"),
+        (read_managed([user("a", password="short")], []), "a", "8 characters"),
+        (read_managed([user("a", password=None)], None), "a", "the password is absent"),
+        (read_managed(["text"], []), "user 0", "no JSON object"),
+        (read_managed([user("a")], [acl("a", entry("Namespace:x", "Pub"))]), "a", "the resource is 'Namespace:x'"),
+        (read_managed([user("a")], [acl("a", entry("Topic:x", "Fly"))]), "a", "the action is 'Fly'"),
+        (read_managed([user("a")], [acl("a", entry("Topic:x", "Pub", sourceIps=["10.*"]))]), "a", "is no network"),
+        (read_managed([user("a")], [acl("a", *[entry(f"Topic:t{n}", "Pub") for n in range(257)])]), "a", "257 rules"),
+    ],
+)
+def test_who_has_no_counterpart_is_left_out_whole_and_named(found: Found, name: str, why: str) -> None:
+    assert not found.users
+    assert why in found.left_out[name]
+    assert [row["comes"] for row in lines(found)] == [False]
+
+
+def test_one_bad_user_stops_no_other() -> None:
+    found = read_plain(account("a", secretKey="x"), account("b"), account("c", defaultTopicPerm="?"), account("d"))
+    assert sorted(found.users) == ["b", "d"]
+    assert sorted(found.left_out) == ["a", "c"]
+
+
+def test_addresses_without_signature_are_named() -> None:
+    found = read_plain(account("a", whiteRemoteAddress="10.0.0.*"), addresses=["192.168.*.*"])
+    assert [text.split(":")[0] for text in found.notes] == ["globalWhiteRemoteAddresses", "whiteRemoteAddress of a"]
+
+
+def test_a_user_that_differs_between_brokers_is_named_and_comes_once() -> None:
+    one, other = read_plain(account("a"), account("b")), read_plain(account("a", admin=True), account("c"))
+    found = merged({"x": one, "y": other})
+    assert sorted(found.users) == ["a", "b", "c"]
+    assert not found.users["a"].super
+    assert found.notes == ["a is another one at y than at x: that of x is taken"]
+
+
+def test_names_that_differ_by_case_stay_two_users() -> None:
+    made = accounts_of(read_plain(account("Orders"), account("orders"), account("ADMIN")))
+    assert sorted((one.name, one.access_key) for one in made) == [
+        ("admin-2", "ADMIN"), ("orders", "Orders"), ("orders-2", "orders"),
+    ]  # fmt: skip
+
+
+def test_no_text_has_a_key() -> None:
+    found = merged({
+        "x": read_plain(account("a"), account("b", topicPerms=["=?"]), account("c d"), addresses=["*"]),
+        "y": read_managed([user("a", userType="?"), user("e")], [acl("e", entry("", "Pub"))]),
+    })  # fmt: skip
+    shown = repr(found) + repr(accounts_of(found)) + json.dumps(lines(found)) + repr(found.notes)
+    assert KEY not in shown
+    assert found.left_out
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"plainAccessConfigs":5}', b'{"plainAccessConfigs":{"a":1}}'])
+def test_what_is_no_answer_is_an_error(body: bytes) -> None:
+    with pytest.raises(MigrationError, match="cannot be read"):
+        plain(body)
+    if body:
+        with pytest.raises(MigrationError, match="cannot be read"):
+            managed(b"{" + body, b"[]")
