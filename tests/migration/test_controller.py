@@ -36,7 +36,7 @@ def moves(made: Scene, group: ApacheGroup) -> None:
     reader = clients.start(
         "consume", topic="Orders", group="billing", run="run", count=1_000_000, timeout_s=300, each=True
     )
-    writer = clients.start("failover", topic="Orders", run="run", first=FIRST, size=1000, threads=2, pause_ms=5)
+    writer = clients.start("failover", topic="Orders", run="run", first=FIRST, size=1000, threads=2, pause_ms=40)
     writer.wait_for("ok")
     made.until_following()
     before = group.master()

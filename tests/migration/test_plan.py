@@ -12,6 +12,7 @@ import httpx
 import pytest
 from gantry_broker.broker.metadata.tables import Tables
 from gantry_broker.broker.migration import member
+from gantry_broker.broker.migration.errors import MigrationError
 from gantry_broker.broker.migration.source import Look, Source, look_of
 from gantry_broker.config import BrokerConfig, MigrateConfig
 from gantry_broker.contracts.leadership import LeadershipRecord, MemberId
@@ -167,6 +168,25 @@ async def test_a_finish_waits_for_offsets_of_the_end_of_writes(tmp_path: Path) -
     migration._finished.set()
     assert (await finishing)[0] == 200
     await asyncio.gather(watching, return_exceptions=True)
+
+
+async def test_a_source_that_stops_answering_is_looked_for_again(tmp_path: Path) -> None:
+    """The copy of a master that was gone for a moment, or has a successor, begins again with a new look."""
+    migration = following(tmp_path)
+    store = cast(Any, migration._store)
+    store.log.end = store.state.flushed = 0
+    looks = iter([look_of("broker-a", "test", "127.0.0.1:1", SOURCE, RUNTIME, 0)])
+
+    class Leaves:
+        async def look(self) -> Look:
+            found = next(looks, None)
+            if found is None:
+                raise MigrationError("it is away")
+            return found
+
+    async with asyncio.timeout(20):
+        with pytest.raises(MigrationError, match="it is away"):
+            await migration._with(cast(Any, Leaves()))
 
 
 async def test_while_clients_are_carried_slaves_of_the_source_keep_their_master() -> None:

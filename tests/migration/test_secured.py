@@ -11,7 +11,7 @@ import pytest
 from benchmarks.rig.processes import NamespaceUnavailable
 from tests.migration.scene import Scene, scene
 
-ROOT, CLIENT = ("rootuser", "root-secret-key"), ("orders", "orders-secret-key")
+ROOT, CLIENT = ("rootuser", "root-secret-key"), ("orderuser", "orders-secret-key")
 AUTH = "org.apache.rocketmq.auth"
 MANAGED = {
     "authenticationEnabled": "true",
@@ -61,9 +61,7 @@ def moves(made: Scene, client: str) -> None:
     theirs.mqadmin("updateTopic", *admin, "-c", made.source.cluster, "-t", "Orders", "-r", "1", "-w", "1")
     if client == "55":
         for who, key in (CLIENT, ("shortkey", "seven-7")):
-            theirs.mqadmin(
-                "createUser", *admin, "-b", made.source.broker_address, "-u", who, "-p", key, "-t", "Normal"
-            )
+            theirs.mqadmin("createUser", *admin, "-b", made.source.broker_address, "-u", who, "-p", key, "-t", "Normal")
         for resource, action in (("Topic:Orders", "PUB,SUB"), ("Group:g", "SUB")):
             theirs.mqadmin(
                 "createAcl", *admin, "-b", made.source.broker_address, "-s", f"User:{CLIENT[0]}", "-r", resource,
@@ -78,23 +76,24 @@ def moves(made: Scene, client: str) -> None:
     assert by_name["user shortkey"]["kind"] == "missing"
     made.gantry("migrate", "start", str(made.file), "--dir", str(made.folder))
     said = made.gantry("migrate", "users", str(made.file), "--dir", str(made.folder))
-    assert "created: orders, rootuser" in said.stdout + said.stderr
+    assert "created: orderuser, rootuser" in said.stdout + said.stderr
     again = made.gantry("migrate", "users", str(made.file), "--dir", str(made.folder))
-    assert "they exist, and stay as they are: orders, rootuser" in again.stderr
+    assert "they exist, and stay as they are: orderuser, rootuser" in again.stderr
     made.until_following()
     made.migrate("cutover", "--settle", "0", "--routes", "0")
     ours = made.driver(client)
     ours.run("produce", topic="Orders", count=10, first=20, run="run", **keys(CLIENT))
     got = ours.run("consume", topic="Orders", group="g", run="run", count=30, settle_ms=100, **keys(CLIENT))
     assert got.summary["unique"] == 30
-    refused = ours.run("produce", topic="Orders", count=1, first=99, run="run", **keys((CLIENT[0], "wrong-secret")))
-    assert refused.summary.get("acked", 0) == 0
+    refused = ours.run(
+        "produce", topic="Orders", count=1, first=99, run="run", retries=0, **keys((CLIENT[0], "wrong-secret"))
+    )
+    assert not refused.of("summary") or not refused.summary["statuses"], refused.lines
     exported = made.gantry("export", "--to", str(made.base / "out"), "--dir", str(made.folder))
     assert "storePathRootDir" in exported.stdout + exported.stderr
     said = made.migrate("rollback")
     assert "the source leads again" in said.stdout
     back = made.driver(client)
-    got = back.run("consume", topic="Orders", group="g2", run="run", count=0, settle_ms=100, **keys(ROOT))
     got = back.run("consume", topic="Orders", group="g3", run="run", count=30, settle_ms=100, **keys(ROOT))
     assert got.summary["unique"] == 30
     texts = [path.read_text(errors="replace") for path in (made.folder / "log").glob("*")]

@@ -435,6 +435,8 @@ class Migration:
                 except SourceBroken:
                     raise
                 except MigrationError as error:
+                    if watching.done():  # It looks at the source no more: all begins again.
+                        raise
                     self._problem = str(error)
                     log.warning("RocketMQ's %s: %s; connected again soon", self._wanted.broker, error)
                 finally:
