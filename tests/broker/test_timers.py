@@ -12,8 +12,11 @@ import pytest
 from gantry_broker.broker.clock import Clock as BrokerClock
 from gantry_broker.broker.metadata import snapshots
 from gantry_broker.broker.metadata.tables import Tables
+from gantry_broker.broker.metadata.topics import TIMER_TOPIC
+from gantry_broker.broker.send.messages import timer_bucket
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
-from gantry_broker.protocol.message import decode_records
+from gantry_broker.protocol.message import decode_records, format_properties
+from gantry_broker.store.types import Put
 
 from tests.support.running import until
 
@@ -240,3 +243,31 @@ async def test_a_recalled_message_is_not_delivered(bench: Bench, monkeypatch: py
     assert not buckets._ready
     assert not bench.broker.meta.working.timer_done
     assert bench.store.reader.max_offset("U", 0) == 0
+
+
+async def test_what_rocketmq_has_moved_comes_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copied log of RocketMQ has a record of a timer message for each time it was moved, in one queue."""
+    clock = Clock(monkeypatch)
+    await bench.send(b"warm")
+
+    def put(body: bytes, key: str, second: int, moved: int, topic: str = "T") -> Put:
+        props = {
+            "REAL_TOPIC": topic, "REAL_QID": "0", "TIMER_OUT_MS": str(MINUTE + second * 1_000),
+        } | ({"UNIQ_KEY": key} if key else {}) | ({"TIMER_ROLL_TIMES": str(moved)} if moved else {})  # fmt: skip
+        return Put(TIMER_TOPIC, 0, 0, 0, 1, bytes(8), body, format_properties(props))
+
+    assert timer_bucket(MINUTE + 70_000) != 0
+    rows = [
+        put(b"once", "K1", 70, 0), put(b"moved", "K2", 70, 0), put(b"moved", "K2", 70, 1), put(b"also", "K3", 75, 0),
+        put(b"moved", "K2", 70, 2), put(b"other time", "K2", 80, 0), put(b"no key", "", 85, 0),
+        put(b"no key", "", 85, 1),
+    ]  # fmt: skip
+    bench.store.appender.put(rows, 1_000)
+    bench.store.indexer.confirm(bench.store.log.end)
+    await bench.lead()
+    await clock.pass_to(bench, 72)
+    assert sorted(await _delivered(bench, 1)) == [b"moved", b"once"]
+    await bench.lead()  # The next leader knows what was delivered.
+    for second in (90, 95):
+        await clock.pass_to(bench, second)
+    assert sorted(await _delivered(bench, 1)) == [b"also", b"moved", b"no key", b"no key", b"once", b"other time"]

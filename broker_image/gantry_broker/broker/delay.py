@@ -307,6 +307,8 @@ class Buckets:
         """Bucket to the time at which its minute begins, for the other buckets with messages that were not read yet."""
         self._recalled: dict[int, set[Recalled]] = {}
         """Bucket to what is recalled in it, for the buckets that were read."""
+        self._rolled: dict[tuple[str, str, int], int] = {}
+        """What RocketMQ has moved in its queue, by target, unique key and time: the offset of the last copy."""
         self._late: set[int] = set()
         """Buckets to which messages that are due already were rolled over, and not read yet."""
         self._late_end = 0
@@ -321,6 +323,7 @@ class Buckets:
         self._unknown.clear()
         self._first.clear()
         self._recalled.clear()
+        self._rolled.clear()
 
     def reload(self) -> None:
         """Find the buckets with messages that were not delivered, for a new leader."""
@@ -440,11 +443,13 @@ class Buckets:
 
         One that is late goes to its last place, too, where its recall may be.
         """
-        due = _due(props)
+        due, offset = _due(props), record.queue_offset
         # RocketMQ's: what it has delivered, and its notes about POP.
         if timer_bucket(_until(props)) != bucket and (
             due <= self._delivered_before() or props.get(Prop.REAL_TOPIC, "").startswith(REVIVE_PREFIX)
         ):
+            return None
+        if self._rolled and self._rolled.get(_moved(record, props), offset) != offset:
             return None
         if _until(props) < due:
             return rolled_over(record, props, due, now, timer_window(self._store.config.settings.fileReservedTime))
@@ -479,6 +484,10 @@ class Buckets:
                     continue
                 props = parse_properties(record.properties)
                 until = _until(props)
+                identified = Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX in props
+                if Prop.TIMER_ROLL_TIMES in props and identified and timer_bucket(until) != bucket:
+                    # RocketMQ writes a message again when it moves it, and the former record stays.
+                    self._rolled[_moved(record, props)] = record.queue_offset
                 if Prop.TIMER_DEL_UNIQKEY in props and until >= _due(props):
                     self._recalled.setdefault(bucket, set()).add(_recalled_by(record, props))
                     until += TIMER_BUCKET_MS
@@ -509,6 +518,10 @@ def _due(props: Mapping[str, str]) -> int:
 
 def _recalled_by(record: Record, props: Mapping[str, str]) -> Recalled:
     return real_target(record)[0], props[Prop.TIMER_DEL_UNIQKEY]
+
+
+def _moved(record: Record, props: Mapping[str, str]) -> tuple[str, str, int]:
+    return real_target(record)[0], props.get(Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX, ""), _until(props)
 
 
 def due_time(record: Record) -> int:
