@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from gantry_broker.broker.migration.errors import MigrationError
-from gantry_operator.migration.users import Found, accounts_of, lines, managed, merged, plain
+from gantry_operator.actions.plain_acl import accounts_of
+from gantry_operator.migration.users import Found, lines, managed, merged, plain
 
 KEY = "a-secret-key-of-the-source"
 
@@ -44,7 +45,7 @@ def test_accounts_of_4_9_come_with_keys_and_permissions() -> None:
         account("orders", topicPerms=["Orders=PUB|SUB", "Secret=DENY"], groupPerms=["billing=SUB"]),
         account("all", defaultTopicPerm="PUB", defaultGroupPerm="SUB"),
     )
-    made = {one.name: one for one in accounts_of(found)}
+    made = {one.name: one for one in accounts_of(found.users)}
     assert made["root"].admin
     assert {one.secret for one in made.values()} == {KEY}
     assert [(r["type"], r["name"], r["actions"], r["decision"]) for r in made["orders"].rules] == [
@@ -67,7 +68,7 @@ def test_users_of_5_come_with_keys_and_rules() -> None:
             acl("orders", entry("*", "All", decision="Deny"), policy="Default"),
         ],
     )
-    made = {one.name: one for one in accounts_of(found)}
+    made = {one.name: one for one in accounts_of(found.users)}
     assert [(r["type"], r["name"], r["pattern"], r["actions"], r["decision"]) for r in made["orders"].rules] == [
         ("Topic", "Orders", "Literal", ["Pub"], "Allow"),
         ("Group", "b", "Prefix", ["Sub"], "Allow"),
@@ -123,7 +124,7 @@ def test_a_user_that_differs_between_brokers_is_named_and_comes_once() -> None:
 
 
 def test_names_that_differ_by_case_stay_two_users() -> None:
-    made = accounts_of(read_plain(account("Orders"), account("orders"), account("ADMIN")))
+    made = accounts_of(read_plain(account("Orders"), account("orders"), account("ADMIN")).users)
     assert sorted((one.name, one.access_key) for one in made) == [
         ("admin-2", "ADMIN"), ("orders", "Orders"), ("orders-2", "orders"),
     ]  # fmt: skip
@@ -134,7 +135,7 @@ def test_no_text_has_a_key() -> None:
         "x": read_plain(account("a"), account("b", topicPerms=["=?"]), account("c d"), addresses=["*"]),
         "y": read_managed([user("a", userType="?"), user("e")], [acl("e", entry("", "Pub"))]),
     })  # fmt: skip
-    shown = repr(found) + repr(accounts_of(found)) + json.dumps(lines(found)) + repr(found.notes)
+    shown = repr(found) + repr(accounts_of(found.users)) + json.dumps(lines(found)) + repr(found.notes)
     assert KEY not in shown
     assert found.left_out
 

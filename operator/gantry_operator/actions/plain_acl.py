@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from gantry_broker.access.plain_acl import MAX_BYTES, load_plain_acl, read_plain_acl
 from gantry_broker.access.table import User
 
+from gantry_operator.access import ADMIN
 from gantry_operator.api.user import MAX_USER_NAME
 
 
@@ -58,6 +59,19 @@ def account_of(user: User) -> Account:
         raise PlainAclError(f"account {user.name}: no BrokerUser can have this name: write letters or digits")
     rules = [r.model_dump(mode="json") | ({"name": ""} if r.pattern == "Any" else {}) for r in user.rules]
     return Account(name, user.name, user.keys[0], user.super, rules, user.enabled)
+
+
+def accounts_of(users: Mapping[str, User]) -> list[Account]:
+    """Return users as accounts; those whose names differ by their case only get a number. Raises PlainAclError."""
+    made: dict[str, Account] = {}
+    for _, user in sorted(users.items()):
+        account, number = account_of(user), 2
+        name = account.name
+        while name in made or name == ADMIN:
+            name = f"{account.name[:55]}-{number}"
+            number += 1
+        made[name] = replace(account, name=name)
+    return list(made.values())
 
 
 def _not_imported(content: dict[str, Any]) -> list[str]:

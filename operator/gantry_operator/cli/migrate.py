@@ -668,6 +668,7 @@ def users(
 
     It prints no key. What has no counterpart is listed.
     """
+    from gantry_operator.actions.plain_acl import PlainAclError, accounts_of
     from gantry_operator.actions.users import import_accounts, list_users
     from gantry_operator.cli.target import run_async
     from gantry_operator.migration import users as users_of
@@ -677,8 +678,8 @@ def users(
     brokers = [source.broker_of(group.name, group.broker_name) for group in cluster.spec.brokerGroups]
     try:
         found = run_async(users_of.ask_all(_place(source), brokers, source.cluster))
-        accounts = users_of.accounts_of(found)
-    except (MigrationError, SourceBroken, users_of.PlainAclError) as error:
+        accounts = accounts_of(found.users)
+    except (MigrationError, SourceBroken, PlainAclError) as error:
         raise CliError(str(error)) from None
     known: set[str] = set()
     made: list[str] = []

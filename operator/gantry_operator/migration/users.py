@@ -20,7 +20,6 @@ from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.codes import RequestCode
 
 from gantry_operator.access import ADMIN
-from gantry_operator.actions.plain_acl import Account, PlainAclError, account_of
 from gantry_operator.migration.edge import FAILURES, SourcePlace
 
 MAX_RULES: Final = 256
@@ -145,21 +144,6 @@ def merged(found: Mapping[str, Found]) -> Found:
     return Found(users, {name: why for name, why in left_out.items() if name not in users}, list(notes))
 
 
-def accounts_of(found: Found) -> list[Account]:
-    """Return the users with names of BrokerUsers; two that differ by their case only get a number. Raises
-    PlainAclError.
-    """
-    made: dict[str, Account] = {}
-    for _, user in sorted(found.users.items()):
-        account, number = account_of(user), 2
-        name = account.name
-        while name in made or name == ADMIN:
-            name = f"{account.name[:55]}-{number}"
-            number += 1
-        made[name] = Account(name, account.access_key, account.secret, account.admin, account.rules, account.enabled)
-    return list(made.values())
-
-
 async def ask(source: Source, address: str, settings: Mapping[str, str]) -> Found:
     """Ask one master. Raises MigrationError."""
     kind = guarded(settings)
@@ -200,4 +184,4 @@ def lines(found: Found) -> list[dict[str, Any]]:
     return rows
 
 
-__all__ = ["Found", "PlainAclError", "accounts_of", "ask", "ask_all", "guarded", "lines", "managed", "merged", "plain"]
+__all__ = ["Found", "ask", "ask_all", "guarded", "lines", "managed", "merged", "plain"]
