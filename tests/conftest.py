@@ -26,7 +26,6 @@ LONG = (
     "tests/spark/",
     "tests/migration/test_cutover.py",
     "tests/archive/test_old_messages.py",
-    "tests/failover/test_invariants.py",
     "tests/local/test_groups.py",
     "tests/local/test_two_sites.py",
     "tests/local/test_restore.py",

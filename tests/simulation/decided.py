@@ -28,21 +28,18 @@ from gantry_operator.failover import (
 )
 from gantry_operator.failover.model import LinkState, Reach
 
-from tests.simulation.operators import Plan
-from tests.simulation.world import Message, World, describe_leadership
+from tests.simulation.operators import Operator, Plan
+from tests.simulation.world import Message, World
 from tests.simulation.world import Report as ObservedReport
 
 DETECTION_MS = 2_000
 
 
-class DecidingOperator:
+class DecidingOperator(Operator):
     """An operator that decides with `decide`; see `operators.Operator` for the steps."""
 
     def __init__(self, world: World, name: str) -> None:
-        self.name = name
-        self.leadership: LeadershipRecord | None = None
-        self.plan: Plan | None = None
-        self._world = world
+        super().__init__(world, name)
         self._seen: dict[int, tuple[ObservedReport, int]] = {}
         self._refused: dict[int, tuple[LeadershipRecord, str]] = {}
         self._assigned_at: dict[int, int] = {}
@@ -55,9 +52,6 @@ class DecidingOperator:
         if self.leadership is not None and self._world.registry.leadership is None:
             self._seen.clear()
         self.leadership = self._world.registry.leadership
-
-    def request(self, number: int) -> None:
-        self._world.post(self.name, f"m{number}", ("report?",))
 
     def receive(self, message: Message) -> None:
         body: Any = message.body
@@ -88,22 +82,6 @@ class DecidingOperator:
     def settle(self, rng: random.Random) -> None:
         self._wanted = None
         self._act(rng, well=True)
-
-    def swap(self) -> None:
-        plan, self.plan = self.plan, None
-        if plan is None:
-            return
-        if not self._world.registry.swap(plan.expected, plan.leadership):
-            self._world.trace(f"  {self.name}: another operator was first ({plan.why})")
-            return
-        self._world.trace(f"  {self.name}: {plan.why}: {describe_leadership(plan.leadership)}")
-        self.leadership = plan.leadership
-        if plan.handover is not None:
-            source, target = (self._world.members[n] for n in plan.handover)
-            saved = target.disk.saved
-            # Another incarnation of the target never leads by this record; the next promotion has its own check.
-            if source.alive and saved is not None and saved.me == plan.leadership.master:
-                self._world.checker.handed_over(source, target)
 
     # ---- inner parts
 

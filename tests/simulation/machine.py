@@ -19,6 +19,7 @@ from gantry_broker.replication.leader import Options
 from tests.simulation.checker import Violation
 from tests.simulation.model_log import SEGMENT
 from tests.simulation.operators import ModelOperator, Operator
+from tests.simulation.steps import Steps
 from tests.simulation.world import Member, World, describe
 
 SETTLE_ROUNDS = 60
@@ -73,7 +74,7 @@ DEFAULT: dict[str, float] = {
 MakeOperator = Callable[[World, str], Operator]
 
 
-class Schedule:
+class Schedule(Steps):
     """One seeded run; `run` raises Violation."""
 
     def __init__(
@@ -93,9 +94,8 @@ class Schedule:
         )
         self.profile = profile
         self.tracing = trace is not None
-        self.trace = trace or _ignore
         segment = SEGMENT if seed % 2 else 0
-        self.world = World(count, options, seed=seed, segment=segment, trace=self.trace)
+        self.world = World(count, options, seed=seed, segment=segment, trace=trace or _ignore)
         operators = profile.operators or rng.choice((1, 2))
         self.world.confirms_late = True
         self.operators = [make_operator(self.world, f"op{n}") for n in range(operators)]
@@ -129,15 +129,8 @@ class Schedule:
 
     # ---- steps
 
-    def _member(self) -> Member:
-        return self.rng.choice(self.world.members)
-
     def _operator(self) -> Operator:
         return self.rng.choice(self.operators)
-
-    def _say(self, text: str) -> None:
-        if self.tracing:
-            self.trace(f"{self.world.now:6} {text}")
 
     def _deliver(self, *, keep: bool = False) -> None:
         messages = self.world.messages
@@ -156,9 +149,6 @@ class Schedule:
                 if operator.name == left.target:
                     operator.receive(left)
 
-    def _duplicate(self) -> None:
-        self._deliver(keep=True)
-
     def _drop(self) -> None:
         messages = self.world.messages
         if messages:
@@ -175,14 +165,6 @@ class Schedule:
     def _send(self) -> None:
         self._say(f"client sends m{self.world.next_id} to m{self.world.route}")
         self.world.client_send()
-
-    def _flush(self) -> None:
-        member = self._member()
-        self._say(f"{member.name} flushes")
-        self.world.flush(member)
-
-    def _tick(self) -> None:
-        self.world.tick(self._member())
 
     def _read(self) -> None:
         self._operator().read()
@@ -201,20 +183,11 @@ class Schedule:
     def _assign(self) -> None:
         self._operator().assign(self._member().number)
 
-    def _forward(self) -> None:
-        self.world.forward(self._member())
-
     def _hand_over(self) -> None:
         operator = self._operator()
         operator.read()
         self._say(f"{operator.name} requests a handover")
         operator.hand_over(self.rng)
-
-    def _kill(self) -> None:
-        member = self._member()
-        if member.alive:
-            self._say(f"{member.name} is killed")
-            member.crash(lose_tail=False)
 
     def _power(self) -> None:
         member = self._member()
@@ -238,11 +211,6 @@ class Schedule:
     def _proves(member: Member) -> bool:
         return member.written_in_boot == member.boot
 
-    def _arm(self) -> None:
-        member = self._member()
-        if member.alive and member.power.countdown is None:
-            member.power.countdown = self.rng.randrange(6)
-
     def _restart(self) -> None:
         down = [m for m in self.world.members if not m.alive]
         if down:
@@ -254,10 +222,6 @@ class Schedule:
             self._say(f"{member.name} starts")
             member.paused = False
             member.start()
-
-    def _hibernate(self) -> None:
-        self._say("the group hibernates")
-        self.world.hibernate()
 
     def _cut_off(self) -> None:
         names = [m.name for m in self.world.members] + [o.name for o in self.operators]
@@ -281,10 +245,6 @@ class Schedule:
         member = self._member()
         self._say(f"{member.name} stands still")
         member.paused = True
-
-    def _resume(self) -> None:
-        for member in self.world.members:
-            member.paused = False
 
     def _expire(self) -> None:
         member = self._member()

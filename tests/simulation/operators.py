@@ -7,8 +7,9 @@ decisions. A mutant (`mutants/rules.py`) allows more.
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from gantry_broker.contracts.leadership import Assignment, LeadershipRecord, MemberId
 from gantry_broker.replication.core import Role
@@ -27,47 +28,17 @@ class Plan:
     """Member numbers from and to."""
 
 
-class Operator(Protocol):
-    name: str
-
-    def read(self) -> None: ...
-    def request(self, number: int) -> None: ...
-    def receive(self, message: Message) -> None: ...
-    def think(self, rng: random.Random) -> None: ...
-    def swap(self) -> None: ...
-    def assign(self, number: int) -> None: ...
-    def hand_over(self, rng: random.Random) -> None: ...
-    def settle(self, rng: random.Random) -> None: ...
-
-
-class ModelOperator:
+class Operator(ABC):
     """One of possibly several operators. All its data is old by the time it acts."""
 
     def __init__(self, world: World, name: str) -> None:
         self.name = name
         self.leadership: LeadershipRecord | None = None
         self.plan: Plan | None = None
-        self.reports: dict[int, Report] = {}
         self._world = world
-
-    # ---- steps
-
-    def read(self) -> None:
-        self.leadership = self._world.registry.leadership
 
     def request(self, number: int) -> None:
         self._world.post(self.name, f"m{number}", ("report?",))
-
-    def receive(self, message: Message) -> None:
-        body: Any = message.body
-        if isinstance(body, Report):
-            self.reports[body.member.member] = body
-        elif body[0] == "ready":
-            _, target, leadership = body
-            new = leadership.promoted(target, leadership.in_sync)
-            source = leadership.master.member if leadership.master is not None else target.member
-            # Rule 23: on exactly the record of the handover request.
-            self.plan = Plan(leadership, new, f"handover to {target}", (source, target.member))
 
     def swap(self) -> None:
         plan, self.plan = self.plan, None
@@ -84,6 +55,43 @@ class ModelOperator:
             # Another incarnation of the target never leads by this record; the next promotion has its own check.
             if source.alive and saved is not None and saved.me == plan.leadership.master:
                 self._world.checker.handed_over(source, target)
+
+    @abstractmethod
+    def read(self) -> None: ...
+    @abstractmethod
+    def receive(self, message: Message) -> None: ...
+    @abstractmethod
+    def think(self, rng: random.Random) -> None: ...
+    @abstractmethod
+    def assign(self, number: int) -> None: ...
+    @abstractmethod
+    def hand_over(self, rng: random.Random) -> None: ...
+    @abstractmethod
+    def settle(self, rng: random.Random) -> None: ...
+
+
+class ModelOperator(Operator):
+    """See the module."""
+
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(world, name)
+        self.reports: dict[int, Report] = {}
+
+    # ---- steps
+
+    def read(self) -> None:
+        self.leadership = self._world.registry.leadership
+
+    def receive(self, message: Message) -> None:
+        body: Any = message.body
+        if isinstance(body, Report):
+            self.reports[body.member.member] = body
+        elif body[0] == "ready":
+            _, target, leadership = body
+            new = leadership.promoted(target, leadership.in_sync)
+            source = leadership.master.member if leadership.master is not None else target.member
+            # Rule 23: on exactly the record of the handover request.
+            self.plan = Plan(leadership, new, f"handover to {target}", (source, target.member))
 
     def assign(self, number: int) -> None:
         """Rule 13: assign only a recorded leadership."""

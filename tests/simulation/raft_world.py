@@ -19,6 +19,7 @@ from gantry_broker.replication.state import HardState
 from tests.simulation.checker import Violation
 from tests.simulation.machine import DEFAULT, Profile, _accumulate
 from tests.simulation.model_log import MEMBER_TABLE, SEGMENT
+from tests.simulation.steps import Steps
 from tests.simulation.world import Member, Message, World, describe
 
 SETTLE_ROUNDS = 250
@@ -147,7 +148,7 @@ class RaftProfile:
     weights: dict[str, float] = field(default_factory=dict)
 
 
-class RaftSchedule:
+class RaftSchedule(Steps):
     """One seeded run of a group in Raft mode; `run` raises Violation."""
 
     def __init__(
@@ -187,13 +188,6 @@ class RaftSchedule:
         if self.profile.settle:
             self._settle()
 
-    def _say(self, text: str) -> None:
-        if self.tracing:
-            self.world.trace(f"{self.world.now:6} {text}")
-
-    def _member(self) -> RaftMember:
-        return self.rng.choice(self.world.members)
-
     # ---- steps
 
     def _deliver(self, *, keep: bool = False) -> None:
@@ -209,9 +203,6 @@ class RaftSchedule:
                 )
             self.world.deliver(message, keep=keep)
 
-    def _duplicate(self) -> None:
-        self._deliver(keep=True)
-
     def _drop(self) -> None:
         if self.world.messages:
             self.world.lost(self.world.messages.pop(self.rng.randrange(len(self.world.messages))))
@@ -222,23 +213,6 @@ class RaftSchedule:
     def _send(self) -> None:
         self._say(f"client sends m{self.world.next_id}")
         self.world.client_send()
-
-    def _forward(self) -> None:
-        self.world.forward(self._member())
-
-    def _flush(self) -> None:
-        member = self._member()
-        self._say(f"{member.name} flushes")
-        self.world.flush(member)
-
-    def _tick(self) -> None:
-        self.world.tick(self._member())
-
-    def _kill(self) -> None:
-        member = self._member()
-        if member.alive:
-            self._say(f"{member.name} is killed")
-            member.crash(lose_tail=False)
 
     def _power(self) -> None:
         member = self._member()
@@ -261,11 +235,6 @@ class RaftSchedule:
             member.log.reset(0, (), b"")
             member.disk.saved = None
 
-    def _arm(self) -> None:
-        member = self._member()
-        if member.alive and member.power.countdown is None:
-            member.power.countdown = self.rng.randrange(6)
-
     def _restart(self) -> None:
         down = [m for m in self.world.members if not m.alive]
         if down:
@@ -274,10 +243,6 @@ class RaftSchedule:
             self._say(f"{member.name} starts")
             member.paused = False
             member.start()
-
-    def _hibernate(self) -> None:
-        self._say("the group hibernates")
-        self.world.hibernate()
 
     def _cut_off(self) -> None:
         if len(self.world.members) > 1:
@@ -295,10 +260,6 @@ class RaftSchedule:
 
     def _pause(self) -> None:
         self._member().paused = True
-
-    def _resume(self) -> None:
-        for member in self.world.members:
-            member.paused = False
 
     def _gone(self) -> None:
         """A follower's connection to its leader is refused, sometimes although the leader lives."""
