@@ -138,7 +138,10 @@ class World:
         """The manifest as it is, also while the store is away."""
         names = sorted(n for n in self.objects.objects if "/manifest/" in n)
         first = next((i for i, n in enumerate(names) if n == _whole_entry(names[-1])), 0)
-        return manifest.fold(self.objects.objects[n] for n in names[first:]) if names else State()
+        state: State | None = None
+        for name in names[first:]:
+            state = manifest.follow(state, self.objects.objects[name])
+        return state or State()
 
     def run(self, steps: int) -> None:
         for _ in range(steps):

@@ -23,7 +23,6 @@ from benchmarks.rig.processes import until
 from benchmarks.rig.target import Target
 
 RECORDED = Path(__file__).resolve().parents[1] / "data" / "mqadmin" / "4.9.7.json"
-EPOCH = "2000-01-01#00:00:00:000"
 
 LEFT_OUT = {
     "clusterRT": "prints until it is stopped; it is played in a process of its own",

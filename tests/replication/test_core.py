@@ -78,9 +78,6 @@ def test_divergence_is_the_length_of_the_common_part(common: Log, kept: int, oth
 
 def test_a_cut_history_keeps_no_epoch_without_records() -> None:
     assert epochs.truncate(leader_epochs((1, 0), (2, 50), (3, 90)), 90) == leader_epochs((1, 0), (2, 50))
-    assert epochs.extended(leader_epochs((0, 0)), 1, 0) == leader_epochs((1, 0))
-    with pytest.raises(ValueError, match="epoch 2"):
-        epochs.extended(leader_epochs((2, 0)), 2, 10)
 
 
 # ---- waiters

@@ -236,7 +236,7 @@ class ModelLog:
 
     def _learn(self, record: Record) -> None:
         if record.kind == CONTROL:
-            # Not `epochs.extended`: with a rule removed, the log must also hold wrong records.
+            # Without a check: with a rule removed, the log must also hold wrong records.
             self.leader_epochs = (
                 *epochs.truncate(self.leader_epochs, record.offset),
                 EpochStart(record.epoch, record.offset),

@@ -7,7 +7,7 @@ describes one log: a run of objects without holes, except for the gaps that it n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
@@ -194,23 +194,10 @@ class State:
             at = end
 
 
-def fold(entries: Iterable[bytes]) -> State:
-    """Return the state after entries that follow each other; the first is entry 1 or has the whole state.
-
-    Raises Damaged for an entry that is not valid, ArchiveError for one that does not continue the others.
-    """
-    state: State | None = None
-    for data in entries:
-        state = follow(state, data)
-    if state is None:
-        raise ArchiveError("the archive has no manifest")
-    return state
-
-
 def follow(state: State | None, data: bytes) -> State:
     """Return the state after one more entry. None: nothing is known, so the entry is the first or has the whole state.
 
-    Raises Damaged, ArchiveError as `fold`.
+    Raises Damaged for an entry that is not valid, ArchiveError for one that does not continue the others.
     """
     value = _load(data)
     n = int(value["n"])

@@ -7,7 +7,7 @@ to the shorter of the two ends of that epoch. Nothing here reads a record.
 
 from __future__ import annotations
 
-from gantry_broker.store.log.epochs import EpochStart, LeaderEpochs
+from gantry_broker.store.log.epochs import LeaderEpochs
 
 
 def last_epoch(leader_epochs: LeaderEpochs) -> int:
@@ -32,19 +32,6 @@ def divergence(mine: LeaderEpochs, my_end: int, theirs: LeaderEpochs, their_end:
             break
         agreed = min(epoch_end(theirs, index, their_end), epoch_end(mine, index, my_end))
     return agreed
-
-
-def extended(leader_epochs: LeaderEpochs, epoch: int, start: int) -> LeaderEpochs:
-    """Return the leader epochs with one more leadership; one without a record leaves no trace.
-
-    Raises ValueError unless the epoch is above the last one and the start is not below the last one's.
-    """
-    if leader_epochs and (epoch <= leader_epochs[-1].epoch or start < leader_epochs[-1].start):
-        raise ValueError(
-            f"epoch {epoch} from offset {start} cannot follow "
-            f"epoch {leader_epochs[-1].epoch} from {leader_epochs[-1].start}"
-        )
-    return (*truncate(leader_epochs, start), EpochStart(epoch, start))
 
 
 def truncate(leader_epochs: LeaderEpochs, end: int) -> LeaderEpochs:
