@@ -46,6 +46,9 @@ class BrokerSettings(BaseModel):
     mappedFileSizeConsumeQueue: int = Field(
         6_000_000, ge=2_000, multiple_of=20, description="Bytes of a consume-queue file (20 bytes an entry)."
     )
+    compactionScheduleInternal: int = Field(
+        900_000, ge=100, description="Milliseconds between two passes of compaction over a queue."
+    )
     maxHashSlotNum: int = Field(5_000_000, ge=100, description="Hash slots of an index file.")
     maxIndexNum: int = Field(20_000_000, ge=400, description="Entries of an index file.")
     messageIndexEnable: bool = Field(True, description="Build the key index, which queries by key and id need.")

@@ -54,6 +54,9 @@ def test_names_and_attributes() -> None:
     plain = BrokerTopic.make("orders", "demo")
     named = BrokerTopic.make("orders", "demo", topicName="Orders_1", messageType="Delay", config={"a.b": "X"})
     assert BrokerTopic.make("orders", "demo", retention="2h").attributes == {"retention.ms": "7200000"}
+    compacted = BrokerTopic.make("orders", "demo", cleanupPolicy="Compact", tombstoneRetention="1h")
+    assert compacted.attributes == {"cleanup.policy": "COMPACTION", "delete.retention.ms": "3600000"}
+    assert BrokerTopic.make("orders", "demo", cleanupPolicy="Delete").attributes == {"cleanup.policy": "DELETE"}
     assert (plain.topic, plain.attributes) == ("orders", {})
     assert (named.topic, named.attributes) == ("Orders_1", {"a.b": "X", "message.type": "DELAY"})
     assert ConsumerGroup.make("billing", "demo").group == "billing"

@@ -186,7 +186,7 @@ class ArchiveReads:
         if tiered is None or not self.knows:
             return None
         found = tiered.view.floors.get((topic, queue_id))
-        if found is None or is_system_topic(topic):
+        if found is None or is_system_topic(topic) or self._store.compaction.rows(topic, queue_id) is not None:
             return None
         if self._store.queues.deletion_watermarks.get(topic, 0) >= self._store.log.start:
             return None  # All that the archive has of it below the local log is deleted.
@@ -199,6 +199,8 @@ class ArchiveReads:
         """
         low = self._store.reader.min_offset(topic, queue_id)
         if self._tiered is None or low <= 0:
+            return low
+        if self._store.compaction.rows(topic, queue_id) is not None:
             return low
         if not self.knows and self._store.log.start > 0 and not is_system_topic(topic):
             raise busy(self.error or "its index is not read yet")
@@ -224,6 +226,8 @@ class ArchiveReads:
         """Whether the archive has to be asked for an offset below the local log."""
         if self._tiered is None or self._store.log.start == 0 or is_system_topic(topic):
             return False
+        if self._store.compaction.rows(topic, queue_id) is not None:
+            return False  # This member's log has all that compaction keeps.
         if not self.knows:
             return True
         floor = self.floor(topic, queue_id)
@@ -312,6 +316,8 @@ class ArchiveReads:
     def may_have_time(self, topic: str, queue_id: int, ms: int) -> bool:
         """Whether the archive has to be asked for a time: there are older messages than the local ones."""
         if self._tiered is None or self._store.log.start == 0 or is_system_topic(topic):
+            return False
+        if self._store.compaction.rows(topic, queue_id) is not None:
             return False
         return not self.knows or self.floor(topic, queue_id) is not None
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gantry_broker.broker.archiving import Archiving
     from gantry_broker.broker.clients import ClientTable
     from gantry_broker.broker.clock import Clock
+    from gantry_broker.broker.compaction import Compaction
     from gantry_broker.broker.dead_letters import DeadLetters
     from gantry_broker.broker.disk_forecast import DiskForecast
     from gantry_broker.broker.disk_watch import DiskWatch
@@ -66,6 +67,7 @@ class BrokerContext:
     delay_levels: Sequence[int]
     """Milliseconds of each delay level, level 1 first."""
     writer: LogWriter
+    compaction: Compaction
     retention: LogRetention
     topic_retention: TopicRetention
     log_repair: LogRepair

@@ -132,6 +132,7 @@ class BrokerProcess:
         await broker.log_repair.close()
         await broker.archiving.close()
         await broker.archive_reads.close()
+        await broker.compaction.close()
         await broker.sites.close()
         await parts.registrar.close()
         parts.group_address.close()

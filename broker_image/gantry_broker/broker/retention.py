@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gantry_broker.broker.archive_reads import ArchiveReads
     from gantry_broker.broker.archiving import Archiving
     from gantry_broker.broker.clock import Clock
+    from gantry_broker.broker.compaction import Compaction
     from gantry_broker.broker.disk_watch import DiskWatch
     from gantry_broker.broker.health import MemberHealth
     from gantry_broker.broker.metadata.changes import MetadataChanges
@@ -46,8 +47,10 @@ class LogRetention:
         replication: ReplicationService,
         archiving: Archiving,
         archive_reads: ArchiveReads,
+        compaction: Compaction,
         clock: Clock,
     ) -> None:
+        self._compaction = compaction
         self._archiving = archiving
         self._archive_reads = archive_reads
         self._disk = disk
@@ -59,7 +62,7 @@ class LogRetention:
 
     def expire(self) -> bool:
         """Keep unconfirmed records, those that a fetching follower has not acknowledged, messages that wait for their
-        delivery, and those that the archive lacks.
+        delivery, those that the archive lacks, and those of compacted topics until they were looked at or copied.
 
         Returns True when it did nothing yet, because it has to look for the latter in another step.
         """
@@ -67,7 +70,13 @@ class LogRetention:
         if not complete:
             return True
         store = self._store
-        needed = (waiting, self._archiving.needed_from(), self._replication.needed_from(), store.state.confirmed)
+        needed = (
+            waiting,
+            self._archiving.needed_from(),
+            self._replication.needed_from(),
+            self._compaction.needed_from(),
+            store.state.confirmed,
+        )
         start = store.retention.expire(
             self._clock.unix_ms(),
             min(offset for offset in needed if offset is not None),

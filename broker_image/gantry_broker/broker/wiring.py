@@ -19,6 +19,7 @@ from gantry_broker.broker.archive_reads import ArchiveReads
 from gantry_broker.broker.archiving import Archiving
 from gantry_broker.broker.clients import ClientTable
 from gantry_broker.broker.clock import Clock
+from gantry_broker.broker.compaction import LOOK_MS, Compaction
 from gantry_broker.broker.confirmed import ConfirmedRecords
 from gantry_broker.broker.context import BrokerContext
 from gantry_broker.broker.dead_letters import DeadLetters
@@ -200,7 +201,11 @@ def wire(
     archive_fill = ArchiveFill(config, store.log.segment_size)
     replication.old_records = archive_fill
     access.stored_topics.archived = archive_reads.topic_of
-    retention = LogRetention(store, disk, meta, replication, archiving, archive_reads, clock)
+    compaction = Compaction(
+        store, store_host, disk, meta=meta, writer=writer, role=role, health=health, confirmed=confirmed, events=events,
+        clock=clock,
+    )  # fmt: skip
+    retention = LogRetention(store, disk, meta, replication, archiving, archive_reads, compaction, clock)
     topic_retention = TopicRetention(store, meta, changes, role, health, archive_reads, clock)
     transactions = Transactions(
         config, store, store_host, delay_levels, meta=meta, writer=writer, creation=creation, clients=clients,
@@ -239,6 +244,7 @@ def wire(
         store_host_hex=store_host.hex().upper(),
         delay_levels=delay_levels,
         writer=writer,
+        compaction=compaction,
         retention=retention,
         topic_retention=topic_retention,
         log_repair=log_repair,
@@ -321,6 +327,7 @@ def wire(
             PeriodicTask("dead letters", lambda: 5_000, lambda now: dead_letters.look()),
             PeriodicTask("disk", lambda: REFRESH_MS, lambda now: disk.refresh()),
             PeriodicTask("disk forecast", lambda: FORECAST_MS, lambda now: disk_forecast.note(now, disk.usage)),
+            PeriodicTask("compaction", lambda: LOOK_MS, lambda now: compaction.look()),
             PeriodicTask("retention", lambda: 10_000, lambda now: retention.expire()),
             PeriodicTask("retention of topics", lambda: 10_000, lambda now: topic_retention.expire()),
         ],

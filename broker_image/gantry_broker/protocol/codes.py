@@ -493,6 +493,8 @@ CONTROL_TOPIC: Final = "rmq_sys_GANTRY_CONTROL"
 """Gantry's topic of control records (starts of epochs, changes of topics, groups and offsets)."""
 POP_TOPIC: Final = "rmq_sys_GANTRY_POP"
 """Gantry's topic of changes of POP consumption: what is in flight, until when, and what is acknowledged."""
+COMPACTION_TOPIC: Final = "rmq_sys_GANTRY_COMPACTION"
+"""Gantry's topic of compaction records: which records compacted topics keep, with copies of old ones."""
 PROBE_TOPIC: Final = "rmq_sys_GANTRY_PROBE"
 """Gantry's topic for the availability probe. RocketMQ's own self-test topic refuses sends."""
 

@@ -12,12 +12,14 @@ from typing import Final
 from gantry_core import gather_records, records_named, records_whole, wanted_records
 
 from gantry_broker.protocol.codes import GetStatus
-from gantry_broker.protocol.message import FIXED_V4, Record, RecordError, decode_record
+from gantry_broker.protocol.message import FIXED_V4, Record, RecordError, decode_record, tags_hash
+from gantry_broker.store.compaction.rows import QueueRows, key_of
+from gantry_broker.store.compaction.table import CompactionTable
 from gantry_broker.store.errors import BadRecords, OffsetGone
 from gantry_broker.store.index.consume_queue import BLANK_SIZE, ENTRY, ENTRY_SIZE, ConsumeQueue
 from gantry_broker.store.index.key_hash import KeyHasher
 from gantry_broker.store.index.key_index import KeyIndex
-from gantry_broker.store.index.queue_table import QueueTable
+from gantry_broker.store.index.queue_table import QueueTable, TopicQueues
 from gantry_broker.store.indexing import Indexer
 from gantry_broker.store.log.commit_log import CommitLog
 from gantry_broker.store.log.record_reader import (
@@ -214,6 +216,8 @@ class LogPieces:
         high = queue.written + len(pending) // ENTRY_SIZE
         if not low <= offset < high:
             return None
+        if queue.compacted is not None:
+            low = queue.compacted.least(low)
         if at >= 0 and (max_count == 1 or high - offset == 1):
             phys, size, _ = ENTRY.unpack_from(pending, at)
             if not 0 < size < BLANK_SIZE or phys < self.oldest or phys + size > self._end:
@@ -289,7 +293,9 @@ class Reader:
         index: KeyIndex | None,
         scrubber: Scrubber,
         indexer: Indexer,
+        compaction: CompactionTable,
     ) -> None:
+        self._compaction = compaction
         self._indexer = indexer
         self._state = state
         self._log = log
@@ -314,7 +320,8 @@ class Reader:
 
     def min_of(self, queue: ConsumeQueue) -> int:
         """Return the first offset of the queue whose record is still there. Raises OSError."""
-        return queue.min_at(self._queues.visible_from(queue.key[0], self._log.start))
+        low = queue.min_at(self._queues.visible_from(queue.key[0], self._log.start))
+        return low if queue.compacted is None else queue.compacted.least(low)
 
     def get(
         self,
@@ -341,7 +348,9 @@ class Reader:
             if offset > 0 and self._state.confirmed < self._log.end:
                 return Got(GetStatus.OFFSET_OVERFLOW_ONE, b"", 0, offset, 0, 0)
             return Got(status, b"", 0, 0, 0, 0)
-        low, high = queue.min_at(self._queues.visible_from(topic, self._log.start)), queue.max
+        from_log, high = queue.min_at(self._queues.visible_from(topic, self._log.start)), queue.max
+        rows = queue.compacted
+        low = from_log if rows is None else rows.least(from_log)
         if offset >= high:
             if offset == high and high > 0:
                 return Got(GetStatus.OFFSET_OVERFLOW_ONE, b"", 0, offset, low, high)
@@ -350,14 +359,69 @@ class Reader:
             if high == 0:
                 return Got(GetStatus.NO_MESSAGE_IN_QUEUE, b"", 0, 0, low, high)
             return Got(GetStatus.OFFSET_OVERFLOW_BADLY, b"", 0, high, low, high)
-        if offset < low:
-            return Got(GetStatus.OFFSET_TOO_SMALL, b"", 0, low, low, high)
         count = max(max_count, 1)
-        if tag_hashes is None and record_filter is None:
-            found = self._plain(queue, offset, low, high, count, max_bytes)
-            if found is not None:
+        if offset < from_log:
+            if rows is None:
+                return Got(GetStatus.OFFSET_TOO_SMALL, b"", 0, low, low, high)
+            found = self._compacted(
+                queue, rows, offset, from_log, high, count, max_bytes, tag_hashes, record_filter, enough
+            )
+            if found.count or from_log == high or found.next_offset < from_log or found.damaged >= 0:
                 return found
+            offset = from_log
+        if tag_hashes is None and record_filter is None:
+            plain = self._plain(queue, offset, low, high, count, max_bytes)
+            if plain is not None:
+                return plain
         return self._collect(queue, offset, low, high, count, max_bytes, tag_hashes, record_filter, enough)
+
+    def _compacted(
+        self,
+        queue: ConsumeQueue,
+        rows: QueueRows,
+        offset: int,
+        low: int,
+        high: int,
+        max_count: int,
+        max_bytes: int,
+        tag_hashes: frozenset[int] | None,
+        record_filter: Callable[[Record], bool] | None,
+        enough: Callable[[], bool] | None,
+    ) -> Got:
+        """Read compacted records of a queue: those with a row, below the queue offset `low`. The next read goes on
+        behind the last one, so it skips the offsets that compaction has removed, as RocketMQ's does.
+        """
+        least = rows.least(low)
+        data: list[bytes] = []
+        total, at = 0, low
+        looked = 0
+        for row in rows.from_number(offset):
+            if len(data) >= max_count or looked >= MAX_SCAN or (data and total + row.size > max_bytes):
+                at = row.number  # The next read begins here.
+                break
+            if looked and record_filter is not None and enough is not None and enough():
+                at = row.number
+                break
+            looked += 1
+            try:
+                raw = self._compaction.read(queue, row)
+                if tag_hashes is not None or record_filter is not None:
+                    record = decode_record(raw)
+                    if tag_hashes is not None and tags_hash(record.tags or "") not in tag_hashes:
+                        continue
+                    if record_filter is not None and not record_filter(record):
+                        continue
+            except (RecordError, OSError) as error:
+                if isinstance(error, OSError) and error.errno != errno.EIO:
+                    raise
+                if not data:
+                    return self._damaged(self._compaction.holder(row.place), row.number, least, high)
+                at = row.number  # The next read reports it.
+                break
+            data.append(raw)
+            total += row.size
+        status = GetStatus.FOUND if data else GetStatus.NO_MATCHED_MESSAGE
+        return Got(status, b"".join(data), len(data), at, least, high)
 
     def _plain(
         self, queue: ConsumeQueue, offset: int, low: int, high: int, max_count: int, max_bytes: int
@@ -569,6 +633,11 @@ class Reader:
         if queue is None:
             return 0
         first, high = queue.min_at(self._queues.visible_from(topic, self._log.start)), queue.max
+        rows = queue.compacted
+        if rows is not None and not upper:
+            older = rows.at_time(ms)
+            if older is not None:
+                return older
         borders = [first]
         for step in self._indexer.steps.behind(self._log.start):
             borders.append(_bisect(borders[-1], high, partial(_lies_before, queue, step)))
@@ -585,13 +654,18 @@ class Reader:
                 return found - 1
             if not upper and found < end:
                 return found
-        return 0 if upper else high
+        if upper:
+            return (rows.until_time(ms) or 0) if rows is not None else 0
+        return high
 
     def store_time(self, topic: str, queue_id: int, offset: int) -> int:
         """Store time (ms) of a record; -1 without such a record. Raises OSError."""
         queue = self._queues.find(topic, queue_id)
         if queue is None or not self.min_offset(topic, queue_id) <= offset < queue.max:
             return -1
+        if queue.compacted is not None and offset < queue.compacted.boundary:
+            row = queue.compacted.get(offset)
+            return -1 if row is None else row.store_ms
         phys, size, _ = queue.entry(offset)
         return -1 if size == BLANK_SIZE else self.stored_ms(phys)
 
@@ -603,6 +677,11 @@ class Reader:
         queue = self._queues.find(topic, queue_id)
         if queue is None:
             return None
+        if queue.compacted is not None and offset < queue.compacted.boundary:
+            row = next(queue.compacted.from_number(offset), None)
+            if row is not None:
+                return row.own
+            offset = queue.compacted.boundary
         offset = max(offset, queue.first)
         if offset < queue.max and (phys := queue.entry(offset)[0]) >= self._log.start:
             return phys
@@ -610,10 +689,18 @@ class Reader:
         return queue.entry(offset)[0] if offset < queue.max else None
 
     def record(self, phys: int) -> Record:
-        """Return the confirmed record at an offset of the log, which must be a boundary of records.
+        """Return the confirmed record at an offset of the log, which must be a boundary of records; also one that was
+        stored there and that compaction has copied.
 
         Raises OffsetGone, BadRecords when none begins there, OSError.
         """
+        if phys < self._log.start:
+            try:
+                copied = self._compaction.record(phys)
+            except RecordError as error:
+                raise BadRecords(phys, str(error)) from None
+            if copied is not None:
+                return copied
         if not self._log.start <= phys < self._state.confirmed:
             raise OffsetGone(phys, self._log.start, self._state.confirmed)
         head = self._log.read(phys, 8)
@@ -636,6 +723,11 @@ class Reader:
         """
         found = self.record(phys)
         number, queue = found.queue_offset, self._queues.find(found.topic, found.queue_id)
+        if queue is not None and queue.compacted is not None and number < queue.compacted.boundary:
+            row = queue.compacted.get(number)
+            if row is None or row.own != phys:
+                raise BadRecords(phys, "compaction has removed it: a newer record has its key")
+            return found
         if (
             queue is None
             or not queue.min_at(self._queues.visible_from(found.topic, self._log.start)) <= number < queue.max
@@ -703,8 +795,33 @@ class Reader:
                 self._state.on_damage(phys)
                 continue
             read += candidate.size
+            if self._is_replaced(candidate):
+                continue
             if candidate.topic != topic or not begin_ms <= candidate.store_ms <= end_ms:
                 continue
             if candidate.uniq_key == key or (not unique and key in candidate.keys):
                 found.append(candidate)
+        if not unique and known is not None:
+            found += self._copied_with(known, key, max_num - len(found), begin_ms, end_ms)
         return found
+
+    def _is_replaced(self, record: Record) -> bool:
+        """Whether compaction has removed a record that the log still has."""
+        rows = self._compaction.rows(record.topic, record.queue_id)
+        if rows is None or record.queue_offset >= rows.boundary:
+            return False
+        return rows.get(record.queue_offset) is None
+
+    def _copied_with(self, topic: TopicQueues, key: str, most: int, begin_ms: int, end_ms: int) -> list[Record]:
+        """Return records with a key, newest first, which compaction has copied: the key index has no copies."""
+        wanted = key_of(key.encode())
+        found = []
+        for queue in topic.queues.values():
+            row = None if queue.compacted is None else queue.compacted.with_key(wanted)
+            if row is None or row.own >= self._log.start or not begin_ms <= row.store_ms <= end_ms:
+                continue
+            try:
+                found.append(decode_record(self._compaction.read(queue, row)))
+            except RecordError:
+                self._state.on_damage(self._compaction.holder(row.place))
+        return sorted(found, key=lambda record: -record.store_ms)[: max(most, 0)]

@@ -111,22 +111,27 @@ class Retention:
             self._removed_to = log.start
         else:
             self._removals.add(())  # The disk may have refused the last removal.
+        limit = self.due_below(now_ms, keep, disk)
+        if limit > log.start:
+            self.remove_before(limit)
+        if self._removals.ended != math.inf:
+            self._removed_to = log.start
+        return self._removed_to
+
+    def due_below(self, now_ms: int, keep: int, disk: DiskUsage | None) -> int:
+        """Return the offset below which segments have to go, if those from `keep` on stay. Raises OSError."""
+        log = self._log
         ends = []
         for base in range(log.start, log.end, log.segment_size)[:MOST_AT_ONCE]:
             end = base + log.segment_size
             if end >= log.end:
                 break  # It is not full yet, or no next record shows when it was full.
             ends.append((end, self._filled_ms(end, now_ms)))
-        if ends:
-            used, share = 0.0, 0.0  # Of a disk that does not say how full it is, no segment goes for lack of room.
-            if disk is not None and disk.total:
-                used, share = disk.ratio, log.segment_size / disk.total
-            count = segments_to_remove(ends, now_ms, self._settings, used, share, keep)
-            if count:
-                self.remove_before(ends[count - 1][0])
-        if self._removals.ended != math.inf:
-            self._removed_to = log.start
-        return self._removed_to
+        used, share = 0.0, 0.0  # Of a disk that does not say how full it is, no segment goes for lack of room.
+        if disk is not None and disk.total:
+            used, share = disk.ratio, log.segment_size / disk.total
+        count = segments_to_remove(ends, now_ms, self._settings, used, share, keep)
+        return ends[count - 1][0] if count else log.start
 
     def _filled_ms(self, end: int, now_ms: int) -> int:
         """When the segment that ends at `end` was full: the store time of the next record.

@@ -18,6 +18,7 @@ from typing import Final, Self
 from gantry_broker.protocol.message import pack_host
 from gantry_broker.store.append import Appender
 from gantry_broker.store.checkpoint import Checkpointer
+from gantry_broker.store.compaction.table import CompactionTable
 from gantry_broker.store.files import NO_DESCRIPTORS, fsync_dir
 from gantry_broker.store.index import queue_ends
 from gantry_broker.store.index.key_index import KeyIndex
@@ -78,7 +79,8 @@ class MessageStore:
         self.appender = Appender(
             state, log, queues, index, epochs, unconfirmed, indexer, delays, host, checkpointer.mark_failed
         )
-        self.reader = Reader(state, log, queues, index, scrubber, indexer)
+        self.compaction = compaction = CompactionTable(state, log, queues)
+        self.reader = Reader(state, log, queues, index, scrubber, indexer, compaction)
         self.removals = removals = Removals(warnings)
         self.truncator = Truncator(state, log, queues, index, epochs, unconfirmed, indexer, checkpointer, removals)
         self.retention = Retention(state, log, queues, index, self.reader, removals, settings)
@@ -112,6 +114,7 @@ class MessageStore:
         store._lock = lock
         try:
             store.recovery.recover(epochs, epochs_lost=lost is not None)
+            store.compaction.apply()
         except BaseException:
             store.close(clean=False)
             raise

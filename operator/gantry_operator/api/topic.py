@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, ClassVar, Literal
 
-from gantry_broker.broker.metadata.attributes import MIN_RETENTION_MS, RETENTION
+from gantry_broker.broker.metadata.attributes import CLEANUP, COMPACTION, MIN_RETENTION_MS, RETENTION, TOMBSTONES
 from gantry_broker.protocol.codes import TOPIC_MAX_LENGTH, Perm
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -48,6 +48,8 @@ PERMISSIONS: dict[Permission, int] = {
     "ReadOnly": Perm.READ,
     "WriteOnly": Perm.WRITE,
 }
+CleanupPolicy = Literal["Delete", "Compact"]
+CLEANUP_VALUES: dict[CleanupPolicy, str] = {"Delete": "DELETE", "Compact": COMPACTION}
 MessageType = Literal["Normal", "FIFO", "Delay", "Transaction", "Mixed"]
 
 
@@ -85,6 +87,15 @@ class BrokerTopicSpec(Model):
         None, max_length=8,
         description="How long messages are readable, 1m or more: an upper bound. They leave the disk with the log, "
         "after spec.broker.fileReservedTime of the cluster, which is another upper bound.",
+    )  # fmt: skip
+    cleanupPolicy: CleanupPolicy | None = Field(
+        None, description="Compact: of each key (property KEYS) the newest message stays, whatever the age of the log, "
+        "and messages without a key are refused. Delete (if absent): messages leave with the log.",
+    )  # fmt: skip
+    tombstoneRetention: Window | None = Field(
+        None, max_length=8,
+        description="How long a compacted topic keeps a message without a body, which deletes its key, after it was "
+        "stored. Default: 24h.",
     )  # fmt: skip
     config: dict[str, Annotated[str, Field(min_length=1, max_length=256)]] = Field(
         default_factory=dict, max_length=MAX_ATTRIBUTES,
@@ -130,6 +141,18 @@ class BrokerTopicSpec(Model):
             f"!has(self.config) || !('{RETENTION}' in self.config)",
             f"config has {RETENTION}: write retention instead",
             lambda s: RETENTION not in s.config,
+            "config",
+        ),
+        Rule(
+            f"!has(self.config) || !('{CLEANUP}' in self.config)",
+            f"config has {CLEANUP}: write cleanupPolicy instead",
+            lambda s: CLEANUP not in s.config,
+            "config",
+        ),
+        Rule(
+            f"!has(self.config) || !('{TOMBSTONES}' in self.config)",
+            f"config has {TOMBSTONES}: write tombstoneRetention instead",
+            lambda s: TOMBSTONES not in s.config,
             "config",
         ),
         Rule(
@@ -197,4 +220,8 @@ class BrokerTopic(BesideCluster):
             found[MESSAGE_TYPE] = kind.upper()
         if retention is not None:
             found[RETENTION] = str(int(parse_duration(retention) * 1000))
+        if self.spec.cleanupPolicy is not None:
+            found[CLEANUP] = CLEANUP_VALUES[self.spec.cleanupPolicy]
+        if self.spec.tombstoneRetention is not None:
+            found[TOMBSTONES] = str(int(parse_duration(self.spec.tombstoneRetention) * 1000))
         return found

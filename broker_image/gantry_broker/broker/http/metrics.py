@@ -21,6 +21,7 @@ from gantry_broker.loopwatch import loop_families
 if TYPE_CHECKING:
     from gantry_broker.archive.archiver import Report
     from gantry_broker.broker.archive_reads import ArchiveReads
+    from gantry_broker.broker.compaction import Compaction
     from gantry_broker.broker.context import BrokerContext
     from gantry_broker.broker.ports import Ports
     from gantry_broker.config import ArchiveConfig
@@ -103,6 +104,30 @@ def archive_read_families(
         ("gantry_archive_cache_hits_total", "counter", "Pieces that the disk had.", one(counters.hits)),
         ("gantry_archive_fill_bytes_total", "counter", "Bytes of the log taken from it.", one(filled)),
         ("gantry_archive_cache_bytes", "gauge", "What the disk keeps for readers.", one(tiered.cache_bytes)),
+    ]
+
+
+def compaction_families(
+    compaction: Compaction, labels: Callable[[str], Labels], one: Callable[[float], list[Row]]
+) -> list[tuple[str, Kind, str, list[Row]]]:
+    """Return what compaction has done, by topic; nothing without compacted topics."""
+    saved = [(labels(topic), compaction.saved(topic)) for topic in compaction.topics()[:MAX_TOPICS]]
+    if not saved:
+        return []
+    return [
+        (
+            "gantry_compaction_seen_bytes",
+            "gauge",
+            "Bytes of the messages that compaction has looked at, by topic.",
+            [(found, each.seen_bytes) for found, each in saved],
+        ),
+        (
+            "gantry_compaction_kept_bytes",
+            "gauge",
+            "Bytes of those that it keeps.",
+            [(found, each.kept_bytes) for found, each in saved],
+        ),
+        ("gantry_compaction_failing", "gauge", "1 while the last pass failed.", one(int(bool(compaction.error)))),
     ]
 
 
@@ -274,6 +299,7 @@ async def gantry_families(
         ),
         *archive_families(broker.sites.report or broker.archiving.report, broker.config.archive, one),
         *archive_read_families(broker.archive_reads, broker.archive_fill.bytes, one),
+        *compaction_families(broker.compaction, topic_labels, one),
         ("gantry_unfinished_frame_bytes", "gauge", "Bytes of incomplete frames.", one(broker.shared.held)),
         *((name, kind, text, one(v)) for name, kind, text, v in loop_families(broker.loop_watch.holds, "gantry")),
         ("gantry_uptime_seconds", "gauge", "Since the process started.", one(time.time() - broker.started_ms / 1000)),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from gantry_broker.broker.http.rocketmq_metrics import Parts as MetricParts
 from gantry_broker.broker.http.rocketmq_metrics import StoreTimes, is_system_group, lags, queue_progress, version_name
+from gantry_broker.broker.metadata.attributes import is_compacted
 from gantry_broker.broker.metadata.topics import is_system_topic
 from gantry_broker.protocol.codes import PREDEFINED_GROUPS
 
@@ -29,6 +30,8 @@ async def broker_tables(broker: Parts, times: StoreTimes, *, ages: bool = True) 
 
     `ages` False: without the ages of unread messages, which no one asked for.
 
+    `compaction`, of a compacted topic: records and bytes that compaction has looked at, and those that it keeps.
+
     `settled`: a leader that knows how far its log is confirmed; until then the ends of queues may be too low. `config`:
     of topics and groups, as RocketMQ's protocol has it; a group without one has offsets only. `topics`: queues as
     [first offset, next offset]; `in`: messages of producers since the start of the process. `lags`: by topic and group,
@@ -45,6 +48,7 @@ async def broker_tables(broker: Parts, times: StoreTimes, *, ages: bool = True) 
             "system": is_system_topic(name) or name in (broker.config.group, broker.config.cluster),
             "in": stats.total("TOPIC_PUT_NUMS", name),
             "bytes_in": stats.total("TOPIC_PUT_SIZE", name),
+            **({"compaction": broker.compaction.saved(name)._asdict()} if is_compacted(config.attributes) else {}),
             "queues": [list(broker.archive_reads.bounds(name, q)) for q in range(config.read_queues)],
         }
     found, omitted = await lags(broker, times) if ages else ([], 0)

@@ -17,6 +17,13 @@ MIXED: Final = "MIXED"
 RETENTION: Final = "retention.ms"
 """Gantry's own: messages of the topic are readable for this time at most."""
 MIN_RETENTION_MS: Final = 60_000
+CLEANUP: Final = "cleanup.policy"
+COMPACTION: Final = "COMPACTION"
+"""The value of `CLEANUP` with which brokers keep the newest message of each key. Source: RIP-30, 5.5.0."""
+TOMBSTONES: Final = "delete.retention.ms"
+"""Gantry's own, named as in Kafka: how long a compacted topic keeps a message without a body after it was stored."""
+TOMBSTONES_MS: Final = 86_400_000
+"""Without that attribute."""
 
 
 class Attribute(NamedTuple):
@@ -42,7 +49,8 @@ TYPES: Final = ("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", MIXED)
 ATTRIBUTES: Final = {
     MESSAGE_TYPE: Attribute(_one_of(*TYPES), f"one of {', '.join(TYPES)} (PRIORITY and LITE are not supported)", True),
     "queue.type": Attribute(_one_of("SimpleCQ"), "SimpleCQ (BatchCQ is not supported)", False),
-    "cleanup.policy": Attribute(_one_of("DELETE"), "DELETE (COMPACTION is not supported)", False),
+    CLEANUP: Attribute(_one_of("DELETE", COMPACTION), f"DELETE or {COMPACTION}", True),
+    TOMBSTONES: Attribute(_number(0, MAX_LONG), "milliseconds: a whole number of 0 or more", True),
     "reserve.time": Attribute(_number(-1, MAX_LONG), "a whole number of -1 or more", True),
     RETENTION: Attribute(
         _number(MIN_RETENTION_MS, MAX_LONG), f"milliseconds: a whole number of {MIN_RETENTION_MS} or more", True
@@ -55,6 +63,17 @@ def retention_ms(attributes: Mapping[str, str]) -> int | None:
     """Return how long messages of a topic with these attributes are readable; None: as long as the log has them."""
     text = attributes.get(RETENTION, "")
     return int(text) if ATTRIBUTES[RETENTION].valid(text) else None
+
+
+def is_compacted(attributes: Mapping[str, str]) -> bool:
+    """Whether brokers keep the newest message of each key of a topic with these attributes."""
+    return attributes.get(CLEANUP) == COMPACTION
+
+
+def tombstone_ms(attributes: Mapping[str, str]) -> int:
+    """Return how long a compacted topic keeps messages without a body (ms)."""
+    text = attributes.get(TOMBSTONES, "")
+    return int(text) if ATTRIBUTES[TOMBSTONES].valid(text) else TOMBSTONES_MS
 
 
 def parsed(text: str) -> dict[str, str]:

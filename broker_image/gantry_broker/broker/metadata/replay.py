@@ -55,6 +55,7 @@ class Replay:
         else:
             meta.report()
             self.replay()
+            store.compaction.apply()
 
     def start(self, directory: Path) -> None:
         """Load the tables before replication starts. Raises OSError."""
@@ -71,6 +72,7 @@ class Replay:
 
     def was_truncated(self, to: int) -> None:
         """Follows a log that was truncated to `to`, or reset to begin there. Raises as `rebuild`."""
+        self._store.compaction.apply()
         if to == self._store.log.start:
             log.info("the log was reset to %d: the tables are rebuilt", to)
         elif self._meta.applied > to:
@@ -129,6 +131,7 @@ class Replay:
         self._store.queues.clear_overrides()
         self.incomplete = False
         self.replay()
+        self._store.compaction.apply()
 
     def replay(self) -> None:
         """Apply the confirmed control records of the control queue that the tables do not hold yet.

@@ -7,6 +7,7 @@ import re
 from gantry_broker.protocol.codes import (
     AUTO_CREATE_TOPIC,
     BENCHMARK_TOPIC,
+    COMPACTION_TOPIC,
     CONTROL_TOPIC,
     DLQ_PREFIX,
     NOT_ALLOWED_SEND_TOPICS,
@@ -28,7 +29,7 @@ from gantry_broker.protocol.codes import (
 TIMER_TOPIC = "rmq_sys_wheel_timer"
 """Messages with an arbitrary delivery time (5.x) wait in this topic."""
 
-NOT_SENDABLE = NOT_ALLOWED_SEND_TOPICS | {CONTROL_TOPIC, POP_TOPIC, TIMER_TOPIC}
+NOT_SENDABLE = NOT_ALLOWED_SEND_TOPICS | {COMPACTION_TOPIC, CONTROL_TOPIC, POP_TOPIC, TIMER_TOPIC}
 GROUP_MAX = 255 - len(RETRY_PREFIX)
 """Characters of a group's name. 4.9.7 has no such limit, 5.x has 120; names of %RETRY% topics end at 255."""
 

@@ -28,7 +28,7 @@ from gantry_broker.broker.metadata.topics import TIMER_TOPIC
 from gantry_broker.broker.migration.errors import MigrationError
 from gantry_broker.broker.send.messages import copy_of
 from gantry_broker.protocol import fastjson
-from gantry_broker.protocol.codes import CONTROL_TOPIC, POP_TOPIC, PROBE_TOPIC, SCHEDULE_TOPIC, Prop
+from gantry_broker.protocol.codes import COMPACTION_TOPIC, CONTROL_TOPIC, POP_TOPIC, PROBE_TOPIC, SCHEDULE_TOPIC, Prop
 from gantry_broker.protocol.message import decode_records, parse_properties
 from gantry_broker.settings import BrokerSettings
 from gantry_broker.store.files import atomic_write, fsync_dir
@@ -41,7 +41,7 @@ from gantry_broker.store.types import StoreConfig
 
 CONF: Final = "broker.conf"
 """In the folder of the export: the settings with which RocketMQ opens it. It is written last."""
-OWN_TOPICS: Final = frozenset({CONTROL_TOPIC, POP_TOPIC, PROBE_TOPIC})
+OWN_TOPICS: Final = frozenset({COMPACTION_TOPIC, CONTROL_TOPIC, POP_TOPIC, PROBE_TOPIC})
 FOLDERS: Final = ("commitlog", "consumequeue", "index", "config")
 BATCH: Final = 256
 BATCH_BYTES: Final = 1 << 20

@@ -17,6 +17,7 @@ from gantry_core import NAME, BatchRules, SendRules, entry_sizes, message_ids
 from gantry_core import send_answers as plain_answers
 
 from gantry_broker.broker.errors import RequestRejected, failure_answer, store_refusal
+from gantry_broker.broker.metadata.attributes import is_compacted
 from gantry_broker.broker.metadata.tables import takes_sends
 from gantry_broker.broker.metadata.topics import NOT_SENDABLE, dlq_topic, topic_fault
 from gantry_broker.broker.send.messages import (
@@ -574,6 +575,8 @@ class Sender:
                     f"the message is illegal: a batch cannot be part of a transaction (sysFlag {header.sysFlag})",
                 )
         topic, known = self._topic(header)
+        if is_compacted(topic.attributes) and items is None:
+            _check_compaction_key(props)
         queue_id = header.queueId
         queues = max(topic.read_queues, topic.write_queues)
         if queue_id < 0:
@@ -660,7 +663,7 @@ class Sender:
         """Create a missing topic, and add the topic to those of the fast path."""
         if not known:
             self._creation.make_topic(topic)
-        if not topic.name.startswith(RETRY_PREFIX):
+        if not topic.name.startswith(RETRY_PREFIX) and not is_compacted(topic.attributes):
             queues = max(topic.read_queues, topic.write_queues)
             self._sendable[topic.name] = (topic.name, queues)
             self._numbers.update((str(number), number) for number in range(len(self._numbers), min(queues, MAX_QUEUES)))
@@ -686,6 +689,8 @@ class Sender:
             stored = _with_suffix(properties, suffix)
             check_properties(props, len(stored))
             _check_batch(props, "a message of the batch")
+            if is_compacted(topic.attributes):
+                _check_compaction_key(props)
             check_keys(props)
             words = index_keys(props)
             keys += len(words)
@@ -764,6 +769,14 @@ def _check_batch(props: Mapping[str, str], what: str) -> None:
             f"the message is illegal: {what} has the property {name}={value[:40]}; messages that are delayed or of a "
             "transaction are sent one by one",
         )
+
+
+def _check_compaction_key(props: Mapping[str, str]) -> None:
+    """Raise RequestRejected for a message of a compacted topic without a key, in the words of 5.5.0. It refuses single
+    messages only, and takes those of a batch, which its compaction then loses.
+    """
+    if not props.get(Prop.KEYS, "").strip():
+        raise RequestRejected(ResponseCode.MESSAGE_ILLEGAL, "Required message key is missing")
 
 
 def _too_many_zeros() -> RequestRejected:

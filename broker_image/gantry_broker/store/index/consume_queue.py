@@ -11,6 +11,7 @@ from struct import Struct
 from typing import Final
 
 from gantry_broker.protocol.digits import whole_number
+from gantry_broker.store.compaction.rows import QueueRows
 from gantry_broker.store.files import FdCache, data_extents, read_all, write_all, zero
 
 ENTRY: Final = Struct(">qiq")
@@ -30,6 +31,7 @@ class ConsumeQueue:
         "_min",
         "_min_for",
         "_prefix",
+        "compacted",
         "file_size",
         "key",
         "next",
@@ -40,6 +42,8 @@ class ConsumeQueue:
 
     def __init__(self, directory: str, topic: str, queue_id: int, file_size: int, fds: FdCache) -> None:
         self.key = (topic, queue_id)
+        self.compacted: QueueRows | None = None
+        """The rows of its compacted records; None: it has none."""
         self.file_size = file_size
         self.pending = bytearray()
         self.written = 0
@@ -484,14 +488,26 @@ class ConsumeQueue:
         return low
 
     def min_at(self, log_start: int) -> int:
-        """Return the first queue offset whose record is in a log that begins at `log_start`. Raises OSError."""
+        """Return the first queue offset that the log alone gives: its record is in a log that begins at `log_start`,
+        and compaction has not come so far. Raises OSError.
+        """
         if self._min_for != log_start:
+            rows = self.compacted
+            if rows is not None and rows.boundary >= self.max:
+                return self.max
             self._min = self.first_at(log_start)
+            if rows is not None:
+                self._min = max(self._min, rows.boundary)
             self._min_for = log_start
             if self._min == self.max:
                 # The next entry may get this number.
                 self._min_for = -1
         return self._min
+
+    def compact(self, rows: QueueRows | None) -> None:
+        """Set the rows of its compacted records, or note that they changed."""
+        self.compacted = rows
+        self._min_for = -1
 
     # Retention
 
@@ -500,6 +516,8 @@ class ConsumeQueue:
 
         Adds the files to remove to `dropped`. Raises OSError.
         """
+        if self.compacted is not None:
+            self.compacted.drop(place_below=phys)
         per_file = self.file_size // ENTRY_SIZE
         number = self._first - self._first % per_file
         while number + per_file < self.written:

@@ -64,6 +64,8 @@ class QueueTable:
         """By topic: records below this offset of the log are deleted, by control records."""
         self.next_overrides: dict[tuple[str, int], int] = {}
         """The next queue offset of queues that have lost all their records, by control records."""
+        self.undone = 0
+        """How often the overrides were forgotten: what they have hidden may be visible again."""
         self.by_bytes: dict[bytes, TopicQueues] = {}
         self._fds = FdCache(budget().queue_files)
         directory.mkdir(parents=True, exist_ok=True)
@@ -182,6 +184,10 @@ class QueueTable:
     def drop_topic(self, topic: str, below: int) -> None:
         """Hide all records of the topic below this offset of the log; its queue offsets continue."""
         self.deletion_watermarks[topic] = max(below, self.deletion_watermarks.get(topic, 0))
+        known = self.topics.get(topic)
+        for queue in () if known is None else known.queues.values():
+            if queue.compacted is not None:
+                queue.compacted.drop(own_below=below)
 
     def override_next(self, topic: str, queue_id: int, number: int) -> None:
         """Give the next record of the queue the queue offset `number` or a higher one.
@@ -197,6 +203,7 @@ class QueueTable:
 
     def clear_overrides(self) -> None:
         """Forget all deletion watermarks and overridden queue offsets. Raises OSError."""
+        self.undone += 1
         self.deletion_watermarks.clear()
         self.next_overrides.clear()
         for queue in self:

@@ -252,6 +252,17 @@ def read_record(
     return Meta(phys, size, topic, queue_id, queue_offset, sys_flag, store_ms, bytes(buf[pos:end]), body_at, body_size)
 
 
+def body_place(head: bytes) -> int:
+    """Return where the body begins in a record, by the record's first bytes."""
+    flags = int.from_bytes(head[PHYS_OFFSET_AT + 8 : PHYS_OFFSET_AT + 12])
+    return FIXED_V4 + 12 * (bool(flags & SysFlag.BORN_HOST_V6) + bool(flags & SysFlag.STORE_HOST_V6))
+
+
+def compaction_keys(properties: bytes) -> bytes | None:
+    """Return the property KEYS as it is stored: the key of compaction."""
+    return property_of(properties, _KEYS) if _KEYS in properties else None
+
+
 def is_valid_record(data: bytes, at: int, phys: int, size: int) -> bool:
     """Whether data[at : at + size] is the undamaged record of offset `phys`."""
     end = at + size

@@ -1,0 +1,182 @@
+"""The compacted queues of a store: what the confirmed compaction records say, in memory.
+
+It is derived from the log alone, so a truncation and a start compute it again, and every member has the same.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import time
+from typing import Final
+
+from gantry_broker.protocol.codes import COMPACTION_TOPIC
+from gantry_broker.protocol.message import Record, RecordError, decode_record
+from gantry_broker.store.compaction.passes import Work
+from gantry_broker.store.compaction.record import HEAD, BadDirectory, Directory, decode, directory_size
+from gantry_broker.store.compaction.rows import QueueRows, Row
+from gantry_broker.store.index.consume_queue import BLANK_SIZE, ConsumeQueue
+from gantry_broker.store.index.queue_table import QueueTable
+from gantry_broker.store.log.commit_log import CommitLog
+from gantry_broker.store.log.record_reader import Damage, body_place, is_record_of, read_record
+from gantry_broker.store.state import StoreState
+
+_HEAD_BYTES: Final = 1 << 16
+"""Read at first of a compaction record."""
+
+
+class CompactionTable:
+    """Owned by the event loop, as the whole store."""
+
+    def __init__(self, state: StoreState, log: CommitLog, queues: QueueTable) -> None:
+        self._state = state
+        self._log = log
+        self._queues = queues
+        self._state_of = (-1, -1)
+        self.applied = 0
+        """The queue offset of the first compaction record that was not applied yet."""
+        self.unreadable_at: int | None = None
+        """The offset of a compaction record that cannot be read, after which nothing is applied."""
+
+    def apply(self, until: float = math.inf) -> bool:
+        """Apply confirmed compaction records until a time of the monotonic clock; True: there are more.
+
+        After a truncation, or when a deletion was undone, it begins again, and then in one step. Raises OSError.
+        """
+        if self._state_of != (self._state.truncations, self._queues.undone):
+            self._begin()
+            until = math.inf
+        queue = self._queues.find(COMPACTION_TOPIC, 0)
+        if queue is None:
+            return False
+        self.applied = max(self.applied, queue.min_at(self._log.start))
+        while self.applied < queue.max:
+            phys, size, _ = queue.entry(self.applied)
+            if size != BLANK_SIZE:
+                try:
+                    self._apply(*self._directory(phys, size))
+                except (BadDirectory, OSError) as error:
+                    if isinstance(error, OSError) and error.errno != errno.EIO:
+                        raise
+                    if self.unreadable_at != phys:
+                        self.unreadable_at = phys
+                        self._state.on_damage(phys)
+                    return False
+            self.unreadable_at = None
+            self.applied += 1
+            if time.monotonic() >= until:
+                return self.applied < queue.max
+        return False
+
+    def _begin(self) -> None:
+        self._state_of = self._state.truncations, self._queues.undone
+        self.applied = 0
+        self.unreadable_at = None
+        for queue in self._queues:
+            queue.compact(None)
+
+    def _directory(self, phys: int, size: int) -> tuple[Directory, int]:
+        """Return a directory, and the offset in the log of the copies behind it. Raises BadDirectory, OSError."""
+        data = self._log.read(phys, min(size, _HEAD_BYTES))
+        for _ in range(2):
+            body_at = body_place(data)
+            needed = body_at + directory_size(data[body_at : body_at + HEAD.size])
+            if needed <= len(data) or needed > size:
+                break
+            data = self._log.read(phys, needed)
+        found = decode(data[body_at:])
+        return found, phys + body_at + found.size
+
+    def _apply(self, said: Directory, copies_at: int) -> None:
+        queue = self._queues.unopened(said.topic, said.queue_id)
+        rows = queue.compacted or QueueRows(self._log.segment_size)
+        deleted = self._queues.deletion_watermarks.get(said.topic, 0)
+        start = self._log.start
+        new, gone = [], list(said.dropped)
+        for row in said.rows:
+            placed = row if row.place >= 0 else row._replace(place=copies_at - 1 - row.place)
+            if placed.own >= deleted and placed.place >= start:
+                new.append(placed)
+            else:
+                gone.append(row.number)
+        rows.change(new, gone)
+        rows.boundary = max(rows.boundary, said.boundary)
+        rows.seen, rows.seen_bytes = said.seen, said.seen_bytes
+        queue.compact(rows)
+
+    # What is known
+
+    def work(self, topic: str, queue_id: int, most: int) -> Work | None:
+        """Return a pass over at most so many new records of a queue, maybe none of them; None: no such queue.
+
+        Raises OSError.
+        """
+        queue = self._queues.find(topic, queue_id)
+        if queue is None:
+            return None
+        rows = queue.compacted or QueueRows(self._log.segment_size)
+        start = queue.min_at(self._queues.visible_from(topic, self._log.start))
+        entries = queue.read(start, min(most, queue.max - start))
+        return Work(topic, queue_id, start, entries, rows.boundary, list(rows.blocks), (rows.seen, rows.seen_bytes))
+
+    def rows(self, topic: str, queue_id: int) -> QueueRows | None:
+        """Return the rows of a queue; None: it has no compacted records."""
+        known = self._queues.topics.get(topic)
+        queue = None if known is None else known.queues.get(queue_id)
+        return None if queue is None else queue.compacted
+
+    def needed_from(self, topics: list[str]) -> int:
+        """Return the first offset of the log that compacted topics need: for rows, or for records that no pass has
+        looked at. Raises OSError.
+        """
+        needed = self._state.confirmed
+        if self.unreadable_at is not None or self._state_of[0] != self._state.truncations:
+            return self._log.start
+        for topic in topics:
+            for queue_id in self._queues.queue_numbers(topic):
+                queue = self._queues.find(topic, queue_id)
+                if queue is None:
+                    continue
+                floor = None if queue.compacted is None else queue.compacted.floor()
+                if floor is not None:
+                    needed = min(needed, floor)
+                low = queue.min_at(self._queues.visible_from(topic, self._log.start))
+                if low < queue.max:
+                    needed = min(needed, queue.entry(low)[0])
+        return needed
+
+    def holder(self, place: int) -> int:
+        """Return where the record of the log begins that has these bytes. Raises OSError."""
+        queue = self._queues.find(COMPACTION_TOPIC, 0)
+        if queue is None:
+            return place
+        number = queue.first_at(place + 1) - 1
+        if number < queue.min_at(self._log.start):
+            return place
+        phys, size, _ = queue.entry(number)
+        return phys if size != BLANK_SIZE and phys <= place < phys + size else place
+
+    def read(self, queue: ConsumeQueue, row: Row) -> bytes:
+        """Return the bytes of a compacted record. Raises RecordError for damaged ones, OSError."""
+        if row.place < self._log.start:
+            raise RecordError(f"record at {row.place} is not in the log any more")
+        data = self._log.read(row.place, row.size)
+        topic, queue_id = queue.key
+        if len(data) != row.size or not is_record_of(data, 0, row.size, row.own, topic.encode(), queue_id, row.number):
+            raise RecordError(f"record {row.number} of {topic}:{queue_id} is damaged at {row.place}")
+        try:
+            read_record(data, 0, row.size, row.own, check=True)
+        except Damage as error:
+            raise RecordError(str(error)) from None
+        return data
+
+    def record(self, own: int) -> Record | None:
+        """Return the compacted record that was stored first at an offset of the log; None: there is none.
+
+        Raises RecordError, OSError.
+        """
+        for queue in self._queues:
+            row = None if queue.compacted is None else queue.compacted.with_own(own)
+            if row is not None:
+                return decode_record(self.read(queue, row))
+        return None
