@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import add
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,7 +17,8 @@ from gantry_spark import remoting
 from gantry_spark.directory import DirectoryLog
 from gantry_spark.errors import SourceError
 from gantry_spark.forecast import DEVICE_PREFIX, Disk
-from gantry_spark.remote import RemoteLog, base_url, fetch_offsets, fetch_status
+from gantry_spark.remote import RemoteLog, base_url, fetch_status, fetch_tables
+from gantry_spark.report_context import Compacted
 from gantry_spark.summary import GroupOffset
 
 
@@ -30,6 +32,8 @@ class Environment:
     offsets: list[GroupOffset] = field(default_factory=list)
     without_offsets: set[str] = field(default_factory=set)
     """Logs whose consumer offsets could not be read."""
+    compacted: dict[str, Compacted] = field(default_factory=dict)
+    """By topic: what the brokers' own compaction has done, of all groups."""
     disks: list[Disk] = field(default_factory=list)
     reserved_hours: int = BrokerSettings.model_fields["fileReservedTime"].default
     notes: list[str] = field(default_factory=list)
@@ -82,7 +86,11 @@ def _from_cluster(found: Environment, log: RemoteLog, token_file: str | None) ->
         found.notes.append(f"{log.name}: the disk is not known: {error}")
         found.missing.append(f"disk of {log.name}")
     try:
-        _add(found, log.name, fetch_offsets(log.master, token_file, log.trust))
+        tables = fetch_tables(log.master, token_file, log.trust)
+        _add(found, log.name, tables.offsets)
+        for topic, said in tables.compacted.items():
+            before = found.compacted.get(topic, Compacted())
+            found.compacted[topic] = Compacted._make(map(add, before, said))
     except SourceError as error:
         found.notes.append(f"{log.name}: the lag of consumer groups is not known: {error}")
         found.missing.append(f"consumer groups of {log.name}")

@@ -236,6 +236,7 @@ def _topics(topics: Sequence[Mapping[str, Any]]) -> str:
                 f'<span class="name">{escape(t["topic"])}</span>',
                 f'<span class="badge {kind}">{escape(t["recommendation"])}</span>',
                 escape(saved) if t["savedBytes"] else "-",
+                "-" if t["compacted"] is None else format_bytes(t["compacted"]["savedBytes"]),
                 format_bytes(t["bytes"]),
                 f"{t['records']:,}",
                 f"{t['distinctKeys']:,}",
@@ -245,8 +246,8 @@ def _topics(topics: Sequence[Mapping[str, Any]]) -> str:
         )
     if not rows:
         return "<p>This log has no topics of users.</p>"
-    heads = ("Topic", "Recommendation", "Saves", "Bytes", "Records", "Keys", "Superseded")
-    return _table(heads, rows, (2, 3, 4, 5, 6), text=True)
+    heads = ("Topic", "Recommendation", "Saves", "Saved by brokers", "Bytes", "Records", "Keys", "Superseded")
+    return _table(heads, rows, (2, 3, 4, 5, 6, 7), text=True)
 
 
 def _growth_hint(growth: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -39,6 +40,8 @@ def recommend(
     late = [g for g in groups if g["lagRecords"] and g["lagHours"] >= NEAR_EXPIRY_SHARE * reserved]
     if lost or late:
         return LENGTHEN, _lengthen(lost, late, reserved)
+    if topic["compacted"] is not None:
+        return NO_CHANGE, _compacted(topic)
     keyless = topic["records"] - topic["keyedRecords"]
     ratio = topic["savedBytes"] / topic["bytes"] if topic["bytes"] else 0.0
     mostly_keyed = topic["keyedRecords"] >= MIN_KEYED_SHARE * topic["records"]
@@ -55,6 +58,15 @@ def recommend(
             f"{format_hours(growth['hoursToFull'])}. A retention of {format_hours(max(1.0, 2 * worst))} is enough."
         )
     return NO_CHANGE, why
+
+
+def _compacted(topic: Mapping[str, Any]) -> str:
+    done = topic["compacted"]
+    return (
+        f"The brokers compact this topic: {format_bytes(done['savedBytes'])} are saved of the "
+        f"{format_bytes(done['seenBytes'])} that they have looked at. Of the log as it is, compaction would save "
+        f"{format_bytes(topic['savedBytes'])}: superseded records leave the disk with their segments."
+    )
 
 
 def _lengthen(lost: Sequence[Mapping[str, Any]], late: Sequence[Mapping[str, Any]], reserved: int) -> str:
@@ -80,6 +92,7 @@ def _compact(topic: Mapping[str, Any], groups: Sequence[Mapping[str, Any]], keyl
     )
     if keyless:
         text += f" Records without a key stay: {keyless:,}."
+    text += f" Run: {shlex.join(['gantry', 'topic', 'compact', topic['topic']])}."
     affected = [g for g in groups if g["compactedUnreadRecords"]]
     if affected:
         worst = max(affected, key=lambda g: int(g["compactedUnreadRecords"]))

@@ -25,6 +25,7 @@ from gantry_broker.protocol.plausible import MAX_OFFSET
 
 from gantry_spark.errors import Expired, SourceError
 from gantry_spark.kept import SMALL_READ, KeptBytes
+from gantry_spark.report_context import Compacted
 from gantry_spark.trust import PLAINTEXT, Trust
 
 READ_AHEAD: Final = 4 * 1024 * 1024
@@ -95,22 +96,40 @@ def fetch_status(url: str, token_file: str | None = None, trust: Trust = PLAINTE
         raise SourceError(f"broker {url} returns no status of a Gantry broker: {str(error).splitlines()[0]}") from None
 
 
-def fetch_offsets(url: str, token_file: str | None = None, trust: Trust = PLAINTEXT) -> dict[tuple[str, str, int], int]:
-    """Return the offsets of a member's consumer groups by (group, topic, queue). Raises SourceError.
+@dataclass(frozen=True)
+class Tables:
+    """What a member's tables say."""
+
+    offsets: dict[tuple[str, str, int], int]
+    """Of consumer groups, by (group, topic, queue)."""
+    compacted: dict[str, Compacted]
+    """By topic: what the brokers' compaction has done. Only of compacted topics."""
+
+
+def fetch_tables(url: str, token_file: str | None = None, trust: Trust = PLAINTEXT) -> Tables:
+    """Return a member's tables. Raises SourceError.
 
     Over HTTP with the admin token: at the ports for clients a request may need the signature of a user.
     """
     data = http_get(base_url(url), token_file, "/v1/tables?ages=false", trust)
     found: dict[tuple[str, str, int], int] = {}
+    compacted: dict[str, Compacted] = {}
     try:
-        for row in orjson.loads(data)["lags"]:
+        tables = orjson.loads(data)
+        for name, topic in tables["topics"].items():
+            if (said := topic.get("compaction")) is not None:
+                numbers = [said[field] for field in Compacted._fields]
+                if any(type(number) is not int or number < 0 for number in numbers):
+                    raise ValueError(f"compaction of {name}: {said!r}")
+                compacted[name] = Compacted._make(numbers)
+        for row in tables["lags"]:
             for queue, _, committed in row["queues"]:
                 if not (type(queue) is type(committed) is int and queue >= 0 and 0 <= committed <= MAX_OFFSET):
                     raise ValueError(f"{queue!r}, {committed!r}")
                 found[str(row["group"]), str(row["topic"]), queue] = committed
-    except (ValueError, KeyError, TypeError) as error:
-        raise SourceError(f"broker {url}: consumer offsets cannot be read: {error!r}") from None
-    return found
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SourceError(f"broker {url}: its tables cannot be read: {error!r}") from None
+    return Tables(found, compacted)
 
 
 class RemoteLog:

@@ -187,6 +187,7 @@ def run(spark: SparkSession, job: Job) -> ReportResult:
             notes=[*missing, *environment.notes, *incremental.notes],
             complete=not missing,
             missing=environment.missing,
+            compacted=environment.compacted,
             hours=_bytes_by_hour(counts) if part else None,
         )
         logger.info("found the newest record of each key, counting by topic")

@@ -13,7 +13,7 @@ from gantry_broker.protocol.codes import CONTROL_TOPIC, SYSTEM_TOPICS
 from gantry_spark.aggregates import SUMS
 from gantry_spark.forecast import HOUR_MS, first_hour, forecast, newest_hour
 from gantry_spark.recommendations import recommend
-from gantry_spark.report_context import Context
+from gantry_spark.report_context import Compacted, Context
 from gantry_spark.summary import Row, Summary
 
 WINDOWS_H: Final = (1, 6, 24, 72, 168, 720)
@@ -107,6 +107,20 @@ def _grouped(rows: Iterable[Row]) -> dict[str, list[Row]]:
     return result
 
 
+def _compacted(said: Compacted | None) -> dict[str, int] | None:
+    """Return what the brokers' own compaction has done; None: they do not compact the topic, or it is not known."""
+    if said is None:
+        return None
+    return {
+        "seenRecords": said.seen_records,
+        "seenBytes": said.seen_bytes,
+        "keptRecords": said.kept_records,
+        "keptBytes": said.kept_bytes,
+        "savedRecords": said.seen_records - said.kept_records,
+        "savedBytes": said.seen_bytes - said.kept_bytes,
+    }
+
+
 def _topic(name: str, summary: _ByTopic, context: Context, newest: int) -> dict[str, Any]:
     rows = summary.queues[name]
     total = {column: sum(r[column] for r in rows) for column in SUMS}
@@ -137,6 +151,7 @@ def _topic(name: str, summary: _ByTopic, context: Context, newest: int) -> dict[
         "compactable": compactable,
         "savedRecords": total["keyed"] - keys["kept"] if compactable and keys else 0,
         "savedBytes": total["keyed_bytes"] - keys["kept_bytes"] if compactable and keys else 0,
+        "compacted": _compacted(context.compacted.get(name)),
         "savingsByWindow": _windows(hours, kept, newest) if compactable else [],
         "versions": _versions(summary.versions[name]),
         "hotKeys": [

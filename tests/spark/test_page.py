@@ -78,7 +78,7 @@ def test_the_numbers_of_the_made_up_report() -> None:
 
 def test_the_text_uses_the_singular_for_one() -> None:
     topic = {"kind": "user", "records": 1, "bytes": 900, "keyedRecords": 1, "ambiguousKeys": 0, "compactable": True,
-             "distinctKeys": 1, "savedBytes": 0}  # fmt: skip
+             "distinctKeys": 1, "savedBytes": 0, "compacted": None}  # fmt: skip
     why = "Compaction would save nothing: each key has one version (1 key)."
     growth = {"diskFullBeforeRetention": True, "bytesPerHour": 9, "hoursToFull": 4.0}
     assert recommend(topic, [], growth, Context("demo", NOW)) == ("no change", why)
@@ -90,6 +90,21 @@ def test_the_text_uses_the_singular_for_one() -> None:
         "Group g has missed 1 record that expired unread. Group g has a lag of 4.1 days and 1 record. "
         "Retention is 72 h."
     )
+
+
+def test_the_recommendation_names_the_command_and_then_what_it_saved() -> None:
+    topic = {"kind": "user", "topic": "Prices", "records": 100, "bytes": 9_000, "keyedRecords": 100,
+             "ambiguousKeys": 0, "compactable": True, "distinctKeys": 10, "supersededRecords": 90,
+             "savedBytes": 8_000, "compacted": None}  # fmt: skip
+    growth = {"diskFullBeforeRetention": False, "bytesPerHour": 9, "hoursToFull": 4.0}
+    kind, text = recommend(topic, [], growth, Context("demo", NOW))
+    assert kind == "compact"
+    assert text.endswith("Run: gantry topic compact Prices.")
+    done = {"seenBytes": 9_000, "keptBytes": 1_000, "savedBytes": 8_000}
+    kind, text = recommend(topic | {"compacted": done}, [], growth, Context("demo", NOW))
+    assert kind == "no change"
+    assert "7.8 KiB are saved of the 8.8 KiB" in text
+    assert "compaction would save 7.8 KiB" in text
 
 
 @pytest.mark.parametrize(

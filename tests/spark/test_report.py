@@ -20,11 +20,12 @@ from gantry_spark.directory import DirectoryLog, Segment, find
 from gantry_spark.environment import read_environment
 from gantry_spark.errors import OutputError, SourceError
 from gantry_spark.main import run_summary
-from gantry_spark.remote import RemoteLog
+from gantry_spark.remote import RemoteLog, Tables
 from gantry_spark.report import Job, run
 from gantry_spark.report import _current_checksums as current_checksums
 from gantry_spark.report import _end_checksums as end_checksums
 from gantry_spark.report import _repaired_segments as repaired_segments
+from gantry_spark.report_context import Compacted
 from gantry_spark.scan_state import CountedSegment, pending_scan
 from gantry_spark.summary import RECHECKED_DAMAGE, counted_segments
 from gantry_spark.trust import PLAINTEXT
@@ -255,14 +256,17 @@ def test_brokers_of_one_machine_share_its_disk(monkeypatch: pytest.MonkeyPatch) 
         "gantry_spark.environment.fetch_status",
         lambda *_: SimpleNamespace(address="", disk=SimpleNamespace(total_bytes=10**9, free_bytes=next(free))),
     )
-    monkeypatch.setattr("gantry_spark.environment.fetch_offsets", lambda *_: {})
+    said = Tables({}, {"prices": Compacted(10, 1_000, 4, 400)})
+    monkeypatch.setattr("gantry_spark.environment.fetch_tables", lambda *_: said)
     logs = []
     for name, url in (("a", "http://127.0.0.1:1"), ("b", "http://127.0.0.1:2"), ("c", "http://10.0.0.1:1")):
         log = object.__new__(RemoteLog)
         log.name, log.master, log.unreachable, log.trust = name, url, (), PLAINTEXT
         log.reserved_hours = None
         logs.append(log)
-    a, b, c = read_environment(logs, None).disks
+    found = read_environment(logs, None)
+    assert found.compacted == {"prices": Compacted(30, 3_000, 12, 1_200)}
+    a, b, c = found.disks
     assert a.is_same_disk(b)
     assert not a.is_same_disk(c)
 

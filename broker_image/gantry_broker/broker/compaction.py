@@ -29,8 +29,8 @@ from gantry_broker.store.compaction.passes import (
     clean_bodies,
     copy_bodies,
 )
+from gantry_broker.store.compaction.rows import QueueRows
 from gantry_broker.store.errors import BadRecords, StoreError
-from gantry_broker.store.index.consume_queue import ENTRY_SIZE
 from gantry_broker.store.types import Put
 from gantry_broker.timeslice import SLICE_S
 
@@ -74,10 +74,15 @@ class _Unfinished(Exception):
     """The pass cannot go on: this member no longer leads, or the topic was deleted or changed."""
 
 
-def is_due(new: int, rows: int, since_ms: int, interval_ms: int) -> bool:
-    """Whether a pass over `new` records pays, if the queue has `rows` and the last pass was `since_ms` ago. Pure."""
-    if not new or since_ms < interval_ms:
+def is_due(new: int, rows: int, tombstones: int, since_ms: int, interval_ms: int) -> bool:
+    """Whether a pass over `new` records pays, if the queue has `rows` and the last pass was `since_ms` ago. Pure.
+
+    `tombstones`: of the rows. They may have become old enough to go, also without new records.
+    """
+    if since_ms < interval_ms or not (new or tombstones):
         return False
+    if not new:
+        return since_ms >= LATEST * interval_ms
     return new >= MOST_RECORDS or new * LEAST_SHARE >= rows or since_ms >= LATEST * interval_ms
 
 
@@ -217,22 +222,22 @@ class Compaction:
         store = self._store
         skip = self._failures.get((topic, queue_id), 0) >= TRIES
         while True:
+            new = store.compaction.new_records(topic, queue_id)
+            rows = store.compaction.rows(topic, queue_id) or QueueRows(store.log.segment_size)
+            must = bool(new) and store.compaction.needed_from([topic]) < due_below
+            if not must and not is_due(new, rows.count, rows.tombstones, since_ms, interval_ms):
+                break
             work = store.compaction.work(topic, queue_id, MOST_RECORDS)
             if work is None:
                 return
-            rows = store.compaction.rows(topic, queue_id)
-            new = len(work.entries) // ENTRY_SIZE
-            must = bool(new) and store.compaction.needed_from([topic]) < due_below
-            if not must and not is_due(new, 0 if rows is None else rows.count, since_ms, interval_ms):
-                break
             keep_ms = self._tombstone_ms(topic)
             bodies = partial(clean_bodies, now_ms=self._clock.unix_ms(), tombstone_ms=keep_ms, skip_damaged=skip)
             await self._pass(work, bodies)
             self._last[topic, queue_id] = self._clock.now_ms()
-            if new < MOST_RECORDS:
+            rows = store.compaction.rows(topic, queue_id) or rows
+            if new <= MOST_RECORDS:
                 break
-        rows = store.compaction.rows(topic, queue_id)
-        floor = None if rows is None else rows.floor()
+        floor = rows.floor()
         if floor is not None and floor < due_below:
             work = store.compaction.work(topic, queue_id, 0)
             assert work is not None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any, Final
 
+from gantry_broker.broker.metadata.attributes import CLEANUP, TOMBSTONES
 from gantry_broker.client import Admin, BrokerError, InvalidMessage, NoRoute
 from gantry_broker.protocol.bodies import BodyError
 from gantry_broker.protocol.codes import SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS, ResponseCode
@@ -13,8 +15,9 @@ from gantry_operator.actions.errors import ActionError, Cause
 from gantry_operator.actions.managed import create_resource, delete_managed, managed_by, refuse_managed
 from gantry_operator.actions.target import Target, admin_of
 from gantry_operator.api import BrokerTopic
+from gantry_operator.api.base import parse_duration
 from gantry_operator.api.names import reserved_topic
-from gantry_operator.api.topic import permission_name
+from gantry_operator.api.topic import CLEANUP_VALUES, permission_name
 
 AT_ONCE: Final = 16
 
@@ -38,6 +41,34 @@ async def create_topic(target: Target, topic: str, queues: int, managed: bool = 
         except InvalidMessage as error:
             raise ActionError(str(error), Cause.BAD_INPUT) from None
         return groups
+
+
+async def compact_topic(target: Target, topic: str, tombstones: str, off: bool = False) -> list[str]:
+    """Let brokers keep the newest message of each key of a topic, or no longer with `off`.
+
+    `tombstones`: how long a message without a body stays, such as `24h`; empty: as it is. Returns the broker groups
+    that have the topic. Raises ActionError.
+    """
+    await refuse_managed(target, "BrokerTopic", topic, "change spec.cleanupPolicy there")
+    if reserved_topic(topic):
+        raise ActionError(f"{topic} is a topic of the system: it cannot be compacted", Cause.BAD_INPUT)
+    change = {CLEANUP: CLEANUP_VALUES["Delete" if off else "Compact"]}
+    if tombstones:
+        try:
+            change[TOMBSTONES] = str(int(parse_duration(tombstones) * 1000))
+        except ValueError as error:
+            raise ActionError(f"--tombstones {tombstones}: {error}", Cause.BAD_INPUT) from None
+    async with admin_of(target, whole=True) as admin:
+        found = {}
+        for group, address in (await admin.masters()).items():
+            config = (await admin.topic_config(address)).topics.get(topic)
+            if config is not None:
+                found[group] = address, replace(config, attributes=change)
+        if not found:
+            raise ActionError(f"there is no topic {topic}: `gantry topic list` shows those that exist")
+        for address, config in found.values():
+            await admin.create_topic_at(address, config)
+    return sorted(found)
 
 
 async def list_topics(target: Target, all_topics: bool) -> list[dict[str, Any]]:

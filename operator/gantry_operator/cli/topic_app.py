@@ -94,6 +94,26 @@ def _topics(epilog: str) -> None:
 
         describe(target, topic, as_json)
 
+    @topic_app.command("compact", epilog=epilog)
+    @on_cluster
+    def topic_compact(
+        target: Target,
+        as_json: bool,
+        topic: TopicArgument,
+        tombstones: Annotated[
+            str, typer.Option(help="How long a message without a body stays, such as 24h.", show_default=False)
+        ] = "",
+        off: Annotated[bool, typer.Option("--off", help="Compact it no more.")] = False,
+    ) -> None:
+        """Keep the newest message of each key for good, and refuse messages without a key.
+
+        Older messages of a key disappear for readers within a quarter of an hour, and leave the disk with their part of
+        the log.
+        """
+        from gantry_operator.cli.topics import compact
+
+        compact(target, topic, tombstones, off, as_json)
+
     @topic_app.command("delete", epilog=epilog)
     @on_cluster
     def topic_delete(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gantry_operator.actions.managed import condition
 from gantry_operator.actions.target import Target
-from gantry_operator.actions.topics import create_topic, delete_topic, describe_topic, list_topics
+from gantry_operator.actions.topics import compact_topic, create_topic, delete_topic, describe_topic, list_topics
 from gantry_operator.cli.output import print_json, print_table, say
 from gantry_operator.cli.target import run_async
 
@@ -49,6 +49,17 @@ def describe(target: Target, topic: str, as_json: bool) -> None:
         ("GROUP", "WRITE QUEUES", "READ QUEUES", "PERMISSION", "MESSAGES"),
         [[row[k] for k in ("group", "writeQueues", "readQueues", "permission", "messages")] for row in found["groups"]],
     )
+
+
+def compact(target: Target, topic: str, tombstones: str, off: bool, as_json: bool) -> None:
+    """Turn compaction of a topic on or off. Raises CliError."""
+    groups = run_async(compact_topic(target, topic, tombstones, off))
+    if as_json:
+        print_json({"topic": topic, "compacted": not off, "groups": groups})
+    elif off:
+        say(f"{topic} is compacted no more in {', '.join(groups)}: its messages leave with the log")
+    else:
+        say(f"{topic} is compacted in {', '.join(groups)}: the newest message of each key stays")
 
 
 def delete(target: Target, topic: str, force: bool, as_json: bool) -> None:

@@ -65,6 +65,7 @@ class QueueRows:
         "seen",
         "seen_bytes",
         "segment_size",
+        "tombstones",
     )
 
     def __init__(self, segment_size: int) -> None:
@@ -75,6 +76,8 @@ class QueueRows:
         self.count = 0
         self.bytes = 0
         """Of all records that have a row."""
+        self.tombstones = 0
+        """Rows of records without a body."""
         self.seen = 0
         """Records that compaction has looked at since the topic is compacted, and their bytes: `seen_bytes`."""
         self.seen_bytes = 0
@@ -182,6 +185,7 @@ class QueueRows:
     def _count(self, row: Row, step: int) -> None:
         self.count += step
         self.bytes += step * row.size
+        self.tombstones += step if row.flags & TOMBSTONE else 0
         segment = row.place // self.segment_size
         left = self._places.get(segment, 0) + step
         if left:
@@ -210,6 +214,7 @@ class QueueRows:
         assert [row.number for row in rows] == sorted({row.number for row in rows})
         assert self.count == len(rows)
         assert self.bytes == sum(row.size for row in rows)
+        assert self.tombstones == sum(row.flags & TOMBSTONE for row in rows)
         assert self._firsts == [ROW.unpack_from(block)[0] for block in self.blocks]
         assert not rows or rows[-1].number < self.boundary
         keys = [row.key for row in rows if row.key != NO_KEY]

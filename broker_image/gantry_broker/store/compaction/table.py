@@ -106,6 +106,11 @@ class CompactionTable:
 
     # What is known
 
+    def new_records(self, topic: str, queue_id: int) -> int:
+        """Return how many records of a queue no pass has looked at. Raises OSError."""
+        queue = self._queues.find(topic, queue_id)
+        return 0 if queue is None else queue.max - queue.min_at(self._queues.visible_from(topic, self._log.start))
+
     def work(self, topic: str, queue_id: int, most: int) -> Work | None:
         """Return a pass over at most so many new records of a queue, maybe none of them; None: no such queue.
 
