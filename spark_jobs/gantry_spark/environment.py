@@ -14,11 +14,11 @@ from gantry_broker.settings import BrokerSettings
 from gantry_broker.store.files import is_there
 
 from gantry_spark import remoting
+from gantry_spark.compacted import Compacted
 from gantry_spark.directory import DirectoryLog
 from gantry_spark.errors import SourceError
 from gantry_spark.forecast import DEVICE_PREFIX, Disk
 from gantry_spark.remote import RemoteLog, base_url, fetch_status, fetch_tables
-from gantry_spark.report_context import Compacted
 from gantry_spark.summary import GroupOffset
 
 

@@ -23,9 +23,9 @@ import orjson
 from gantry_broker.contracts.models import LogInfo, MemberStatus
 from gantry_broker.protocol.plausible import MAX_OFFSET
 
+from gantry_spark.compacted import Compacted
 from gantry_spark.errors import Expired, SourceError
 from gantry_spark.kept import SMALL_READ, KeptBytes
-from gantry_spark.report_context import Compacted
 from gantry_spark.trust import PLAINTEXT, Trust
 
 READ_AHEAD: Final = 4 * 1024 * 1024

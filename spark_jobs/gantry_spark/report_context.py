@@ -4,21 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
+from gantry_spark.compacted import Compacted
 from gantry_spark.forecast import Disk
 from gantry_spark.summary import GroupOffset
-
-
-class Compacted(NamedTuple):
-    """What the brokers' own compaction has done to a topic, in the names of `GET /v1/tables`."""
-
-    seen_records: int = 0
-    """Messages that it has looked at since the topic is compacted."""
-    seen_bytes: int = 0
-    kept_records: int = 0
-    """Of them, those that it keeps."""
-    kept_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,10 @@ from typing import Any, Final
 from gantry_broker.protocol.codes import CONTROL_TOPIC, SYSTEM_TOPICS
 
 from gantry_spark.aggregates import SUMS
+from gantry_spark.compacted import Compacted
 from gantry_spark.forecast import HOUR_MS, first_hour, forecast, newest_hour
 from gantry_spark.recommendations import recommend
-from gantry_spark.report_context import Compacted, Context
+from gantry_spark.report_context import Context
 from gantry_spark.summary import Row, Summary
 
 WINDOWS_H: Final = (1, 6, 24, 72, 168, 720)

@@ -16,6 +16,7 @@ from zlib import crc32
 
 import pytest
 from gantry_operator.platforms.kubernetes.analytics.status import summary_text
+from gantry_spark.compacted import Compacted
 from gantry_spark.directory import DirectoryLog, Segment, find
 from gantry_spark.environment import read_environment
 from gantry_spark.errors import OutputError, SourceError
@@ -25,7 +26,6 @@ from gantry_spark.report import Job, run
 from gantry_spark.report import _current_checksums as current_checksums
 from gantry_spark.report import _end_checksums as end_checksums
 from gantry_spark.report import _repaired_segments as repaired_segments
-from gantry_spark.report_context import Compacted
 from gantry_spark.scan_state import CountedSegment, pending_scan
 from gantry_spark.summary import RECHECKED_DAMAGE, counted_segments
 from gantry_spark.trust import PLAINTEXT

@@ -29,8 +29,8 @@ from gantry_broker.store.compaction.passes import (
     clean_bodies,
     copy_bodies,
 )
-from gantry_broker.store.compaction.rows import QueueRows
 from gantry_broker.store.errors import BadRecords, StoreError
+from gantry_broker.store.index.compacted import QueueRows
 from gantry_broker.store.types import Put
 from gantry_broker.timeslice import SLICE_S
 

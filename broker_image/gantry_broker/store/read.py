@@ -13,9 +13,9 @@ from gantry_core import gather_records, records_named, records_whole, wanted_rec
 
 from gantry_broker.protocol.codes import GetStatus
 from gantry_broker.protocol.message import FIXED_V4, Record, RecordError, decode_record, tags_hash
-from gantry_broker.store.compaction.rows import QueueRows, key_of
 from gantry_broker.store.compaction.table import CompactionTable
 from gantry_broker.store.errors import BadRecords, OffsetGone
+from gantry_broker.store.index.compacted import QueueRows, key_of
 from gantry_broker.store.index.consume_queue import BLANK_SIZE, ENTRY, ENTRY_SIZE, ConsumeQueue
 from gantry_broker.store.index.key_hash import KeyHasher
 from gantry_broker.store.index.key_index import KeyIndex

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from gantry_broker.store.compaction.record import MOST_ROWS, encode, pieces
-from gantry_broker.store.compaction.rows import NO_KEY, ROW, TOMBSTONE, Row
+from gantry_broker.store.index.compacted import NO_KEY, ROW, TOMBSTONE, Row
 
 COPY_BYTES: Final = 1 << 20
 """Copies in one compaction record, at least one record."""

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple, Self
 
 from gantry_broker.store.compaction.decide import COPY_BYTES, bodies_of, bodies_of_copies, clean
-from gantry_broker.store.compaction.rows import ROW, TOMBSTONE, Row, key_of
 from gantry_broker.store.errors import BadRecords
 from gantry_broker.store.files import read_all
+from gantry_broker.store.index.compacted import ROW, TOMBSTONE, Row, key_of
 from gantry_broker.store.index.consume_queue import BLANK_SIZE, ENTRY, ENTRY_SIZE
 from gantry_broker.store.log.record_reader import Damage, Meta, compaction_keys, is_record_of, read_record
 

@@ -3,7 +3,8 @@
 Compaction records lie in the queue of `COMPACTION_TOPIC`. Each one stands for itself: it removes rows, sets rows, and
 says below which queue offset readers see rows only. It may carry copies of old records, so that their segments can go.
 Layout, big endian: magic, CRC of the directory behind it, lengths and counts, topic, removed queue offsets, rows
-(`rows.ROW`), and the copies, byte for byte. A row with a negative place `-1 - n` has its bytes at n of the copies.
+(`index.compacted.ROW`), and the copies, byte for byte. A row with a negative place `-1 - n` has its bytes at n of the
+copies.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from struct import Struct
 from typing import Final, NamedTuple
 
-from gantry_broker.store.compaction.rows import ROW, Row
+from gantry_broker.store.index.compacted import ROW, Row
 
 MAGIC: Final = b"GCR1"
 HEAD: Final = Struct(">4sIHiqqqII")

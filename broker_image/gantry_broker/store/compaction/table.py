@@ -14,7 +14,7 @@ from gantry_broker.protocol.codes import COMPACTION_TOPIC
 from gantry_broker.protocol.message import Record, RecordError, decode_record
 from gantry_broker.store.compaction.passes import Work
 from gantry_broker.store.compaction.record import HEAD, BadDirectory, Directory, decode, directory_size
-from gantry_broker.store.compaction.rows import QueueRows, Row
+from gantry_broker.store.index.compacted import QueueRows, Row
 from gantry_broker.store.index.consume_queue import BLANK_SIZE, ConsumeQueue
 from gantry_broker.store.index.queue_table import QueueTable
 from gantry_broker.store.log.commit_log import CommitLog

@@ -11,8 +11,8 @@ from struct import Struct
 from typing import Final
 
 from gantry_broker.protocol.digits import whole_number
-from gantry_broker.store.compaction.rows import QueueRows
 from gantry_broker.store.files import FdCache, data_extents, read_all, write_all, zero
+from gantry_broker.store.index.compacted import QueueRows
 
 ENTRY: Final = Struct(">qiq")
 ENTRY_SIZE: Final = 20
