@@ -17,6 +17,7 @@ REASONS: Final = {
     "attributes '+message.type=LITE'": "lite topics are not supported",
     "attributes '+queue.type=BatchCQ'": "consume queues of batches are not supported",
     "attributes '+cleanup.policy=COMPACTION' of a topic with AttributesOf": "a topic can be compacted later, too",
+    "topic after the changes": "so it is compacted here",
     "mode that does not exist": "5.5.0 stores no mode at all",
     "send due in 4 days": "timerMaxDelaySec is 40 days here, 3 in 5.5.0",
     "send due in 4 days by seconds": "timerMaxDelaySec is 40 days here, 3 in 5.5.0",
