@@ -25,5 +25,5 @@ def test_no_history_loses_a_key_or_shows_an_old_record_again(quick_dir: Path, bl
         removed += history.removed
         failovers += history.failovers
     assert copied > 10
-    assert removed > 5
+    assert removed > 2
     assert failovers > 10
