@@ -34,7 +34,7 @@ async def write(cluster: Cluster, rounds: range, state: dict[str, bytes], half: 
             if number == rounds[len(rounds) // 2]:
                 half.set()
             for at in range(KEYS):
-                key, body = f"k{at}", f"{number}".encode() + bytes(300)
+                key, body = f"k{at}", f"{number:04}".encode() + bytes(300)
                 while True:
                     try:
                         await producer.send(TOPIC, body, keys=key, key=key)

@@ -17,12 +17,14 @@ from gantry_broker.protocol.codes import PREDEFINED_GROUPS
 
 if TYPE_CHECKING:
     from gantry_broker.broker.clients import Client
+    from gantry_broker.broker.compaction import Compaction
 
 
 class Parts(MetricParts, Protocol):
     """What these functions use of a member."""
 
     started_ms: int
+    compaction: Compaction
 
 
 async def broker_tables(broker: Parts, times: StoreTimes, *, ages: bool = True) -> dict[str, Any]:
