@@ -53,7 +53,9 @@ STEPS: dict[str, tuple[list[str], dict[str, str]]] = {
     "interop": ([*PYTEST, "tests/interop"], {"INTEROP": "full"}),
     "migration": ([*PYTEST, "tests/migration"], {"INTEROP": "full"}),
     "interop5": ([*PYTEST, "tests/interop5"], {"INTEROP": "full"}),
-    "Iceberg": ([*PYTEST, "tests/spark/test_other_reader.py"], {"ICEBERG_READER": "full"}),
+    "Spark": (
+        [*PYTEST, "tests/spark/test_other_reader.py", "tests/spark/test_lost_executors.py"], {"SPARK_TESTS": "full"},
+    ),
     "delivery": ([sys.executable, "-m", "tests.delivery.scenario", "--through", "both", "--patience", "7200"], {}),
     "supply chain": ([sys.executable, ".ci/supply_chain.py"], {}),
     "e2e rounds": (["e2e/run", "-k", "rounds"], {"E2E_ROUNDS": "12", "E2E_NODES": "3"}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -199,6 +200,60 @@ async def test_two_resources_of_one_topic_have_one_table(rig: Rig) -> None:
     await rig.step()
     assert [[t.topic for t in order] for order in rig.runs.orders] == [["Orders"]]
     assert rig.control.state_of(rig.topics.of["zz"]) is None
+
+
+async def test_a_table_is_dropped_before_its_resource_goes(rig: Rig) -> None:
+    rig.topics.put("Orders", deletionPolicy="Delete", format="Parquet")
+    rig.topics.put("Prices")
+    assert rig.control.keeps(rig.topics.of["orders"]) == "", "the finalizer is there from the beginning"
+    assert rig.control.keeps(rig.topics.of["prices"]) is None
+    await rig.step()
+    rig.runs.say(good("Orders"), good("Prices"))
+    await rig.step()
+    rig.topics.of = {n: replace(t, deleting=True) for n, t in rig.topics.of.items()}
+    orders = rig.topics.of["orders"]
+    await rig.step()
+    ((order,),) = rig.runs.orders[1:]
+    assert (order.topic, order.format, order.drop) == ("Orders", "Parquet", True)
+    rig.runs.say(TableReport(topic="Orders", reason="CatalogFailed", message="the catalog does not answer"))
+    await rig.step()
+    assert rig.control.keeps(orders) == "the table of Orders is being dropped: the catalog does not answer"
+    assert len(rig.runs.orders) == 2, "after a pause"
+    await rig.step(20)
+    assert len(rig.runs.orders) == 3
+    rig.control = rig.new()
+    rig.runs.say(TableReport(topic="Orders", reason="Dropped"))
+    await rig.step()
+    assert rig.control.keeps(orders) is None
+    await rig.step(100)
+    assert len(rig.runs.orders) == 3
+
+
+async def test_a_table_that_another_resource_goes_on_with_is_not_dropped(rig: Rig) -> None:
+    rig.topics.put("Orders", deletionPolicy="Delete")
+    old = rig.topics.of["orders"]
+    rig.topics.of["old"] = replace(old, resource="old", deleting=True)
+    await rig.step()
+    assert [(o.topic, o.drop) for order in rig.runs.orders for o in order] == [("Orders", False)]
+    assert rig.control.keeps(rig.topics.of["old"]) is None
+
+
+async def test_a_proposed_schema_is_shown_until_it_is_accepted(rig: Rig) -> None:
+    rig.topics.put("Orders", schema="Inferred")
+    await rig.step()
+    assert not rig.runs.orders[0][0].freeze
+    rig.runs.say(
+        TableReport(topic="Orders", reason="SchemaProposed", message="fields id", proposed='{"type": "object"}')
+    )
+    await rig.step()
+    status, current = rig.state("Orders")
+    assert (status.proposed, current.status, current.reason) == ('{"type": "object"}', "False", "SchemaProposed")
+    rig.topics.put("Orders", generation=2, schema="Inferred", freeze=True)
+    await rig.step()
+    assert rig.runs.orders[1][0].freeze, "at once"
+    rig.runs.say(good("Orders"))
+    await rig.step()
+    assert rig.state("Orders")[0].proposed is None
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -202,6 +202,33 @@ async def test_secrets_are_mounted_and_never_in_the_job(rig: Rig) -> None:
     assert "update" not in verbs
 
 
+async def test_an_archive_and_a_queue_reach_the_run(rig: Rig) -> None:
+    archive = {
+        "url": "s3://bucket/demo", "endpoint": "http://minio:9000", "credentialsSecret": "s3",
+        "encryption": {"secretName": "sealed"},
+    }  # fmt: skip
+    uid = rig.cluster.metadata.uid
+    spec = Tables(source="Archive", executors=1, queue="lake")
+    with pytest.raises(StoreUnavailable, match=r"source is Archive, but there is no archive"):
+        await rig.start(spec=spec)
+    rig.cluster = cluster(archive=archive)
+    rig.cluster.metadata.uid = uid
+    await rig.start(spec=spec)
+    order = manifests.order_of(rig.job)
+    assert order is not None
+    assert order.archive == {
+        "archive": "s3://bucket/demo", "endpoint": "http://minio:9000",
+        "credentials": "/etc/gantry-archive/archive/s3", "keyFile": "/etc/gantry-archive/archive/sealed/encryptionKey",
+    }  # fmt: skip
+    mounts = {m["mountPath"] for m in rig.pod["containers"][0]["volumeMounts"]}
+    assert mounts >= {"/etc/gantry-archive/archive/s3", "/etc/gantry-archive/archive/sealed"}
+    assert order.conf["spark.kubernetes.executor.secrets.s3"] == "/etc/gantry-archive/archive/s3"
+    assert rig.job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "lake"
+    template = (rig.fake.get("ConfigMap", "demo-tables") or {})["data"]["executor.yaml"]
+    assert "kueue.x-k8s.io/queue-name: lake" in template
+    assert "kueue.x-k8s.io/queue-name" not in rig.job["spec"]["template"]["metadata"]["labels"]
+
+
 async def test_what_a_run_needs_is_said(rig: Rig, fake: FakeApi, api: KubeApi) -> None:
     rig.cluster = cluster(security={"authentication": "Enabled"})
     with pytest.raises(StoreUnavailable, match=r"write spec\.tables\.user"):

@@ -46,7 +46,11 @@ def test_a_topic_becomes_a_table(small: Cluster, tmp_path: Path) -> None:
 
     lines = "".join(f'{{"id": {n}, "price": {n}.5}}\n' for n in range(20))
     small.gantry("produce", "Orders", "-", "--keys", "k{n}", *where, stdin=lines + "no json\n")
-    assert table("run", "Orders", "--schema", "inferred") == {
+    assert "have the fields id integer, price number; no table is made before the schema is frozen" in table(
+        "run", "Orders", "--schema", "inferred"
+    )
+    assert "there is no table Orders" in table("describe", "Orders")
+    assert table("run", "Orders", "--schema", "inferred", "--freeze") == {
         "table": "Orders", "commits": 1, "rows": 20, "rejected": 1, "lost": [],
     }  # fmt: skip
     assert table("run", "Orders", "--schema", "inferred")["commits"] == 0
@@ -62,6 +66,11 @@ def test_a_topic_becomes_a_table(small: Cluster, tmp_path: Path) -> None:
     assert rows == [{"ids": sum(range(5, 20)), "keys": 15}]
     rejected = table("query", 'select reason, value from "Orders__rejected"')
     assert rejected[0]["value"] == "no json"
+
+    assert table("run", "Prices", "--format", "parquet")["commits"] == 0
+    assert table("run", "Orders", "--format", "parquet")["rows"] == 21
+    found = {(one["name"], one["format"]): one["rows"] for one in table("list")}
+    assert (found["Orders", "Iceberg"], found["Orders", "Parquet"]) == (20, 21)
 
     small.gantry("produce", "Orders", "--body", '{"id": 20}', *where)
     assert next(one for one in table("list") if one["name"] == "Orders")["behindRecords"] == 1

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-AT_NIGHT = frozenset({"test_other_reader"})
-"""Modules that run only with ICEBERG_READER=full."""
+AT_NIGHT = frozenset({"test_lost_executors", "test_other_reader"})
+"""Modules that run only with SPARK_TESTS=full."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect the tests of `AT_NIGHT`."""
-    if os.environ.get("ICEBERG_READER") == "full":
+    if os.environ.get("SPARK_TESTS") == "full":
         return
     left_out = [item for item in items if item.path.stem in AT_NIGHT]
     if left_out:

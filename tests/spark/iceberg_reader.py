@@ -6,79 +6,23 @@ its rows as a line. The project's own environment has a later PySpark, for which
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import shutil
 import subprocess
 import sys
-import venv
 from pathlib import Path
 from typing import Any
 
-PYSPARK = "pyspark==4.1.4"
 JARS = ("org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0", "org.xerial:sqlite-jdbc:3.50.3.0")
-POM = (
-    "<project><modelVersion>4.0.0</modelVersion><groupId>x</groupId><artifactId>x</artifactId><version>1</version>"
-    "{}</project>"
-)
-
-
-class NoReader(Exception):
-    """The environment cannot be made here. The text says what is missing."""
-
-
-def fetch_jars(folder: Path, jars: tuple[str, ...]) -> list[Path]:
-    """Return jars from Maven's repository, with what they need, in a folder of their own. Raises NoReader."""
-    mark = folder / "complete"
-    if not mark.exists() or mark.read_text() != "\n".join(jars):
-        maven = shutil.which("mvn")
-        if maven is None:
-            raise NoReader("there is no Maven here: install Maven 3.8 or later")
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        parts = [one.split(":") for one in jars]
-        wanted = "".join(
-            f"<dependency><groupId>{g}</groupId><artifactId>{a}</artifactId><version>{v}</version></dependency>"
-            for g, a, v in parts
-        )
-        pom = folder / "pom.xml"
-        pom.write_text(POM.format(f"<dependencies>{wanted}</dependencies>"))
-        done = subprocess.run(
-            [maven, "-q", "-B", "-ntp", "-f", str(pom), "dependency:copy-dependencies", "-DincludeScope=runtime",
-             f"-DoutputDirectory={folder}"], capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        if done.returncode != 0:
-            raise NoReader(f"Maven cannot fetch {', '.join(jars)}: {(done.stdout + done.stderr)[-500:]}")
-        mark.write_text("\n".join(jars))
-    return sorted(folder.glob("*.jar"))
-
-
-def environment() -> tuple[Path, list[Path]]:
-    """Return the Python with PySpark 4.1 and Iceberg's jars. The first call fetches them. Raises NoReader."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gantry-iceberg-reader"
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        python = cache / "venv" / "bin" / "python"
-        mark = cache / "venv" / "complete"
-        if not mark.exists() or mark.read_text() != PYSPARK:
-            shutil.rmtree(cache / "venv", ignore_errors=True)
-            venv.create(cache / "venv", with_pip=True)
-            done = subprocess.run(
-                [str(python), "-m", "pip", "install", "-q", PYSPARK], capture_output=True, text=True, check=False
-            )
-            if done.returncode != 0:
-                raise NoReader(f"pip cannot install {PYSPARK}: {done.stderr[-500:]}")
-            mark.write_text(PYSPARK)
-        return python, fetch_jars(cache / "jars", JARS)
 
 
 class Reader:
-    """The running program. `catalog`: a SQL catalog's database in SQLite; `warehouse`: its URL."""
+    """The running program."""
 
     def __init__(self, database: Path, warehouse: str) -> None:
-        python, jars = environment()
+        """Start it. `database`: that of a SQL catalog in SQLite; `warehouse`: its URL. Raises JavaMissing."""
+        from benchmarks.rig import jars as rig
+
+        python, jars = rig.spark41(), rig.fetch("iceberg", JARS)
         words = [str(python), "-I", __file__, str(database), warehouse, ",".join(map(str, jars))]
         self._process = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True

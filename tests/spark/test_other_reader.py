@@ -1,4 +1,4 @@
-"""Tables as Iceberg's own library in Spark 4.1 reads and changes them. With ICEBERG_READER=full, as `make nightly`
+"""Tables as Iceberg's own library in Spark 4.1 reads and changes them. With SPARK_TESTS=full, as `make nightly`
 sets it: the reader is fetched once, and a run takes a minute.
 """
 
@@ -16,7 +16,8 @@ from gantry_broker.testing import LocalBroker, broker
 from gantry_spark.tables.job import TableJob, TableSpec, ends_of
 from gantry_spark.tables.maintenance import Rules, maintain, now_ms
 
-from tests.spark.iceberg_reader import NoReader, Reader
+from benchmarks.rig.java import JavaMissing
+from tests.spark.iceberg_reader import Reader
 from tests.spark.test_tables import SCHEMA, check, one_at_a_time, rows_of, send
 
 pytestmark = pytest.mark.timeout(900)
@@ -37,7 +38,7 @@ def warehouse(tmp_path: Path) -> dict[str, str]:
 def reader(tmp_path: Path, warehouse: dict[str, str]) -> Iterator[Reader]:
     try:
         made = Reader(tmp_path / "catalog.db", warehouse["warehouse"])
-    except NoReader as missing:
+    except JavaMissing as missing:
         pytest.skip(str(missing))
     yield made
     made.close()

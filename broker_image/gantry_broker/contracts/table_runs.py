@@ -16,11 +16,13 @@ MAX_MESSAGE: Final = 600
 """Characters of a message about one table."""
 
 Reason = Literal[
-    "Current", "Behind", "BadSchema", "BadRecord", "NotContinued", "DataLost", "CatalogFailed", "SourceFailed", "Failed"
-]
+    "Current", "Behind", "SchemaProposed", "Dropped", "BadSchema", "BadRecord", "NotContinued", "DataLost",
+    "CatalogFailed", "SourceFailed", "Failed",
+]  # fmt: skip
 """The outcome for one table. Current: it has all messages that there were at the start of the run. Behind: the run
-ended before. BadSchema: a person must change the schema or rebuild the table. BadRecord: the table stands still at a
-message. NotContinued: another writer came first. CatalogFailed, SourceFailed: the catalog or the brokers refuse.
+ended before. SchemaProposed: the schema is inferred, and a person has to accept it. Dropped: as ordered. BadSchema: a
+person must change the schema or rebuild the table. BadRecord: the table stands still at a message. NotContinued:
+another writer came first. CatalogFailed, SourceFailed: the catalog or the brokers refuse.
 """
 
 
@@ -32,6 +34,11 @@ class TableOrder(_Model):
     """One table of a run."""
 
     topic: str
+    format: Literal["Iceberg", "Parquet"] = "Iceberg"
+    freeze: bool = True
+    """Accept an inferred schema. False: report it, and make no table."""
+    drop: bool = False
+    """Drop the table, and do nothing else."""
     mode: Literal["Append", "Upsert"] = "Append"
     kind: str = "Raw"
     json_schema: str | None = None
@@ -65,6 +72,10 @@ class RunOrder(_Model):
     namespace: str = "rocketmq"
     credentials: str | None = None
     """Folder with the files accessKey and secretKey of the user that reads."""
+    archive: dict[str, str] = Field(default_factory=dict)
+    """Where the log is read, as options of the source `rocketmq`: archive, endpoint, region, credentials, keyFile.
+    Empty: messages are pulled.
+    """
     tls: bool = False
     ca_file: str | None = None
     spark: bool = False
@@ -94,6 +105,8 @@ class TableReport(_Model):
     lost: int | None = None
     last_commit_ms: int | None = None
     maintained_ms: int | None = None
+    proposed: str | None = None
+    """The inferred schema that waits for a person, as JSON Schema."""
     success_ms: int | None = None
     """Time of the last look at the topic after which the table had everything that was there."""
 
@@ -113,7 +126,16 @@ def to_text(report: RunReport, limit: int) -> str:
         cut = report.model_copy(
             update={
                 "problem": report.problem[: max(length, 200)],
-                "tables": [t.model_copy(update={"message": t.message[:length]}) for t in report.tables],
+                "tables": [
+                    t.model_copy(
+                        update={
+                            "message": t.message[:length],
+                            # A schema is whole or not there. Without it the message says where to read it.
+                            "proposed": t.proposed if length == MAX_MESSAGE else None,
+                        }
+                    )
+                    for t in report.tables
+                ],
             }
         )
         plain = cut.model_dump_json(exclude_defaults=True)

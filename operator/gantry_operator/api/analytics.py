@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
 from gantry_operator.api import cron
-from gantry_operator.api.base import CRON, ZONE, Model, Rule, VolumeSize, Window, more_than_nothing
+from gantry_operator.api.base import CRON, OBJECT_NAME, ZONE, Model, Rule, VolumeSize, Window, more_than_nothing
 from gantry_operator.api.pods import SparkPodResources
 
 
@@ -24,6 +24,15 @@ class ReportOutput(Model):
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (more_than_nothing("size"),)
+
+
+def spark_queue() -> Any:
+    """Return the field that names a queue of Kueue."""
+    return Field(
+        None, description="LocalQueue of Kueue, which then says when a run starts: the label "
+        "kueue.x-k8s.io/queue-name of its Job and of its executor pods.", min_length=1, max_length=63,
+        pattern=OBJECT_NAME,
+    )  # fmt: skip
 
 
 class SparkResources(Model):
@@ -66,6 +75,7 @@ class Analytics(Model):
     resources: SparkResources = Field(
         default_factory=lambda: SparkResources(), description="CPU and memory of driver and executors."
     )
+    queue: str | None = spark_queue()
     output: ReportOutput = Field(default_factory=lambda: ReportOutput(), description="Location of the reports.")
     image: str | None = Field(
         None, description="Image with Spark. Default: the image in the operator's chart. The chart must allow any "

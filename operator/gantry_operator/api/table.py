@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler
 from pydantic_core import PydanticCustomError
 
 from gantry_operator.api import cron
-from gantry_operator.api.analytics import SparkResources
+from gantry_operator.api.analytics import SparkResources, spark_queue
 from gantry_operator.api.base import (
     CRON,
     EVERY,
@@ -36,6 +36,8 @@ _SECRETS = ("token", "credential", "password", "secret", "secret-access-key", "a
 """Ends of the names of properties that are credentials."""
 _IS_SECRET = " || ".join(f"k.endsWith('{end}')" for end in _SECRETS)
 
+TableFormat = Literal["Iceberg", "Parquet"]
+TableDeletion = Literal["Retain", "Delete"]
 TableMode = Literal["Append", "Upsert"]
 Schema = Literal["Raw", "Inferred", "JsonSchema", "Avro", "Protobuf"]
 BadRecord = Literal["Reject", "Suspend"]
@@ -74,6 +76,11 @@ class TableMaintenance(Model):
 class Table(Model):
     """The topic as a table that keeps itself."""
 
+    format: TableFormat = Field(
+        "Iceberg",
+        description="Iceberg: a table of the catalog. Parquet: a folder of Parquet files below the property warehouse "
+        "of the catalog, which then is a URL; only with mode Append. It cannot be changed.",
+    )
     mode: TableMode = Field(
         "Append",
         description="Append: a row for each message. Upsert: a row for each key, with the newest message; one without "
@@ -82,9 +89,14 @@ class Table(Model):
     schema_: Schema = Field(
         "Raw", alias="schema",
         description="Columns of the table. Raw: key, value, properties. Inferred: those of the JSON bodies of the "
-        "first messages, then fixed; new fields become new columns. JsonSchema, Avro, Protobuf: those of jsonSchema, "
-        "avroSchema, protobuf. It cannot be changed.",
+        "first messages, which status shows until freeze is true; new fields then become columns. JsonSchema, Avro, "
+        "Protobuf: those of jsonSchema, avroSchema, protobuf. It cannot be changed.",
     )  # fmt: skip
+    freeze: bool = Field(
+        False,
+        description="With schema Inferred. True: the table is made with the columns that status.table.proposed "
+        "shows. False: runs only show them.",
+    )
     jsonSchema: str | None = Field(
         None, description="A JSON Schema as text, for schema JsonSchema. Fields may be added.",
         min_length=2, max_length=MAX_SCHEMA,
@@ -108,6 +120,11 @@ class Table(Model):
         None, description="How long rows stay, by the store time of their messages. Default: for ever. The table's "
         "maintenance removes them.",
     )  # fmt: skip
+    deletionPolicy: TableDeletion = Field(
+        "Retain",
+        description="What happens to the table when the BrokerTopic is deleted. Retain: nothing. Delete: it "
+        "is dropped from its catalog, with the table of rejected messages; of format Parquet its files are deleted.",
+    )
     every: Every | None = _every()
     schedule: str | None = Field(
         None, description="Schedule of the commits as in a CronJob, instead of every.", pattern=CRON, max_length=128
@@ -149,6 +166,19 @@ class Table(Model):
             for kind, name in (("JsonSchema", "jsonSchema"), ("Avro", "avroSchema"), ("Protobuf", "protobuf"))
         ),
         Rule(
+            "(has(self.format) ? self.format : 'Iceberg') != 'Parquet' || (has(self.mode) ? self.mode : 'Append') == "
+            "'Append'",
+            "mode is Upsert, and format Parquet cannot replace a row: write format: Iceberg",
+            lambda t: t.format != "Parquet" or t.mode == "Append",
+            "mode",
+        ),
+        Rule(
+            "!(has(self.freeze) && self.freeze) || (has(self.schema) && self.schema == 'Inferred')",
+            "freeze is only for schema: Inferred: leave it out",
+            lambda t: not t.freeze or t.schema_ == "Inferred",
+            "freeze",
+        ),
+        Rule(
             "!(has(self.every) && has(self.schedule))",
             "schedule and every are both given: write one of them",
             lambda t: t.every is None or t.schedule is None,
@@ -185,6 +215,11 @@ class Tables(Model):
     volume: TableVolume = Field(
         default_factory=lambda: TableVolume(), description="The volume, used without a catalog, and in Kubernetes only."
     )
+    source: Literal["Brokers", "Archive"] = Field(
+        "Brokers",
+        description="Where messages are read. Archive: from the log in spec.archive as far as it has them, with little "
+        "load on brokers; the rest from brokers.",
+    )
     user: str | None = Field(
         None, description="BrokerUser that reads the topics, on a cluster with authentication. Its Secret is the one "
         "that the operator makes.", min_length=1, max_length=253, pattern=OBJECT_NAME,
@@ -198,6 +233,7 @@ class Tables(Model):
         0, ge=0, le=256,
         description="Number of Spark's executor pods. 0: one process reads and writes, without Spark.",
     )  # fmt: skip
+    queue: str | None = spark_queue()
     resources: SparkResources = Field(
         default_factory=lambda: SparkResources(), description="CPU and memory of driver and executors."
     )
@@ -252,6 +288,11 @@ class TableStatus(BaseModel):
     behindRecords: int | None = Field(None, description="Messages that the table lacked at the end of the last run.")
     rejected: int | None = Field(None, description="Rows of the table <name>__rejected: messages that did not fit.")
     lost: int | None = Field(None, description="Snapshots that name messages which expired before their commit.")
+    proposed: str | None = Field(
+        None,
+        description="The columns that schema: Inferred would give the table, as JSON Schema. Absent: the table has "
+        "its columns.",
+    )
     observedGeneration: int | None = Field(None, description="Generation of the spec that the last run had.")
     failures: int = Field(0, description="Runs in a row that failed.")
     reason: str = Field("", description="One word about the last run.")

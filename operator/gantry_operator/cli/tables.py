@@ -83,6 +83,13 @@ def _catalog(given: Path | None, directory: Path | None, name: str | None) -> di
     return local_catalog(folder, load_saved(folder).spec.tables)
 
 
+def _in_format(properties: dict[str, str], file_format: str) -> dict[str, str]:
+    """Return the properties of the catalog for tables of a format. Raises CliError."""
+    if file_format.lower() not in ("iceberg", "parquet"):
+        raise CliError(f"--format: {file_format[:40]!r}; write Iceberg or Parquet", Exit.USAGE)
+    return {**properties, "type": "parquet"} if file_format.lower() == "parquet" else properties
+
+
 def _spec(catalog: dict[str, str], directory: Path | None, name: str | None, **more: Any) -> TableSpec:
     """Return a specification with the addresses of the cluster. Raises CliError."""
     import asyncio
@@ -150,6 +157,12 @@ def run_table(
         list[str] | None,
         typer.Option(help="Partition of the table, as country or day(rocketmq.timestamp). Repeat it for more."),
     ] = None,
+    file_format: Annotated[
+        str, typer.Option("--format", help="Iceberg: a table of the catalog. Parquet: a folder of files.")
+    ] = "Iceberg",
+    freeze: Annotated[
+        bool, typer.Option("--freeze", help="Accept the columns that --schema inferred shows, and make the table.")
+    ] = False,
     on_bad_record: Annotated[
         str, typer.Option(help="Reject: a message that does not fit goes to TABLE__rejected. Suspend: stop before it.")
     ] = "Reject",
@@ -166,10 +179,10 @@ def run_table(
     """Commit the messages of a topic to its table, from where the table ends."""
     pause = None if every is None else _seconds(every)
     with _one_line_errors():
-        properties = _catalog(catalog, directory, name)
+        properties = _in_format(_catalog(catalog, directory, name), file_format)
         mode = "Upsert" if upsert else "Append"
         spec = _spec(
-            properties, directory, name, topic=topic, mode=mode, partition_by=tuple(partition_by or ()),
+            properties, directory, name, topic=topic, freeze=freeze, mode=mode, partition_by=tuple(partition_by or ()),
             on_bad_record=on_bad_record.capitalize(), **_schema(schema, message),
         )  # fmt: skip
         while True:
@@ -246,17 +259,19 @@ def _described(
     catalog: Path | None, directory: Path | None, name: str | None, only: str | None
 ) -> list[dict[str, Any]]:
     from gantry_spark.tables import library
-    from gantry_spark.tables.job import open_catalog
 
     properties = _catalog(catalog, directory, name)
-    opened = open_catalog(properties)
     cluster = None
     try:
         cluster = _spec(properties, directory, name, topic="").cluster()
     except CliError as error:
         note(f"how far tables are behind is not known: {error}")
-    found = [library.load(opened, only)] if only is not None else library.tables(opened)
-    return [library.describe(opened, table, cluster) for table in found]
+    if only is not None:
+        one, table = library.find(properties, only)
+        return [library.describe(one, table, cluster)]
+    return [
+        library.describe(one, table, cluster) for one in library.catalogs(properties) for table in library.tables(one)
+    ]
 
 
 @table_app.command("describe")
@@ -274,8 +289,8 @@ def describe_table(
         print_json(found)
         return
     for label, key in (
-        ("topic", "topic"), ("mode", "mode"), ("schema", "schema"), ("location", "location"), ("rows", "rows"),
-        ("rejected", "rejected"), ("files", "files"),
+        ("topic", "topic"), ("format", "format"), ("mode", "mode"), ("schema", "schema"), ("location", "location"),
+        ("rows", "rows"), ("rejected", "rejected"), ("files", "files"),
     ):  # fmt: skip
         say(f"{label}: {found[key]}")
     say(f"behind: {'not known' if found['behindRecords'] is None else found['behindRecords']}")
@@ -299,9 +314,8 @@ def query_table(
     """Run SQL (DuckDB's) over the tables, which have the names of their topics."""
     with _one_line_errors(), Progress("reading the tables"):
         from gantry_spark.tables import library
-        from gantry_spark.tables.job import open_catalog
 
-        columns, rows = library.query(open_catalog(_catalog(catalog, directory, name)), sql)
+        columns, rows = library.query(library.catalogs(_catalog(catalog, directory, name)), sql)
     if output == Output.json:
         print_json([dict(zip(columns, map(_plain, row), strict=True)) for row in rows])
         return
@@ -339,12 +353,12 @@ def maintain_table(
     rows_s = None if retention is None else _seconds(retention, "--retention")
     with _one_line_errors(), Progress(f"table {table}"):
         from gantry_spark.tables import library
-        from gantry_spark.tables.job import ends_of, open_catalog
+        from gantry_spark.tables.job import ends_of
         from gantry_spark.tables.maintenance import Rules, maintain, now_ms
 
-        opened = open_catalog(_catalog(catalog, directory, name))
+        opened, own = library.find(_catalog(catalog, directory, name), table)
         rules = Rules(now_ms(), int(snapshots_s * 1000), None if rows_s is None else int(rows_s * 1000))
-        found = [library.load(opened, table), *library.rejected(opened, table)]
+        found = [own, *library.rejected(opened, table)]
         done = [maintain(one, rules, ends_of) for one in found]
     result: dict[str, Any] = {
         "table": table,
@@ -377,11 +391,11 @@ def rebuild_table(
     """Make a table again from the messages that the brokers still have. Rows of expired messages are gone then."""
     with _one_line_errors():
         from gantry_spark.tables import library
-        from gantry_spark.tables.job import open_catalog
 
         properties = _catalog(catalog, directory, name)
-        opened = open_catalog(properties)
-        found = library.load(opened, table)
+        opened, found = library.find(properties, table)
+        if library.is_parquet(found):
+            properties = _in_format(properties, "Parquet")
         spec = library.spec_of(found, _spec(properties, directory, name, topic=table))
         if not spec.cluster().queues(spec.topic):
             raise CliError(f"topic {spec.topic} does not exist: its table stays as it is")

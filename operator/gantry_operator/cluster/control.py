@@ -71,7 +71,7 @@ class ClusterControl:
         )
         self.topics = TopicControl(
             platform.topics, self._topic_cluster, self.controllers, platform.http, lambda: self.remoting,
-            platform.reached, tables=self.tables.state_of,
+            platform.reached, tables=self.tables.state_of, keeps=self.tables.keeps,
         )  # fmt: skip
         self.hibernation = Hibernation(platform.hibernation, self.groups, self._fell_asleep)
         self.rolling = RollingChange(

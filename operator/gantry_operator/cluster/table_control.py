@@ -10,10 +10,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from gantry_broker.contracts.table_runs import TableReport
+from gantry_broker.contracts.table_runs import TableOrder, TableReport
 
 from gantry_operator.api.status import TableRow
 from gantry_operator.api.table import DEFAULT_EVERY, Tables, TableStatus
@@ -21,10 +21,12 @@ from gantry_operator.cluster.platform import StoreUnavailable, TableRun, TableRu
 from gantry_operator.tables.outcome import GOOD, after_run, condition, utc
 from gantry_operator.tables.schedule import (
     CONTINUOUS_S,
+    MAX_TABLES,
     WantedTable,
     choose,
     maintenance_due,
     next_run,
+    retry_s,
     run_name,
     wait_s,
 )
@@ -86,6 +88,13 @@ class TableControl:
         self._taken = ""
         """The run whose report is in the states."""
         self._shown: dict[str, State] = {}
+        self._dropping: dict[str, str] = {}
+        """By resource that is being deleted: the topic whose table is to be dropped."""
+        self._dropped: set[str] = set()
+        self._drop_problem: dict[str, str] = {}
+        self._drop_failures = 0
+        self._drop_after: datetime | None = None
+        """Time from which a drop that failed is tried again."""
         self._wake = asyncio.Event()
 
     def wake(self) -> None:
@@ -99,6 +108,18 @@ class TableControl:
         if wanted.table is None or mine is None:
             return None
         return self._state(mine), self._condition(mine)
+
+    def keeps(self, wanted: WantedTopic) -> str | None:
+        """Return why a resource may not go yet, its table being there; None: nothing holds it."""
+        if wanted.table is None or wanted.table.deletionPolicy != "Delete":
+            return None
+        if not wanted.deleting:
+            return ""
+        if wanted.resource in self._dropped:
+            return None
+        cluster = self._cluster()
+        why = self._drop_problem.get(wanted.resource, "") or self.problem or ("" if cluster is None else cluster.held)
+        return f"the table of {wanted.topic} is being dropped{': ' if why else ''}{why}"
 
     def rows(self) -> list[TableRow] | None:
         """Return the tables for the status of the cluster, bad ones first; None: they are not known yet."""
@@ -152,7 +173,7 @@ class TableControl:
         if cluster is None or resources is None:
             return SHORT_S
         self._take(cluster, resources.topics)
-        if not self._wanted and not self._taken and self._known:
+        if not self._wanted and not self._dropping and not self._taken and self._known:
             return IDLE_S
         run = await self._runs.newest()
         if run is not None and run.running:
@@ -165,9 +186,17 @@ class TableControl:
             self._follow(cluster, run, ended=True)
             self._taken = run.name
         self._known = True
-        if cluster.held or not self._wanted:
+        if cluster.held or not (self._wanted or self._dropping):
             return IDLE_S
         now = self._now()
+        if self._dropping and (self._drop_after is None or self._drop_after <= now):
+            gone = [
+                TableOrder(topic=w.topic, format=w.table.format, drop=True)
+                for w in resources.topics
+                if w.resource in self._dropping and w.table is not None
+            ][:MAX_TABLES]
+            await self._runs.start(run_name(now), gone, cluster.tables, 0.0)
+            return BUSY_S
         every = cluster.tables.every
         due = choose(list(self._wanted.values()), self._states, now, every)
         if due:
@@ -192,6 +221,15 @@ class TableControl:
         for w in topics:
             if w.resource in self._wanted and w.resource not in self._states:
                 self._states[w.resource] = w.table_status or TableStatus()
+        used = {w.topic for w in topics if w.table is not None and not w.deleting}
+        leaving = {
+            w.resource: w.topic
+            for w in topics
+            if w.deleting and w.table is not None and w.table.deletionPolicy == "Delete"
+        }
+        # A table that another resource goes on with stays.
+        self._dropped = {r for r in self._dropped if r in leaving} | {r for r, t in leaving.items() if t in used}
+        self._dropping = {r: t for r, t in leaving.items() if r not in self._dropped}
         for gone in self._states.keys() - self._wanted.keys():
             del self._states[gone]
         for resource, one in self._wanted.items():
@@ -204,6 +242,17 @@ class TableControl:
         """Bring what a run has said into the states."""
         said = {t.topic: t for t in run.report.tables} if run.report is not None else {}
         started = datetime.fromtimestamp(run.started_ms / 1000, UTC)
+        for resource, topic in list(self._dropping.items()):
+            if topic in said and said[topic].reason == "Dropped":
+                self._dropped.add(resource)
+                self._drop_failures, self._drop_after = 0, None
+                del self._dropping[resource]
+                self._changed()
+            elif ended and topic in run.topics:
+                own = said[topic].message if topic in said else ""
+                self._drop_problem[resource] = own or run.problem or "the last run failed"
+                self._drop_failures += 1
+                self._drop_after = self._now() + timedelta(seconds=retry_s(self._drop_failures))
         for resource, one in self._wanted.items():
             report = said.get(one.topic)
             before = self._states[resource]

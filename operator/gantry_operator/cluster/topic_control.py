@@ -59,6 +59,7 @@ PATIENCE_S = 20.0
 TABLES_S = 20.0
 MAX_TABLES = 256 * 1_048_576
 """Bytes of one answer with tables."""
+TABLE_TO_KEEP: Final = "to keep it, write spec.table.deletionPolicy: Retain"
 AT_ONCE = 16
 """Steps that one broker group carries out at a time."""
 
@@ -93,9 +94,11 @@ class TopicControl:
         now: Callable[[], float] = time.monotonic,
         settle_s: float = SETTLE_S,
         tables: Callable[[WantedTopic], tuple[TableStatus, State] | None] = lambda wanted: None,
+        keeps: Callable[[WantedTopic], str | None] = lambda wanted: None,
     ) -> None:
         """`address`: where the master of a broker group answers clients of this process; None: not known yet.
-        `tables`: the state of a topic's table; None: it has none.
+        `tables`: the state of a topic's table; None: it has none. `keeps`: why a resource may not go, its table being
+        there; None: nothing holds it.
         """
         self.problem = ""
         """Why topics and groups are not compared."""
@@ -109,6 +112,7 @@ class TopicControl:
         self._now = now
         self._settle_s = settle_s
         self._table_of = tables
+        self._keeps = keeps
         self._settling: dict[tuple[str, str], Settling] = {}
         self._ask: list[str] = []
         self._silent_since: dict[str, float] = {}
@@ -214,6 +218,14 @@ class TopicControl:
             if table is not None:
                 status, current = table
                 results[one.resource] = replace(results[one.resource], table=status, table_current=current)
+            keeps = self._keeps(one)
+            if keeps is None:
+                continue
+            result = replace(results[one.resource], finalizer=True)
+            if one.deleting and not results[one.resource].finalizer:
+                state = State("False", "DroppingTable", f"{keeps}; {TABLE_TO_KEEP}")
+                result = replace(result, ready=state, synced=state, busy=True)
+            results[one.resource] = result
 
     def _still_wanted(self, steps: list[Step], resources: Resources) -> list[Step]:
         """Return the steps without deletions for resources that were written again since they were read."""

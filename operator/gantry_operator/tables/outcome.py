@@ -53,6 +53,7 @@ def after_run(wanted: WantedTable, before: TableStatus, started: datetime, repor
     ):
         if value is not None:
             new[field] = value
+    new["proposed"] = report.proposed
     if report.maintained_ms is not None:
         new["lastMaintenance"] = utc(datetime.fromtimestamp(report.maintained_ms / 1000, UTC))
     if report.last_commit_ms is not None:

@@ -48,8 +48,8 @@ class WantedTable:
             if spec.retention is not None:
                 more["rows_s"] = parse_duration(spec.retention)
         return TableOrder(
-            topic=self.topic, mode=spec.mode, kind=spec.schema_, json_schema=spec.jsonSchema,
-            every_s=interval_s(spec, every), definition=definition,
+            topic=self.topic, format=spec.format, freeze=spec.freeze, mode=spec.mode, kind=spec.schema_,
+            json_schema=spec.jsonSchema, every_s=interval_s(spec, every), definition=definition,
             message="" if spec.protobuf is None else spec.protobuf.message, partition_by=spec.partitionBy,
             on_bad_record=spec.onBadRecord, **more,
         )  # fmt: skip

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
 from pyiceberg.expressions import In
 from pyiceberg.io import load_file_io
@@ -35,12 +36,15 @@ from gantry_spark.errors import GantrySparkError, SourceError
 from gantry_spark.tables.decoders import AVRO, PROTOBUF, fields_of
 from gantry_spark.tables.fields import SYSTEM, BadSchema, Field, infer, merge, parse_schema, settle, to_schema
 from gantry_spark.tables.offsets import NotContinued, check_continues, covered, summary
+from gantry_spark.tables.parquet import TYPE as PARQUET
+from gantry_spark.tables.parquet import ParquetCatalog, ParquetTable
 from gantry_spark.tables.partitions import check_parts, parse_parts
 from gantry_spark.tables.rows import MESSAGES, MODES, REJECTED, Shape, convert_batch, newest, not_before
 from gantry_spark.topics.columns import batches
-from gantry_spark.topics.options import READERS_GROUP, Access, Given
+from gantry_spark.topics.options import PLACES, READERS_GROUP, SHARED, Access, Given, logs_of
 from gantry_spark.topics.pull import PullSettings, read_range
-from gantry_spark.topics.queues import Bounds, Offsets, QueueRange, divide, limited, plan
+from gantry_spark.topics.queues import Bounds, Offsets, QueueRange, limited, plan
+from gantry_spark.topics.ways import Logs, Way
 from gantry_spark.topics.wire import Cluster
 
 if TYPE_CHECKING:
@@ -75,6 +79,20 @@ class BadRecord(GantrySparkError):
     retry = False
 
 
+class SchemaProposed(GantrySparkError):
+    """The schema is inferred, and a person has to accept it. `schema`: as JSON Schema."""
+
+    retry = False
+
+    def __init__(self, topic: str, fields: Field) -> None:
+        shown = ", ".join(f"{f.name} {f.kind}" for f in fields.fields[:50])
+        super().__init__(
+            f"topic {topic}: its messages have the fields {shown}; no table is made before the schema is frozen: write "
+            f"freeze: true in spec.table, or --freeze in the command, or take these fields into jsonSchema"
+        )
+        self.schema = to_schema(fields)
+
+
 class CatalogFailed(SourceError):
     """The catalog does not answer, or refuses."""
 
@@ -94,6 +112,8 @@ class TableSpec:
     schema: Any = None
     definition: str = ""
     message: str = ""
+    freeze: bool = True
+    """Accept an inferred schema. False: `SchemaProposed` is raised with it."""
     on_bad_record: str = "Reject"
     partition_by: tuple[str, ...] = ()
     group: str = READERS_GROUP
@@ -109,6 +129,8 @@ class TableSpec:
             raise BadSchema(f"schema {self.kind!r}; write one of {', '.join(SCHEMAS)}")
         if (self.kind == "JsonSchema") != (self.schema is not None):
             raise BadSchema("a JSON Schema belongs to the schema JsonSchema, and only to that")
+        if self.by_key and self.catalog.get("type") == PARQUET:
+            raise BadSchema("format Parquet has the mode Append only: a row cannot be replaced; write format Iceberg")
         if self.on_bad_record not in BAD_RECORDS:
             raise BadSchema(f"onBadRecord {self.on_bad_record!r}; write {' or '.join(BAD_RECORDS)}")
         if (self.kind in (AVRO, PROTOBUF)) != bool(self.definition) or (self.kind == PROTOBUF) != bool(self.message):
@@ -150,9 +172,15 @@ class TableSpec:
 
     def cluster(self) -> Cluster:
         """Return the cluster. Raises SourceError."""
-        known = ("nameServers", "cluster", "caFile", "tls", "credentialsFile", "accessKey", "secretKey", "timeoutMs")
-        access = Access(Given({**self.options, "nameServers": self.name_servers}, known))
+        access = Access(self._given())
         return Cluster(access.name_servers, access.trust, access.timeout_s)
+
+    def logs(self) -> Logs:
+        """Return where logs are looked for. Raises SourceError."""
+        return logs_of(self._given())
+
+    def _given(self) -> Given:
+        return Given({**self.options, "nameServers": self.name_servers}, (*SHARED, *PLACES))
 
 
 @dataclass(frozen=True)
@@ -162,7 +190,9 @@ class Task:
     spec: TableSpec
     shape: Shape
     location: str
+    rejected_location: str
     io: Mapping[str, str]
+    way: Way
     rejected_ends: Offsets
     widen: bool
 
@@ -222,7 +252,7 @@ class TableJob:
         """Commit until the table has all messages that there were at the start.
 
         `progress` is called after each commit with the messages done, and all of them. Raises SourceError, BadSchema,
-        NotContinued.
+        SchemaProposed, NotContinued.
         """
         target = self._bounds()
         outcomes: list[Outcome] = []
@@ -306,13 +336,16 @@ class TableJob:
 
     def _find(self, identifier: tuple[str, str]) -> Table | None:
         try:
-            return self.catalog.load_table(identifier)
+            found: Table = self.catalog.load_table(identifier)
         except NoSuchTableError:
             return None
+        return found
 
     def _create(
         self, identifier: tuple[str, str], columns: Any, properties: dict[str, str], partition_by: Sequence[str] = ()
-    ) -> Table:
+    ) -> Any:
+        if isinstance(self.catalog, ParquetCatalog):
+            return self.catalog.create(identifier, columns, properties, partition_by, _now_ms())
         self.catalog.create_namespace_if_not_exists(identifier[0])
         parts = parse_parts(partition_by)
         try:
@@ -336,6 +369,8 @@ class TableJob:
         spec = self.spec
         if table is None:
             fields = self._infer(ranges) if spec.kind == "Inferred" else spec.fields()
+            if spec.kind == "Inferred" and not spec.freeze and fields is not None:
+                raise SchemaProposed(spec.topic, fields)
             shape = spec.shape(fields)
             properties = {TOPIC: spec.topic, MODE: spec.mode, SCHEMA_KIND: spec.kind}
             if spec.partition_by:
@@ -396,12 +431,18 @@ class TableJob:
         self, ranges: tuple[QueueRange, ...], shape: Shape, table: Table, rejected_ends: Offsets
     ) -> tuple[Shape, list[Part]]:
         """Write the files of all ranges; again with a wider schema while messages have fields that it lacks."""
-        location = f"{table.location().rstrip('/')}/data/{uuid.uuid4().hex}"
+        place = rejected_place = f"{table.location().rstrip('/')}/data"
+        if isinstance(self.catalog, ParquetCatalog):
+            place = self.catalog.staging(self.spec.identifier)
+            rejected_place = self.catalog.staging(self.spec.rejected_identifier)
+        location = uuid.uuid4().hex
         widen = self.spec.kind == "Inferred"
-        tasks = divide(ranges, 1)
+        way = self.spec.logs().way(self.cluster, ranges)
+        tasks = way.divide(ranges, 1)
         for round_number in range(MAX_ROUNDS):
             task = Task(
-                self.spec, shape, f"{location}-{round_number}", dict(table.io.properties), rejected_ends,
+                self.spec, shape, f"{place}/{location}-{round_number}",
+                f"{rejected_place}/{location}-{round_number}", dict(table.io.properties), way, rejected_ends,
                 widen and round_number < MAX_ROUNDS - 1,
             )  # fmt: skip
             work = functools.partial(write_part, task)
@@ -425,6 +466,9 @@ class TableJob:
         files = [file for part in parts for file in part.rejected_files]
         if not files:
             return
+        if isinstance(table, ParquetTable):
+            table.commit(table.described(files), properties, now_ms=_now_ms())
+            return
         transaction = table.transaction()
         _append_files(transaction, files, properties)
         _commit(transaction, table)
@@ -436,6 +480,8 @@ class TableJob:
         # The requirement of PyIceberg's commit is the snapshot that this object has loaded.
         table.refresh()
         check_continues(start, ends_of(table), name)
+        if isinstance(table, ParquetTable):
+            return self._commit_parquet(table, shape, parts, properties)
         transaction = table.transaction()
         files = [file for part in parts for file in part.files]
         if shape.fields is not None:
@@ -471,6 +517,26 @@ class TableJob:
         snapshot = table.current_snapshot()
         return None if snapshot is None else snapshot.snapshot_id
 
+    def _commit_parquet(self, table: ParquetTable, shape: Shape, parts: list[Part], properties: dict[str, str]) -> int:
+        files = [file for part in parts for file in part.files]
+        own = dict(table.properties)
+        if shape.fields is not None:
+            own[SCHEMA] = orjson.dumps(to_schema(shape.fields)).decode()
+            if self.spec.definition:
+                own |= {DEFINITION: self.spec.definition, MESSAGE: self.spec.message}
+        placed = files
+        if self.spec.partition_by and files:
+            rows = pa.concat_tables([_read_file(table, file) for file in files])
+            placed = table.stage(rows, parse_parts(self.spec.partition_by))
+        version = table.commit(table.described(placed), properties, own, now_ms=_now_ms(), after=self.after)
+        if placed is not files:
+            remove(table, files)
+        return version
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
 
 def _is_in(column: str, values: list[str]) -> Any:
     make: Any = In  # Its annotations hide the arguments.
@@ -486,8 +552,10 @@ def _first_bad(parts: list[Part]) -> dict[tuple[str, str], tuple[int, str]]:
     return bad
 
 
-def open_catalog(properties: Mapping[str, str]) -> Catalog:
-    """Open a catalog. Raises CatalogFailed."""
+def open_catalog(properties: Mapping[str, str]) -> Any:
+    """Open a catalog. Raises CatalogFailed, BadSchema."""
+    if properties.get("type") == PARQUET:
+        return ParquetCatalog(properties)
     try:
         return load_catalog("gantry", **dict(properties))
     except Exception as error:
@@ -496,6 +564,8 @@ def open_catalog(properties: Mapping[str, str]) -> Catalog:
 
 def ends_of(table: Table) -> Offsets:
     """Return the ends of the queues in a table. Raises NotContinued."""
+    if isinstance(table, ParquetTable):
+        return table.ends()
     return covered(_summaries(table), ".".join(table.name()))
 
 
@@ -542,7 +612,7 @@ def _widened(old: Field, new: Field) -> Field:
     return Field(old.name, "object", fields=tuple(own.values()))
 
 
-def remove(table: Table, files: list[str]) -> None:
+def remove(table: Any, files: list[str]) -> None:
     """Delete files that belong to no table."""
     for file in files:
         try:
@@ -551,7 +621,7 @@ def remove(table: Table, files: list[str]) -> None:
             logger.warning("%s cannot be deleted: %s", file, error)
 
 
-def _read_file(table: Table, file: str) -> Any:
+def _read_file(table: Any, file: str) -> Any:
     with table.io.new_input(file).open() as opened:
         return pq.read_table(opened)
 
@@ -563,21 +633,20 @@ def write_part(task: Task, ranges: tuple[QueueRange, ...]) -> Part:
     io = load_file_io(dict(task.io), task.location)
     name = uuid.uuid4().hex
     good = _File(io, f"{task.location}/{name}.parquet", task.shape.staged())
-    bad = _File(io, f"{task.location}/{name}-rejected.parquet", REJECTED)
+    bad = _File(io, f"{task.rejected_location}/{name}-rejected.parquet", REJECTED)
     cluster = task.spec.cluster()
     try:
-        for wanted in ranges:
-            for records in read_range(cluster, wanted, settings):
-                for batch in batches(records, wanted.queue.topic, wanted.queue.broker, MESSAGES.names, MESSAGES):
-                    converted = convert_batch(batch, task.shape)
-                    if len(converted.rejected):
-                        part.note_bad(converted.rejected)
-                    rejected = not_before(converted.rejected, task.rejected_ends)
-                    good.write(converted.rows)
-                    bad.write(rejected)
-                    if task.widen and converted.new_fields is not None:
-                        more = converted.new_fields
-                        part.new_fields = more if part.new_fields is None else merge(part.new_fields, more)
+        for topic, group, records in task.way.read(cluster, ranges, settings):
+            for batch in batches(records, topic, group, MESSAGES.names, MESSAGES):
+                converted = convert_batch(batch, task.shape)
+                if len(converted.rejected):
+                    part.note_bad(converted.rejected)
+                rejected = not_before(converted.rejected, task.rejected_ends)
+                good.write(converted.rows)
+                bad.write(rejected)
+                if task.widen and converted.new_fields is not None:
+                    more = converted.new_fields
+                    part.new_fields = more if part.new_fields is None else merge(part.new_fields, more)
     finally:
         cluster.close()
         good.close()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 from pyiceberg.table import Table
 
 from gantry_spark.errors import GantrySparkError, SourceError
+from gantry_spark.tables.fields import BadSchema, parse_schema
 from gantry_spark.tables.job import (
     DEFINITION,
     MESSAGE,
@@ -23,8 +25,12 @@ from gantry_spark.tables.job import (
     TOPIC,
     TableSpec,
     ends_of,
+    open_catalog,
 )
 from gantry_spark.tables.offsets import LOST, NotContinued
+from gantry_spark.tables.parquet import TYPE as PARQUET
+from gantry_spark.tables.parquet import ParquetTable, iceberg_schema
+from gantry_spark.tables.rows import Shape
 from gantry_spark.topics.queues import to_table
 from gantry_spark.topics.wire import Cluster
 
@@ -45,6 +51,27 @@ class BadQuery(GantrySparkError):
     retry = False
 
 
+def catalogs(properties: Mapping[str, str]) -> list[Any]:
+    """Return the catalog, and the one of tables of Parquet files beside it, if its warehouse is a folder."""
+    found = [open_catalog(properties)]
+    if properties.get("type") != PARQUET:
+        with suppress(BadSchema):
+            found.append(open_catalog({**properties, "type": PARQUET}))
+    return found
+
+
+def find(properties: Mapping[str, str], name: str, namespace: str = NAMESPACE) -> tuple[Any, Table]:
+    """Return a table and its catalog. Raises NoSuchTable."""
+    opened = catalogs(properties)
+    found = _of(opened, name, namespace)
+    return opened[-1 if is_parquet(found) else 0], found
+
+
+def is_parquet(table: Any) -> bool:
+    """Return whether a table is of format Parquet."""
+    return isinstance(table, ParquetTable)
+
+
 def tables(catalog: Catalog, namespace: str = NAMESPACE) -> Iterator[Table]:
     """Yield the tables of topics in a catalog, by name."""
     try:
@@ -52,25 +79,17 @@ def tables(catalog: Catalog, namespace: str = NAMESPACE) -> Iterator[Table]:
     except NoSuchNamespaceError:
         return
     for name in names:
-        table = catalog.load_table(name)
-        if MODE in table.properties:
-            yield table
-
-
-def load(catalog: Catalog, name: str, namespace: str = NAMESPACE) -> Table:
-    """Return a table. Raises NoSuchTable."""
-    try:
-        return catalog.load_table((namespace, name))
-    except (NoSuchTableError, NoSuchNamespaceError):
-        known = ", ".join(table.name()[-1] for table in tables(catalog, namespace)) or "none"
-        raise NoSuchTable(f"there is no table {name}; the catalog has {known}") from None
+        with suppress(NoSuchTableError):  # It may be dropped meanwhile.
+            table = catalog.load_table(name)
+            if MODE in table.properties:
+                yield table
 
 
 def describe(catalog: Catalog, table: Table, cluster: Cluster | None) -> dict[str, Any]:
     """Return what a table holds. `behindRecords`: messages that it lacks; None: no broker says it, or the table does
     not.
     """
-    snapshot = table.current_snapshot()
+    is_parquet = isinstance(table, ParquetTable)
     summary = _summary(table)
     problem: str | None = None
     behind: int | None = None
@@ -87,8 +106,16 @@ def describe(catalog: Catalog, table: Table, cluster: Cluster | None) -> dict[st
         rejected: int | None = _rows(catalog.load_table((namespace, f"{name}__rejected")))
     except NoSuchTableError:
         rejected = 0
-    summaries = [s.summary.additional_properties for s in table.metadata.snapshots if s.summary is not None]
-    lost = [one[LOST] for one in summaries if LOST in one]
+    if isinstance(table, ParquetTable):
+        last_ms = table.manifest.get("timestampMs")
+        lost = [table.summary[LOST]] if LOST in table.summary else []
+        columns = _columns(table)
+    else:
+        snapshot = table.current_snapshot()
+        last_ms = None if snapshot is None else snapshot.timestamp_ms
+        summaries = [s.summary.additional_properties for s in table.metadata.snapshots if s.summary is not None]
+        lost = [one[LOST] for one in summaries if LOST in one]
+        columns = [{"name": f.name, "type": str(f.field_type)} for f in table.schema().fields]
     return {
         "name": name,
         "topic": table.properties[TOPIC],
@@ -96,13 +123,14 @@ def describe(catalog: Catalog, table: Table, cluster: Cluster | None) -> dict[st
         "schema": table.properties[SCHEMA_KIND],
         "partitionBy": orjson.loads(table.properties[PARTITION_BY]) if PARTITION_BY in table.properties else [],
         "fields": orjson.loads(table.properties[SCHEMA]) if SCHEMA in table.properties else None,
-        "columns": [{"name": f.name, "type": str(f.field_type)} for f in table.schema().fields],
+        "format": "Parquet" if is_parquet else "Iceberg",
+        "columns": columns,
         "location": table.location(),
         "rows": _rows(table),
         "bytes": _number(summary, "total-files-size"),
         "files": _number(summary, "total-data-files"),
         "rejected": rejected,
-        "lastCommitMs": None if snapshot is None else snapshot.timestamp_ms,
+        "lastCommitMs": last_ms,
         "behindRecords": behind,
         "offsets": to_table(ends),
         "lost": lost,
@@ -110,7 +138,21 @@ def describe(catalog: Catalog, table: Table, cluster: Cluster | None) -> dict[st
     }
 
 
+def _columns(table: ParquetTable) -> list[dict[str, str]]:
+    """Return the columns of a table of Parquet files: those of its schema."""
+    own = table.properties
+    fields = parse_schema(orjson.loads(own[SCHEMA])) if SCHEMA in own else None
+    found = iceberg_schema(Shape(fields, False).arrow())
+    return [{"name": f.name, "type": str(f.field_type)} for f in found.fields]
+
+
 def _summary(table: Table) -> Mapping[str, str]:
+    if isinstance(table, ParquetTable):
+        totals = table.manifest.get("totals", {})
+        return {
+            "total-records": str(totals.get("rows", 0)), "total-files-size": str(totals.get("bytes", 0)),
+            "total-data-files": str(totals.get("files", 0)),
+        }  # fmt: skip
     snapshot = table.current_snapshot()
     return {} if snapshot is None or snapshot.summary is None else dict(snapshot.summary.additional_properties)
 
@@ -123,7 +165,7 @@ def _rows(table: Table) -> int:
     return _number(_summary(table), "total-records")
 
 
-def query(catalog: Catalog, sql: str, namespace: str = NAMESPACE) -> tuple[list[str], list[tuple[Any, ...]]]:
+def query(catalogs: Sequence[Any], sql: str, namespace: str = NAMESPACE) -> tuple[list[str], list[tuple[Any, ...]]]:
     """Run SQL over the tables by their names. Return the columns and at most MAX_ROWS rows. Raises BadQuery."""
     import duckdb
 
@@ -131,7 +173,7 @@ def query(catalog: Catalog, sql: str, namespace: str = NAMESPACE) -> tuple[list[
     connection = duckdb.connect(config={"enable_external_access": "false", "python_enable_replacements": "false"})
     try:
         for name in sorted(connection.get_table_names(sql)):
-            connection.register(name, load(catalog, name, namespace).scan().to_arrow())
+            connection.register(name, _of(catalogs, name, namespace).scan().to_arrow())
         found = connection.execute(sql)
         columns = [column[0] for column in found.description or ()]
         return columns, found.fetchmany(MAX_ROWS)
@@ -139,6 +181,14 @@ def query(catalog: Catalog, sql: str, namespace: str = NAMESPACE) -> tuple[list[
         raise BadQuery(f"the query fails: {error}") from None
     finally:
         connection.close()
+
+
+def _of(catalogs: Sequence[Any], name: str, namespace: str) -> Any:
+    for catalog in catalogs:
+        with suppress(NoSuchTableError, NoSuchNamespaceError, BadSchema):
+            return catalog.load_table((namespace, name))
+    known = ", ".join(table.name()[-1] for one in catalogs for table in tables(one, namespace)) or "none"
+    raise NoSuchTable(f"there is no table {name}; the catalog has {known}")
 
 
 def rejected(catalog: Catalog, name: str, namespace: str = NAMESPACE) -> list[Table]:

@@ -23,7 +23,8 @@ from pyiceberg.io.pyarrow import ArrowScan, _dataframe_to_data_files
 from pyiceberg.table import Table
 
 from gantry_spark.tables.fields import SYSTEM
-from gantry_spark.tables.offsets import ENDS, STARTS
+from gantry_spark.tables.offsets import ENDS, STARTS, NotContinued
+from gantry_spark.tables.parquet import ParquetTable
 from gantry_spark.topics.queues import to_table
 
 logger = logging.getLogger(__name__)
@@ -81,6 +82,12 @@ def maintain(
 ) -> Done:
     """Maintain one table. `ends`: the offsets that it covers; it raises NotContinued. `after`: is called at steps."""
     done, ages = Done(), _Ages()
+    if isinstance(table, ParquetTable):
+        try:
+            done.removed_rows, done.deleted_files = table.maintain(rules.now_ms, rules.rows_ms)
+        except NotContinued as error:
+            done.skipped = str(error)
+        return done
     for _ in range(MAX_STEPS):
         table.refresh()
         if table.current_snapshot() is None:

@@ -23,10 +23,11 @@ from pyiceberg.exceptions import NotInstalledError, RESTError, ServerError
 
 from gantry_spark.errors import GantrySparkError, SourceError
 from gantry_spark.tables.fields import BadSchema
-from gantry_spark.tables.job import BadRecord, CatalogFailed, TableJob, TableSpec, ends_of
-from gantry_spark.tables.library import describe
+from gantry_spark.tables.job import BadRecord, CatalogFailed, SchemaProposed, TableJob, TableSpec, ends_of
+from gantry_spark.tables.library import describe, drop
 from gantry_spark.tables.maintenance import Rules, maintain
 from gantry_spark.tables.offsets import NotContinued
+from gantry_spark.tables.parquet import TYPE as PARQUET
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -73,6 +74,7 @@ def secret_files(folder: str | None, names: Sequence[str] | None = None) -> dict
 def spec_of(order: RunOrder, table: TableOrder) -> TableSpec:
     """Return the specification of one table. Raises BadOrder, BadSchema."""
     options = secret_files(order.credentials, CREDENTIALS)
+    options |= order.archive or {"via": "pull"}
     if order.tls:
         options["tls"] = "true"
     if order.ca_file is not None:
@@ -83,10 +85,14 @@ def spec_of(order: RunOrder, table: TableOrder) -> TableSpec:
             schema = orjson.loads(table.json_schema)
         except orjson.JSONDecodeError as error:
             raise BadSchema(f"the JSON Schema is no JSON: {error}") from None
+    catalog = {**order.catalog, **secret_files(order.catalog_secret)}
+    if table.format == "Parquet":
+        catalog["type"] = PARQUET
     return TableSpec(
         topic=table.topic,
         name_servers=order.name_servers,
-        catalog={**order.catalog, **secret_files(order.catalog_secret)},
+        catalog=catalog,
+        freeze=table.freeze,
         namespace=order.namespace,
         mode=table.mode,
         kind=table.kind,
@@ -102,6 +108,8 @@ def spec_of(order: RunOrder, table: TableOrder) -> TableSpec:
 
 def reason_of(error: Exception) -> Reason:
     """Return the word for what a table failed by."""
+    if isinstance(error, SchemaProposed):
+        return "SchemaProposed"
     if isinstance(error, BadRecord):
         return "BadRecord"
     if isinstance(error, BadSchema):
@@ -152,7 +160,7 @@ class Run:
             every = tables[topic].every_s
             if every is None or order.lasts_s == 0:
                 del due[topic]
-            elif self._reports[topic].reason not in ("Current", "Behind"):
+            elif self._reports[topic].reason not in ("Current", "Behind", "Dropped"):
                 due[topic] = self._now() + max(every, AFTER_FAILURE_S)
             else:
                 due[topic] = max(begin + every, self._now() + LEAST_PAUSE_S)
@@ -166,6 +174,11 @@ class Run:
         begun = self._wall_ms()
         try:
             job = TableJob(spec_of(self._order, table), self._spark)
+            if table.drop:
+                found = job.find()
+                if found is not None:
+                    drop(job.catalog, found)
+                return TableReport(topic=table.topic, reason="Dropped")
             outcomes = job.run()
             update: dict[str, Any] = {
                 "reason": "Current",
@@ -183,6 +196,8 @@ class Run:
             said = str(error) or type(error).__name__
             text = said if isinstance(error, GantrySparkError) else f"{type(error).__name__}: {said}"
             update = {"reason": reason_of(error), "message": text}
+            if isinstance(error, SchemaProposed):
+                update["proposed"] = orjson.dumps(error.schema).decode()
             logger.warning("table %s: %s", table.topic, text)
         return before.model_copy(update=update)
 

@@ -14,17 +14,21 @@ from gantry_broker.protocol.plausible import MAX_OFFSET
 
 from gantry_spark.errors import SourceError
 from gantry_spark.topics.queues import LATEST, Offsets, parse_position
+from gantry_spark.topics.ways import Logs
 from gantry_spark.trust import Trust
 
 READERS_GROUP: Final = "TOOLS_CONSUMER"
 """The group in the pulls of a read without `groupId`. Every broker has it; no offset is committed for it."""
 TIMEOUT_MS: Final = 60_000
+VIA: Final = ("auto", "pull", "log")
 
 SHARED: Final = (
     "nameServers", "cluster", "caFile", "tls", "credentialsFile", "accessKey", "secretKey", "timeoutMs",
 )  # fmt: skip
+PLACES: Final = ("via", "tokenFile", "archive", "endpoint", "region", "credentials", "keyFile")
+"""Where logs are read, and how."""
 READ: Final = (
-    *SHARED, "subscribe", "subscribePattern", "startingOffsets", "endingOffsets", "startingTimestamp",
+    *SHARED, *PLACES, "subscribe", "subscribePattern", "startingOffsets", "endingOffsets", "startingTimestamp",
     "endingTimestamp", "maxOffsetsPerTrigger", "minPartitions", "failOnDataLoss", "includeProperties", "tags",
     "groupId", "columns", "verify", "path",
 )  # fmt: skip
@@ -81,6 +85,26 @@ class Access:
         self.timeout_s = (given.number("timeoutMs", 1_000, 3_600_000) or TIMEOUT_MS) / 1000
 
 
+def logs_of(given: Given) -> Logs:
+    """Return where a read looks for logs. Raises SourceError."""
+    via = given.text("via", "auto").lower()
+    if via not in VIA:
+        raise SourceError(f"option via: {via[:40]!r}; write one of {', '.join(VIA)}")
+    url = given.text("archive")
+    place = None
+    if url:
+        from gantry_spark.archived import ArchivePlace, archive_url
+
+        found = archive_url(url)
+        if found is None:
+            raise SourceError(f"option archive: {url[:80]!r} is no archive; write its URL, as s3://bucket/prefix")
+        place = ArchivePlace(
+            found, given.text("endpoint") or None, given.text("region") or None, given.text("credentials") or None,
+            given.text("keyFile") or None,
+        )  # fmt: skip
+    return Logs(via, place, given.text("tokenFile") or None)
+
+
 class ReadOptions:
     """The validated options of a read. Raises SourceError with the option, its value and the valid form."""
 
@@ -127,6 +151,7 @@ class ReadOptions:
                 raise SourceError(f"option groupId: {error}") from None
         self.columns = tuple(dict.fromkeys(c.strip() for c in given.text("columns").split(",") if c.strip()))
         self.verify = given.flag("verify", True)
+        self.logs = logs_of(given)
 
     @property
     def reader(self) -> str:

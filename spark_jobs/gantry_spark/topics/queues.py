@@ -22,6 +22,8 @@ EARLIEST: Final = -2
 LATEST: Final = -1
 RECORDS_PER_TASK: Final = 50_000
 """Tasks of fewer records cost more to start than to run."""
+RECORDS_PER_LOG_TASK: Final = 250_000
+"""Records of one task that reads a log, which is faster than a pull."""
 
 Offsets = dict[MessageQueue, int]
 OffsetTable = dict[str, dict[str, int]]
@@ -229,4 +231,29 @@ def divide(ranges: Iterable[QueueRange], least: int, per_task: int = RECORDS_PER
             now.append(piece)
             held += piece.count
     tasks.append(tuple(now))
+    return tasks
+
+
+def divide_evenly(
+    ranges: Iterable[QueueRange], least: int, per_task: int = RECORDS_PER_LOG_TASK
+) -> list[tuple[QueueRange, ...]]:
+    """Divide ranges into tasks, each with the same share of every queue of a broker group.
+
+    Queues of a group that grow side by side lie side by side in its log, so a task reads one range of the log.
+    """
+    by_group: dict[str, list[QueueRange]] = {}
+    for one in sorted((r for r in ranges if r.count), key=lambda r: (r.queue.broker, r.queue)):
+        by_group.setdefault(one.queue.broker, []).append(one)
+    total = sum(r.count for of_group in by_group.values() for r in of_group)
+    tasks: list[tuple[QueueRange, ...]] = []
+    for of_group in by_group.values():
+        count = sum(r.count for r in of_group)
+        pieces = max(1, -(-count // per_task), -(-least * count // total))
+        for number in range(pieces):
+            cuts = [
+                (r, r.start + r.count * number // pieces, r.start + r.count * (number + 1) // pieces) for r in of_group
+            ]
+            task = tuple(QueueRange(r.queue, a, b, r.from_ms, r.until_ms) for r, a, b in cuts if a < b)
+            if task:
+                tasks.append(task)
     return tasks

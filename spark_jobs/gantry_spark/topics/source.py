@@ -28,13 +28,12 @@ from gantry_spark.errors import SourceError
 from gantry_spark.schema import arrow_schema
 from gantry_spark.topics.columns import DEFAULT, batches, check_schema, spark_schema
 from gantry_spark.topics.options import Access, ReadOptions, WriteOptions
-from gantry_spark.topics.pull import PullSettings, read_range
+from gantry_spark.topics.pull import PullSettings
 from gantry_spark.topics.queues import (
     Bounds,
     Offsets,
     OffsetTable,
     QueueRange,
-    divide,
     from_table,
     limited,
     plan,
@@ -42,17 +41,19 @@ from gantry_spark.topics.queues import (
     resolve,
     to_table,
 )
+from gantry_spark.topics.ways import Way
 from gantry_spark.topics.wire import Cluster
 
 logger = logging.getLogger(__name__)
 
 
 class QueuePartition(InputPartition):
-    """One Spark partition: ranges of queues."""
+    """One Spark partition: ranges of queues, and the way to them."""
 
-    def __init__(self, ranges: tuple[QueueRange, ...]) -> None:
+    def __init__(self, ranges: tuple[QueueRange, ...], way: Way) -> None:
         super().__init__(ranges)
         self.ranges = ranges
+        self.way = way
 
 
 def cluster_of(access: Access) -> Cluster:
@@ -104,8 +105,9 @@ class _Reader:
         return {q: min(max(found[q], b.first), b.after) for q, b in bounds.items()}
 
     def tasks(self, ranges: tuple[QueueRange, ...]) -> list[InputPartition]:
-        timed = (QueueRange(r.queue, r.start, r.end, self.options.start_ms, self.options.end_ms) for r in ranges)
-        return [QueuePartition(task) for task in divide(timed, self.options.min_partitions)]
+        timed = [QueueRange(r.queue, r.start, r.end, self.options.start_ms, self.options.end_ms) for r in ranges]
+        way = self.options.logs.way(self.cluster, timed)
+        return [QueuePartition(task, way) for task in way.divide(timed, self.options.min_partitions)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Yield the Arrow batches of a task."""
@@ -113,9 +115,8 @@ class _Reader:
         columns, schema = self.schema.fieldNames(), arrow_schema(self.schema)
         cluster = cluster_of(self.options.access)
         try:
-            for wanted in partition.ranges:
-                for records in read_range(cluster, wanted, self.settings):
-                    yield from batches(records, wanted.queue.topic, wanted.queue.broker, columns, schema)
+            for topic, group, records in partition.way.read(cluster, partition.ranges, self.settings):
+                yield from batches(records, topic, group, columns, schema)
         finally:
             cluster.close()
 

@@ -304,6 +304,20 @@ class Cluster:
             queue.topic, queue.broker, lambda connection, _: _offset(connection, connection.send(code, ext), code)
         )
 
+    def attributes(self, topic: str, group: str) -> dict[str, str]:
+        """Return the attributes of a topic, as a broker group has them. Raises SourceError, Refused."""
+        code = RequestCode.GET_TOPIC_CONFIG
+
+        def ask(connection: Connection, _: bool) -> dict[str, str]:
+            answer = _checked(connection, connection.answer(connection.send(code, {"topic": topic})), code)
+            try:
+                found = loads(answer.body).get("attributes") or {}
+                return {str(name): str(value) for name, value in found.items()}
+            except (JsonError, AttributeError):
+                raise SourceError(f"broker {connection.address}: topic {topic} cannot be read") from None
+
+        return self.at_group(topic, group, ask)
+
     def commit(self, group: str, offsets: dict[MessageQueue, int]) -> None:
         """Commit the offsets of a consumer group. Raises SourceError."""
         by_group: dict[str, list[tuple[MessageQueue, int]]] = {}

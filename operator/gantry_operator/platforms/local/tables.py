@@ -14,6 +14,7 @@ from gantry_broker.contracts.table_runs import RunOrder, TableOrder, from_text
 
 from gantry_operator.access import secret_name
 from gantry_operator.api import BrokerCluster
+from gantry_operator.api.archive import ENCRYPTION_KEY
 from gantry_operator.api.table import Tables
 from gantry_operator.cluster.platform import StoreUnavailable, TableRun
 from gantry_operator.platforms.local.certificates import client_options
@@ -28,6 +29,7 @@ PROCESS: Final = "tables"
 """The name of the process in the folder."""
 NEED: Final = "tables need more packages: pip install 'gantry-mq[spark,tables]'"
 MAX_REPORT: Final = 2_097_152
+NO_ARCHIVE: Final = "spec.tables.source is Archive, and the cluster has no spec.archive: write it, or source: Brokers"
 
 
 def tables_folder(folder: ClusterFolder) -> Path:
@@ -123,6 +125,7 @@ class LocalTableRuns:
             credentials=self._credentials(cluster, spec),
             spark=spec.executors > 0,
             conf=dict(spec.sparkConf),
+            archive=_archive(cluster) if spec.source == "Archive" else {},
             lasts_s=lasts_s,
             report=str(self._place / "report.json"),
             **_tls(cluster, folder),
@@ -162,6 +165,23 @@ class LocalTableRuns:
         record = await asyncio.to_thread(self._running)
         if record is not None:
             send(record, 15)
+
+
+def _archive(cluster: BrokerCluster) -> dict[str, str]:
+    """Return how a run reaches the archive, as options of the source. Raises StoreUnavailable."""
+    archive = cluster.spec.archive
+    if archive is None:
+        raise StoreUnavailable(
+            "spec.tables.source is Archive, and the cluster has no spec.archive: write it, or Brokers"
+        )
+    given = {
+        "archive": archive.url,
+        "endpoint": archive.endpoint,
+        "region": archive.region,
+        "credentials": archive.credentialsSecret and str(secret_folder(archive.credentialsSecret)),
+        "keyFile": archive.encryption and str(secret_folder(archive.encryption.secretName) / ENCRYPTION_KEY),
+    }
+    return {name: value for name, value in given.items() if value}
 
 
 def _tls(cluster: BrokerCluster, folder: ClusterFolder) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from typing import Any
 
 from gantry_operator.api import GROUP, BrokerCluster, cron
 from gantry_operator.api.analytics import Analytics
-from gantry_operator.api.archive import ENCRYPTION_KEY
 from gantry_operator.api.base import parse_duration
 from gantry_operator.plan import AUTHORITIES
 from gantry_operator.platforms.kubernetes import names
@@ -77,10 +76,11 @@ def render(
 
 def pods_of(cluster: BrokerCluster, spec: Analytics, image: str, *, token: bool) -> SparkPods:
     """Return the pods of the report."""
-    secrets = [(f"archive-{n}", *pair) for n, pair in enumerate(_archive_secrets(cluster, spec).items())]
+    secrets = spark.archive_secrets(cluster) if spec.source == "Archive" else []
     return SparkPods(
         cluster, name_of(cluster.name), COMPONENT, JOB_LABEL, image, spec.executors, spec.resources, spec.sparkConf,
-        claim=REPORTS if spec.output.path is None else "", secrets=secrets, token=token,
+        claim=REPORTS if spec.output.path is None else "", secrets=secrets, queue=spec.queue or "",
+        token=token,
     )  # fmt: skip
 
 
@@ -133,30 +133,11 @@ def arguments(cluster: BrokerCluster, spec: Analytics, broker_urls: Sequence[str
 
 def _source(cluster: BrokerCluster, spec: Analytics, broker_urls: Sequence[str]) -> list[str]:
     """Return the arguments that say where the logs are."""
-    archive = cluster.spec.archive
-    if spec.source == "Brokers" or archive is None:
+    if spec.source == "Brokers" or cluster.spec.archive is None:
         return ["--brokers", ",".join(broker_urls)]
-    found = ["--path", archive.url]
-    if archive.endpoint is not None:
-        found += ["--endpoint", archive.endpoint]
-    if archive.region is not None:
-        found += ["--region", archive.region]
-    if archive.credentialsSecret is not None:
-        found += ["--credentials", str(pod_parts.archive_secret("archive", archive.credentialsSecret))]
-    if archive.encryption is not None:
-        secret = pod_parts.archive_secret("archive", archive.encryption.secretName)
-        found += ["--key-file", str(secret / ENCRYPTION_KEY)]
-    return found
-
-
-def _archive_secrets(cluster: BrokerCluster, spec: Analytics) -> dict[str, str]:
-    """Return the Secrets that Spark needs for the archive, with the folder of each."""
-    archive = cluster.spec.archive
-    if spec.source == "Brokers" or archive is None:
-        return {}
-    encryption = archive.encryption
-    names_of = (archive.credentialsSecret, None if encryption is None else encryption.secretName)
-    return {secret: str(pod_parts.archive_secret("archive", secret)) for secret in names_of if secret is not None}
+    options = spark.archive_options(cluster)
+    names_of = {"archive": "path", "keyFile": "key-file"}
+    return [word for name, value in options.items() for word in (f"--{names_of.get(name, name)}", value)]
 
 
 def spark_conf(cluster: BrokerCluster, spec: Analytics, image: str, *, token: bool) -> dict[str, str]:
@@ -178,7 +159,7 @@ def cron_job(
         "successfulJobsHistoryLimit": 3,
         "failedJobsHistoryLimit": 3,
         "jobTemplate": {
-            "metadata": {"labels": pod_labels(cluster.name)},
+            "metadata": {"labels": spark.queued(pods)},
             "spec": {
                 "backoffLimit": RETRIES,
                 "activeDeadlineSeconds": DEADLINE_S,

@@ -10,6 +10,7 @@ import yaml
 
 from gantry_operator.api import BrokerCluster
 from gantry_operator.api.analytics import SparkResources
+from gantry_operator.api.archive import ENCRYPTION_KEY
 from gantry_operator.api.base import parse_quantity
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.manifests import pod_parts
@@ -19,6 +20,7 @@ TEMPLATE_DIR = "/etc/gantry-spark"
 TEMPLATE = "executor.yaml"
 SCRATCH = "/tmp/spark"
 TERMINATION_LOG = "/dev/termination-log"
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 DRIVER_PORT = 7078
 BLOCK_PORT = 7079
 DRIVER = "driver"
@@ -48,6 +50,8 @@ class SparkPods:
     """The volume's name in the pods."""
     secrets: Sequence[tuple[str, str, str]] = ()
     """Further Secrets: the volume's name, the Secret's, and the folder, in driver and executors."""
+    queue: str = ""
+    """A LocalQueue of Kueue; empty: none."""
     token: bool = False
     """The cluster's admin token is among the files."""
 
@@ -117,12 +121,17 @@ def labels(p: SparkPods) -> dict[str, str]:
     return labels_of(p.cluster.name, p.component, p.label)
 
 
+def queued(p: SparkPods) -> dict[str, str]:
+    """Return the labels of a Job, and of executor pods, which Kueue admits apart from it."""
+    return labels(p) | ({QUEUE_LABEL: p.queue} if p.queue else {})
+
+
 def template(p: SparkPods) -> dict[str, Any]:
     """Return the ConfigMap with the template of executor pods: settings that Spark's configuration lacks."""
     pod: dict[str, Any] = {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"labels": labels(p)},
+        "metadata": {"labels": queued(p)},
         "spec": {
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
@@ -234,6 +243,37 @@ def _heap(resources: Mapping[str, str]) -> int:
     """MiB of a pod's memory for the JVM's heap."""
     total = int(parse_quantity(resources.get("memory") or str(DEFAULT_MEMORY)))
     return max(512, int(total * (1 - OVERHEAD)) // 1024 // 1024)
+
+
+def archive_options(cluster: BrokerCluster) -> dict[str, str]:
+    """Return how Spark reaches `spec.archive`, as options of its sources; empty: there is none."""
+    archive = cluster.spec.archive
+    if archive is None:
+        return {}
+    found = {"archive": archive.url}
+    if archive.endpoint is not None:
+        found["endpoint"] = archive.endpoint
+    if archive.region is not None:
+        found["region"] = archive.region
+    if archive.credentialsSecret is not None:
+        found["credentials"] = str(pod_parts.archive_secret("archive", archive.credentialsSecret))
+    if archive.encryption is not None:
+        found["keyFile"] = str(pod_parts.archive_secret("archive", archive.encryption.secretName) / ENCRYPTION_KEY)
+    return found
+
+
+def archive_secrets(cluster: BrokerCluster) -> list[tuple[str, str, str]]:
+    """Return the Secrets that Spark needs for `spec.archive`, as `SparkPods.secrets` has them."""
+    archive = cluster.spec.archive
+    if archive is None:
+        return []
+    encryption = archive.encryption
+    wanted = (archive.credentialsSecret, None if encryption is None else encryption.secretName)
+    secrets = dict.fromkeys(secret for secret in wanted if secret is not None)
+    return [
+        (f"archive-{number}", secret, str(pod_parts.archive_secret("archive", secret)))
+        for number, secret in enumerate(secrets)
+    ]
 
 
 def driver(p: SparkPods, args: Sequence[str], *, executors: bool = True) -> dict[str, Any]:

@@ -42,7 +42,13 @@ def pods_of(cluster: BrokerCluster, spec: Tables, spark_image: str) -> SparkPods
     if not spark_image:  # Then the chart grants no rights to Jobs.
         raise NotPossible("no image with Spark is known: name one in the operator's chart")
     image = spec.image or spark_image
-    secrets = []
+    archive = cluster.spec.archive
+    if spec.source == "Archive" and (archive is None or archive.url.startswith("file:")):
+        raise NotPossible(
+            "spec.tables.source is Archive, but there is no archive that Spark's pods reach: write spec.archive with a "
+            "bucket, or source: Brokers"
+        )
+    secrets = spark.archive_secrets(cluster) if spec.source == "Archive" else []
     if spec.catalogSecret is not None:
         secrets.append(("catalog", spec.catalogSecret, CATALOG_DIR))
     if spec.user is not None:
@@ -54,6 +60,7 @@ def pods_of(cluster: BrokerCluster, spec: Tables, spark_image: str) -> SparkPods
     return SparkPods(
         cluster, name_of(cluster.name), COMPONENT, names.TABLES_LABEL, image, spec.executors, spec.resources,
         spec.sparkConf, claim="" if spec.catalog else VOLUME, volume=COMPONENT, secrets=secrets,
+        queue=spec.queue or "",
     )  # fmt: skip
 
 
@@ -86,6 +93,7 @@ def order(
         catalog_secret=None if spec.catalogSecret is None else CATALOG_DIR,
         namespace=spec.namespace,
         credentials=None if spec.user is None else USER_DIR,
+        archive=spark.archive_options(cluster) if spec.source == "Archive" else {},
         tls=tls,
         ca_file=f"{pod_parts.CA_DIR}/{AUTHORITIES}" if tls else None,
         spark=spec.executors > 0,
@@ -105,7 +113,7 @@ def job(pods: SparkPods, ordered: RunOrder) -> dict[str, Any]:
         "kind": "Job",
         "metadata": {
             **pods.metadata,
-            "labels": {**pods.metadata.get("labels", {}), **labels, RUN_LABEL: ordered.run},
+            "labels": {**pods.metadata.get("labels", {}), **spark.queued(pods), RUN_LABEL: ordered.run},
         },
         "spec": {
             "backoffLimit": 0,
