@@ -22,8 +22,11 @@ def whole_number(text: str | bytes, low: int = 0, high: int = MAX_LONG) -> int |
 
     With a negative `low`, a "-" may come before the digits.
     """
-    digits = text[1:] if low < 0 and text[:1] in ("-", b"-") else text
-    if len(digits) > MAX_DIGITS or not (digits.isascii() and digits.isdigit()):
-        return None
+    if not text.isdigit() or not text.isascii() or len(text) > MAX_DIGITS:  # Most texts are digits alone.
+        digits = text[1:]
+        if low >= 0 or text[:1] not in ("-", b"-") or len(digits) > MAX_DIGITS:
+            return None
+        if not (digits.isascii() and digits.isdigit()):
+            return None
     number = int(text)
     return number if low <= number <= high else None

@@ -16,7 +16,7 @@ from struct import Struct
 from typing import Any, Final, Protocol
 
 from gantry_broker.protocol.digits import whole_number
-from gantry_broker.proxy.http2.hpack import Decoder, Field, HpackError, TooLarge
+from gantry_broker.proxy.http2.hpack import Beginning, Decoder, Field, HpackError, TooLarge
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DEFAULT_WINDOW: Final = 65_535
@@ -183,11 +183,6 @@ class ServerConnection:
         self._preface = True
         self._settled = False
         self._decoder = Decoder()
-        self._sound: list[Field] | None = None
-        """The beginning of header blocks (`Decoder.begun`) that was found valid."""
-        self._sound_names: tuple[str, ...] = ()
-        self._sound_rest: tuple[str, ...] | None = None
-        """Names that were found valid behind that beginning, without content-length."""
         self._max_streams = max_streams
         self.streams: dict[int, Stream] = {}
         self.out: list[bytes | memoryview] = []
@@ -262,8 +257,8 @@ class ServerConnection:
         self._at = 0
 
     @property
-    def begun_fields(self) -> list[Field]:
-        """Return the fields with which the newest request began as the one before did: the same object for the same."""
+    def beginning(self) -> Beginning | None:
+        """Return what the newest request has in common with others at its begin: the same object for the same."""
         return self._decoder.begun
 
     def proceed(self, now: float, ends: float = 0.0, clock: Callable[[], float] | None = None) -> bool:
@@ -475,24 +470,27 @@ class ServerConnection:
         announced. Raises _StreamFault.
         """
         begun = self._decoder.begun
-        sound = begun is self._sound
-        new = fields[len(begun) :] if sound else fields
-        names = tuple([name for name, _ in new])
-        known = sound and names == self._sound_rest
-        if sound and not known:
-            names = self._sound_names + names
-        fault = ("" if known else _names_fault(names)) or _values_fault(new)
-        if fault:
+        first = None if begun is None else begun.names
+        if begun is None or first is None:
+            new = fields
+            names = tuple([name for name, _ in fields])
+        else:
+            new = fields[len(first) :]
+            names = tuple([name for name, _ in new])
+            if names == begun.rest:
+                if fault := _values_fault(new):
+                    raise _StreamFault(number, Fault.PROTOCOL_ERROR, fault)
+                return None
+            names = first + names
+        if fault := _names_fault(names) or _values_fault(new):
             raise _StreamFault(number, Fault.PROTOCOL_ERROR, fault)
-        if known:
-            return None
-        if begun and not sound:
-            self._sound, self._sound_names, self._sound_rest = begun, names[: len(begun)], None
+        if begun is not None:
+            begun.names = names[: len(begun.fields)]
         if "content-length" in names:
             announced = whole_number(fields[names.index("content-length")][1], 0, 10**15)
             return -1 if announced is None else announced
-        if begun:
-            self._sound_rest = names[len(begun) :]
+        if begun is not None:
+            begun.rest = names[len(begun.fields) :]
         return None
 
     def _on_trailers(self, stream: Stream | None, number: int, flags: int, fields: list[Field]) -> None:

@@ -238,10 +238,6 @@ class GrpcConnection(asyncio.Protocol):
         """Bytes of requests that are not complete."""
         self._headers = 0
         """Bytes of the headers of open calls."""
-        self._begun: list[hpack.Field] = []
-        """The fields with which requests begin, and what is kept of them."""
-        self._begun_metadata: dict[str, str] = {}
-        self._begun_kept = 0
         self._young: dict[int, Stream] = {}
         """Streams whose first message is not complete, the oldest first."""
         self._held = 0
@@ -372,12 +368,18 @@ class GrpcConnection(asyncio.Protocol):
     # ---- streams: `core.Owner`
 
     def on_request(self, stream: Stream, fields: list[hpack.Field]) -> None:
-        begun = self.core.begun_fields
-        if begun is not self._begun:
-            self._begun, self._begun_metadata = begun, _kept(begun)
-            self._begun_kept = sum(map(len, self._begun_metadata.values()))
-        rest = _kept(fields[len(begun) :])
-        metadata = self._begun_metadata | rest
+        begun = self.core.beginning
+        if begun is None:
+            metadata = _kept(fields)
+            size = sum(map(len, metadata.values()))
+        else:
+            if begun.kept is None:
+                first = _kept(begun.fields)
+                begun.kept = first, sum(map(len, first.values()))
+            first, size = begun.kept
+            rest = _kept(fields[len(begun.fields) :])
+            metadata = first | rest
+            size += sum(map(len, rest.values()))
         endpoint = self._endpoint
         if metadata[":method"] != "POST" or not metadata.get("content-type", "").startswith("application/grpc"):
             if stream.ended:
@@ -396,9 +398,7 @@ class GrpcConnection(asyncio.Protocol):
         if len(self.running) + self._direct >= endpoint.max_calls:
             self._refuse_stream(stream, GrpcStatus.RESOURCE_EXHAUSTED, "too many calls of one connection")
             return
-        call = stream.call = GrpcCall(
-            self, stream, metadata, self._begun_kept + sum(map(len, rest.values())), method, self.peer, self._shared.now
-        )
+        call = stream.call = GrpcCall(self, stream, metadata, size, method, self.peer, self._shared.now)
         self._headers += call.kept
         endpoint.calls += 1
         if method.admit is not None:

@@ -49,7 +49,10 @@ _NAMES: Final[dict[bytes, str]] = {}
 """Names that were decoded: clients send the same few."""
 _MOST_NAMES: Final = 512
 _MOST_KEPT: Final = 1_024
-"""Bytes of a block whose beginning is kept for the next ones."""
+_MOST_FIELDS: Final = 32
+"""Bytes and fields of a block whose beginning is kept for the next ones."""
+_MOST_BEGINNINGS: Final = 3
+"""Beginnings of one connection."""
 
 _DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
 _LENGTHS: Final = (
@@ -138,7 +141,22 @@ def _decode(data: bytes) -> str:
 _remembered = lru_cache(maxsize=2_048)(_decode)
 
 
-_NONE: Final[list[Field]] = []
+class Beginning:
+    """What several blocks of a connection begin with, and what was found out about it."""
+
+    __slots__ = ("block", "fields", "kept", "names", "rest", "total")
+
+    def __init__(self, block: bytes, fields: list[Field], total: int) -> None:
+        self.block = block
+        self.fields = fields
+        self.total = total
+        """Bytes of the fields, as `MAX_LIST` counts them."""
+        self.names: tuple[str, ...] | None = None
+        """Of the fields, once they were found valid as the beginning of a request."""
+        self.rest: tuple[str, ...] | None = None
+        """Names that were found valid behind this beginning, without content-length."""
+        self.kept: tuple[dict[str, str], int] | None = None
+        """The owner's: what it keeps of the fields, and its bytes."""
 
 
 class Decoder:
@@ -149,24 +167,28 @@ class Decoder:
         """The dynamic table, the newest entry first."""
         self._size = 0
         self._most = TABLE_BYTES
-        self._last = b""
-        """The last block, if the table has not changed since."""
-        self._start = b""
-        """With this the last blocks began."""
-        self._start_fields: list[Field] = []
-        self._start_total = 0
-        self.begun: list[Field] = _NONE
-        """The fields with which the last block began as those before it, as one object for all of them; it is empty for
-        a block that began otherwise.
+        self._beginnings: list[Beginning] = []
+        """Those of the last blocks, the newest first: a client repeats a few requests, and of each some fields at the
+        end change. They hold while the table stays as it is.
         """
+        self._recent: list[bytes] = []
+        """The last blocks that began with none of them."""
+        self.begun: Beginning | None = None
+        """With this the last block began; None: with none that is known."""
 
     def decode(self, block: bytes) -> list[Field]:
         """Decode a block of headers. Raises HpackError, and TooLarge."""
-        fields, at, total = self._begun(block)
         end = len(block)
-        resizes = 0 if at else MAX_RESIZES
-        marks: list[tuple[int, int]] | None = None if at else []
+        marks: list[tuple[int, int]] | None
+        known = self._beginnings
+        begun = None
+        if known and (block.startswith((begun := known[0]).block) or (begun := self._other(block)) is not None):
+            fields, at, total, resizes, marks = begun.fields[:], len(begun.block), begun.total, 0, None
+        else:
+            fields, at, total, resizes = [], 0, 0, MAX_RESIZES
+            marks = []
         """Where each field ends, and the bytes of all fields until there; None: nothing more is learnt."""
+        self.begun = begun
         changed = False
         table, names = self._table, _NAMES
         while at < end:
@@ -224,32 +246,41 @@ class Decoder:
             if marks is not None:
                 marks.append((at, total))
         if changed:
-            self._start, self._last = b"", b""
-        elif marks is not None:
-            self._keep(block, fields, marks)
+            known.clear()
+            self._recent.clear()
+        elif marks:
+            self._learn(block, fields, marks)
         return fields
 
-    def _begun(self, block: bytes) -> tuple[list[Field], int, int]:
-        """Return the fields with which a block begins as the one before did, where they end, and their bytes."""
-        if self._start and block.startswith(self._start):
-            self.begun = start = self._start_fields
-            return start[:], len(self._start), self._start_total
-        self._start = b""
-        self.begun = _NONE
-        return [], 0, 0
+    def _other(self, block: bytes) -> Beginning | None:
+        """Return the beginning of a block, not the newest one, which becomes the newest; None: it is not known."""
+        known = self._beginnings
+        for at in range(1, len(known)):
+            if block.startswith(known[at].block):
+                begun = known.pop(at)
+                known.insert(0, begun)
+                return begun
+        return None
 
-    def _keep(self, block: bytes, fields: list[Field], marks: list[tuple[int, int]]) -> None:
-        """Keep what this block and the one before have in common at their beginning, while the table stays as it is."""
-        if len(block) > _MOST_KEPT:
+    def _learn(self, block: bytes, fields: list[Field], marks: list[tuple[int, int]]) -> None:
+        """Keep what this block and a recent one have in common at their beginning, if it is half of the fields."""
+        if len(block) > _MOST_KEPT or len(fields) > _MOST_FIELDS:
             return
-        last, self._last = self._last, block
-        count = len(marks) if last else 0
-        while count and not last.startswith(block[: marks[count - 1][0]]):
-            count -= 1
-        if count:
-            stop, self._start_total = marks[count - 1]
-            self._start, self._start_fields = block[:stop], fields[:count]
-            self._last = b""
+        count = 0
+        for recent in self._recent:
+            same = len(marks)
+            while same > count and not recent.startswith(block[: marks[same - 1][0]]):
+                same -= 1
+            count = max(count, same)
+        self._recent.insert(0, block)
+        del self._recent[_MOST_BEGINNINGS:]
+        if count * 2 < len(fields):
+            return
+        stop, total = marks[count - 1]
+        start = block[:stop]
+        known = self._beginnings
+        known[:] = [other for other in known if not other.block.startswith(start)][: _MOST_BEGINNINGS - 1]
+        known.insert(0, Beginning(start, fields[:count], total))
 
     def _entry(self, number: int) -> Field:
         if 0 < number <= len(STATIC):
