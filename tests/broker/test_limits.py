@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import pytest
 from gantry_broker.broker.clients import Client, ClientTable, NotYourId, Subscription, TooManyClients
-from gantry_broker.broker.locks import MAX_LOCKS, QueueLocks
+from gantry_broker.broker.locks import LOCK_MS, MAX_LOCKS, QueueLocks
 from gantry_broker.broker.metadata.creation_limits import CreationRate, max_links, too_many_groups, too_many_topics
 from gantry_broker.broker.pull.filters import Filters
 from gantry_broker.broker.pull.held import HeldPulls
@@ -230,10 +230,27 @@ def test_held_pulls_are_tried_in_parts() -> None:
 def test_locks_are_bounded_and_given_back() -> None:
     locks = QueueLocks()
     queues = [MessageQueue("T", "a", n) for n in range(MAX_LOCKS + 5)]
-    assert len(locks.lock("G", "c", queues, 0)) == MAX_LOCKS
+    assert len(locks.lock("G", "c", queues, 0)) == MAX_LOCKS // 2
     assert locks.lock("H", "d", queues[:1], 0) == []
     locks.unlock("G", "c", queues[:1])
     assert locks.lock("H", "d", queues[:1], 0) == queues[:1]
+    locks.clear()
+    assert len(locks) == 0
+
+
+def test_no_address_takes_all_locks() -> None:
+    locks = QueueLocks(most=100)
+    queues = [MessageQueue("T", "a", n) for n in range(200)]
+    for number in range(20):  # However many groups and clients it names.
+        locks.lock(f"G{number}", f"c{number}", queues, 0, "address 192.0.2.9")
+    assert len(locks) == 50
+    assert len(locks.lock("H", "d", queues, 0, "address 192.0.2.1")) == 25
+    assert len(locks.lock("H", "d", queues[:25], 10, "address 192.0.2.1")) == 25, "they are renewed"
+    assert locks.lock("G0", "other", queues[:5], LOCK_MS + 1, "user u") == queues[:5], "expired ones go over"
+    assert len(locks) == 75
+    locks.expire(2 * LOCK_MS)
+    assert len(locks) == 5
+    assert len(locks.lock("I", "e", queues, 0, "address 192.0.2.9")) == 48
 
 
 async def test_groups_of_a_heartbeat_are_made_with_one_record(bench: Bench) -> None:

@@ -91,3 +91,23 @@ async def test_keys_and_values_are_bounded_together(tmp_path: Path, monkeypatch:
     with pytest.raises(kv.KvFull, match="would have 102 characters, the limit is 100"):
         await table.put("n", "l", "z")
     assert table.get("n", "l") is None
+
+
+async def test_no_address_takes_all_of_the_key_value_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv, "MAX_ENTRIES", 40)
+    monkeypatch.setattr(kv, "MAX_CHARACTERS", 1_000)
+    table, flood = kv.KvConfig(None), "address 192.0.2.9"
+    for number in range(20):
+        await table.put(f"n{number}", "k", "v", flood)
+    with pytest.raises(kv.KvFull, match=r"address 192\.0\.2\.9 has written 20 entries, and 20 are free"):
+        await table.put("n20", "k", "v", flood)
+    await table.put("n0", "k", "w", flood)
+    await table.put("ORDER_TOPIC_CONFIG", "T", "a:4", "address 192.0.2.1")
+    await table.put("own", "a", "true")
+    for number in range(20):
+        await table.delete(f"n{number}", "k")
+    assert table.table("n0") is None, "a namespace without entries is none"
+    await table.put("n", "long", "v" * 400, flood)
+    with pytest.raises(kv.KvFull, match="would have 809 characters"):
+        await table.put("n", "other", "v" * 400, flood)
+    await table.put("n", "other", "v" * 400, "address 192.0.2.1")

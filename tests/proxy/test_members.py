@@ -107,7 +107,7 @@ async def test_an_announcement_beyond_its_limits_is_refused(cluster: Cluster) ->
 
 
 def test_the_table_of_clients() -> None:
-    table = ProxiedClients(limit=3)
+    table = ProxiedClients(limit=6)
     one, two = ProxiedClient("1", "g", version="5.0.0"), ProxiedClient("2", "g", topics={"T": "*"})
     table.take("p", [one, two], [], 0)
     table.take("q", [ProxiedClient("1", "g", version="5.0.1")], [], 10)
@@ -123,6 +123,19 @@ def test_the_table_of_clients() -> None:
     table.closed("q")
     table.closed("q")
     assert (table.count, table.groups(), table.of_group("g")) == (0, [], [])
+
+
+def test_no_address_announces_all_clients() -> None:
+    table = ProxiedClients(limit=40)
+    for number in range(20):
+        table.take(f"connection {number % 5}", [ProxiedClient(str(number), "g")], [], 0, "address 192.0.2.9")
+    with pytest.raises(TooManyProxied, match="20 gRPC consumers of at most 40"):
+        table.take("connection 9", [ProxiedClient("other", "g")], [], 0, "address 192.0.2.9")
+    table.take("p", [ProxiedClient("x", "g")], [], 0, "address 192.0.2.1")
+    assert table.count == 21
+    for number in range(5):
+        table.closed(f"connection {number}")
+    assert table.count == 1
 
 
 @pytest.mark.parametrize(

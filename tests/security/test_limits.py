@@ -96,6 +96,8 @@ def test_an_address_with_many_connections_closes_its_own() -> None:
     stalled = [Waiting(State(Phase.ANSWER, 3.0, stalled_since=3.0), "192.0.2.9") for _ in range(3)]
     reader = Waiting(State(Phase.ANSWER, 0.0, stalled_since=1.0), "192.0.2.1")
     assert most_dispensable([reader, *stalled]) is stalled[0]
+    newcomer = Waiting(State(Phase.HEAD, 20.0), "192.0.2.1")
+    assert most_dispensable([newcomer, *stalled]) is stalled[0], "who reads nothing pays for who has just come"
 
 
 @pytest.mark.parametrize(

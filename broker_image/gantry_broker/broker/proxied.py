@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from typing import Final
 
+from gantry_broker.broker.shares import Shares
 from gantry_broker.protocol.proxied import BEAT_S, ProxiedClient
 
 EXPIRE_MS: Final = int(3_000 * BEAT_S)
@@ -24,26 +25,38 @@ class ProxiedClients:
     """All that are known, by group. `now_ms` is of one monotonic clock."""
 
     def __init__(self, limit: int = 100_000) -> None:
-        self.limit = limit
-        self.count = 0
+        self._shares = Shares(limit)
         self._groups: dict[str, dict[tuple[Hashable, str, str], tuple[ProxiedClient, int]]] = {}
-        self._of: dict[Hashable, set[tuple[str, str, str]]] = {}
-        """Group, user and client id, by the proxy's connection."""
+        self._of: dict[Hashable, dict[tuple[str, str, str], str]] = {}
+        """Group, user and client id, by the proxy's connection, with who pays for them."""
+
+    @property
+    def count(self) -> int:
+        return self._shares.taken
 
     def take(
-        self, conn: Hashable, clients: Iterable[ProxiedClient], gone: Iterable[ProxiedClient], now_ms: int
+        self,
+        conn: Hashable,
+        clients: Iterable[ProxiedClient],
+        gone: Iterable[ProxiedClient],
+        now_ms: int,
+        owner: str = "",
     ) -> None:
-        """Note clients of a proxy. Raises TooManyProxied; those before are noted then."""
+        """Note clients of a proxy. `owner`: who pays for new ones, see `Shares`. Raises TooManyProxied; those before
+        are noted then.
+        """
         for client in gone:
             self._forget(conn, (client.group, client.user, client.client_id))
-        mine = self._of.setdefault(conn, set())
+        mine = self._of.setdefault(conn, {})
         for client in clients:
             place = client.group, client.user, client.client_id
             if place not in mine:
-                if self.count >= self.limit:
-                    raise TooManyProxied(f"this broker knows {self.count} gRPC consumers, which is the limit")
-                mine.add(place)
-                self.count += 1
+                if not self._shares.take((owner,)):
+                    raise TooManyProxied(
+                        f"this broker knows {self.count} gRPC consumers of at most {self._shares.most}, and one user "
+                        "or address may announce as many as are free"
+                    )
+                mine[place] = owner
             self._groups.setdefault(client.group, {})[conn, client.user, client.client_id] = client, now_ms
 
     def of_group(self, group: str) -> list[ProxiedClient]:
@@ -85,8 +98,7 @@ class ProxiedClients:
         mine = self._of.get(conn)
         if mine is None or place not in mine:
             return
-        mine.discard(place)
-        self.count -= 1
+        self._shares.give_back((mine.pop(place),))
         group, user, client_id = place
         clients = self._groups[group]
         del clients[conn, user, client_id]

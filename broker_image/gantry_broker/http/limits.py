@@ -104,21 +104,20 @@ T = TypeVar("T", bound=Limited)
 
 
 def most_dispensable(connections: Iterable[T]) -> T | None:
-    """Return the connection to close when there are too many. One that is being closed goes first, then one that waits,
-    then one whose client does not read its answer; always one without a token before one with it. Of these it is one of
-    the address with the most connections, and there the one that has waited longest: no address closes the connections
+    """Return the connection to close when there are too many. One that is being closed goes first; then one that waits,
+    or whose client does not read its answer; always one without a token before one with it. Of these it is one of the
+    address with the most connections, and there one that waits, the longest first: no address closes the connections
     of others. None: all have a request under way.
     """
     everyone = list(connections)
     of_address = Counter(c.address for c in everyone if not c.state.trusted)
 
-    def rank(c: T) -> tuple[bool, int, float]:
-        return c.state.trusted, -of_address[c.address], c.state.since
+    def rank(c: T) -> tuple[bool, int, bool, float]:
+        return c.state.trusted, -of_address[c.address], c.state.phase is Phase.ANSWER, c.state.since
 
-    waiting = [c for c in everyone if c.state.phase is not Phase.ANSWER]
-    closing = [c for c in waiting if c.state.phase is Phase.CLOSING]
-    stalled = [c for c in everyone if c.state.stalled_since is not None]
-    return min(closing or waiting or stalled, key=rank, default=None)
+    closing = [c for c in everyone if c.state.phase is Phase.CLOSING]
+    idle = [c for c in everyone if c.state.phase is not Phase.ANSWER or c.state.stalled_since is not None]
+    return min(closing or idle, key=rank, default=None)
 
 
 class Connections:

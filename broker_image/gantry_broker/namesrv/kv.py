@@ -34,6 +34,8 @@ class KvConfig:
         self._path = path
         self._lock = asyncio.Lock()
         self._tables: dict[str, dict[str, str]] = {}
+        self._owners: dict[tuple[str, str], str] = {}
+        """Who wrote an entry since the start."""
         if path is None:
             return
         try:
@@ -48,19 +50,25 @@ class KvConfig:
     def table(self, namespace: str) -> dict[str, str] | None:
         return self._tables.get(namespace)
 
-    async def put(self, namespace: str, key: str, value: str) -> None:
-        """Store a value. Raises KvFull for a new entry beyond the limits, and OSError."""
+    async def put(self, namespace: str, key: str, value: str, owner: str | None = None) -> None:
+        """Store a value. `owner`: the user or address that asks, which may use as much as is free; None: this program.
+        Raises KvFull for a new entry beyond the limits, and OSError.
+        """
         async with self._lock:
-            await self._save(self._with(namespace, key, value))
+            await self._save(self._with(namespace, key, value, owner))
+            if owner is not None:
+                self._owners[namespace, key] = owner
 
     async def delete(self, namespace: str, key: str) -> None:
         async with self._lock:
             if self.get(namespace, key) is None:
                 return
             table = {name: value for name, value in self._tables[namespace].items() if name != key}
-            await self._save({**self._tables, namespace: table})
+            rest = {name: other for name, other in self._tables.items() if name != namespace}
+            await self._save({**rest, namespace: table} if table else rest)
+            self._owners.pop((namespace, key), None)
 
-    def _with(self, namespace: str, key: str, value: str) -> dict[str, dict[str, str]]:
+    def _with(self, namespace: str, key: str, value: str, owner: str | None) -> dict[str, dict[str, str]]:
         if len(namespace) > MAX_NAME or len(key) > MAX_NAME:
             raise KvFull(f"namespace and key have at most {MAX_NAME} characters, not {max(len(namespace), len(key))}")
         if self.get(namespace, key) is None and sum(map(len, self._tables.values())) >= MAX_ENTRIES:
@@ -72,7 +80,21 @@ class KvConfig:
             raise KvFull(
                 f"keys and values would have {size} characters, the limit is {MAX_CHARACTERS}; delete some first"
             )
+        if owner is not None:
+            self._check_share(namespace, key, value, owner, size)
         return {**self._tables, namespace: {**table, key: value}}
+
+    def _check_share(self, namespace: str, key: str, value: str, owner: str, size: int) -> None:
+        """Raise KvFull if an owner would have more than is free, with `size` characters in all."""
+        mine = [place for place, other in self._owners.items() if other == owner and place != (namespace, key)]
+        others = sum(map(len, self._tables.values())) - (self.get(namespace, key) is not None)
+        if len(mine) >= MAX_ENTRIES - others:
+            raise KvFull(f"{owner} has written {len(mine)} entries, and {MAX_ENTRIES - others} are free")
+        used = len(key) + len(value) + sum(len(name) + len(self._tables[space][name]) for space, name in mine)
+        if mine and used > MAX_CHARACTERS - size:
+            raise KvFull(
+                f"{owner} would have {used} characters of keys and values, and {MAX_CHARACTERS - size} are free"
+            )
 
     async def _save(self, tables: dict[str, dict[str, str]]) -> None:
         if self._path is not None:

@@ -17,7 +17,7 @@ import orjson
 
 from gantry_broker import descriptors
 from gantry_broker.access.decide import DISABLED
-from gantry_broker.admission import admit, left
+from gantry_broker.admission import admit, left, owners_of
 from gantry_broker.exposition import Family, Kind, text_page
 from gantry_broker.http.families import access_families, build_info, refused_values
 from gantry_broker.loopwatch import LoopWatch, loop_families
@@ -201,7 +201,7 @@ class NameService:
         if frame.code == GantryCode.UPDATE_ACCESS:
             return await self._update_access(frame)
         if frame.code in _KEPT:
-            return await self._change_kv(frame)
+            return await self._change_kv(frame, owners_of(conn)[1])
         if frame.code in _LISTS:
             return await self._list_topics(frame)
         try:
@@ -410,8 +410,8 @@ class NameService:
 
     # Key-value configuration
 
-    async def _change_kv(self, frame: Frame) -> Frame:
-        """Return the answer follows the write to the disk."""
+    async def _change_kv(self, frame: Frame, owner: str) -> Frame:
+        """Return the answer that follows the write to the disk. `owner`: who asks, see `KvConfig.put`."""
         try:
             if frame.code in (RequestCode.WIPE_WRITE_PERM_OF_BROKER, RequestCode.ADD_WRITE_PERM_OF_BROKER):
                 return await self._change_write_perm(frame)
@@ -421,7 +421,7 @@ class NameService:
             elif header.value is None or len(header.value) > MAX_VALUE:
                 raise BadField("value", header.value, f"a text of at most {MAX_VALUE} characters")
             else:
-                await self.kv.put(header.namespace, header.key, header.value)
+                await self.kv.put(header.namespace, header.key, header.value, owner)
             self._follow_kv()
         except BadField as error:
             return Frame.response_to(frame, error.code, str(error))

@@ -42,17 +42,17 @@ class Crowd(Generic[T]):
         """Let a known connection be the one that came last."""
         self._address_of[connection] = self._address_of.pop(connection)
 
-    def first_of_most(self, may: Callable[[T], bool] = lambda connection: True) -> T | None:
-        """Return the first connection of the address that has the most, of those that `may` allows: a flood from one
-        address makes no other address give up its place. None: it allows no connection.
+    def first_of_most(self, rather: Callable[[T], bool] = lambda connection: True) -> T | None:
+        """Return the first connection of an address that has the most, if there is one, of those that `rather` names:
+        a flood from one address makes no other address give up its place. None: there is no connection.
         """
         if not self._counts:
             return None
         most = max(self._counts.values())
         first = None
         for connection, address in self._address_of.items():
-            if may(connection):
-                if self._counts[address] == most:
+            if self._counts[address] == most:
+                if rather(connection):
                     return connection
                 first = first or connection
         return first

@@ -46,8 +46,9 @@ class TlsGate:
         shared: Shared | None = None,
     ) -> None:
         """`port` is the metrics' label. `required`: plaintext is refused. `most`: connections without a complete
-        handshake; one more ends one of the address that has the most of them, the one whose bytes have been missing for
-        the longest time. `shared` counts the bytes of incomplete records.
+        handshake; one more ends one of the address that has the most of them: the one whose bytes have been missing
+        for the longest time, or one that waits for its turn if all of them do. `shared` counts the bytes of incomplete
+        records.
         """
         self.port = port
         self.certificates = certificates
@@ -88,12 +89,12 @@ class TlsGate:
     # For connections
 
     def opened(self, connection: _Arriving, raw: asyncio.BaseTransport) -> None:
-        if len(self._pending) >= self._most:
+        self._pending.add(connection, host_of(raw))
+        if len(self._pending) > self._most:
             victim = self._pending.first_of_most(lambda c: not c.queued) or connection
             victim.end("crowded", f"over {self._most} connections have no complete handshake")
             if victim is connection:
                 return
-        self._pending.add(connection, host_of(raw))
         if self._sweeper is None:
             self._sweeper = asyncio.get_running_loop().call_later(1.0, self._sweep)
 

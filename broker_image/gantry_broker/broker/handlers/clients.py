@@ -115,7 +115,7 @@ def proxy_clients(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     known = broker.creation.group_configs(dict.fromkeys(client.group for client in clients))
     here = [client for client in clients if client.group in known]
     try:
-        broker.clients.proxied.take(conn, here, gone, broker.clock.now_ms())
+        broker.clients.proxied.take(conn, here, gone, broker.clock.now_ms(), owners_of(conn)[1])
     except TooManyProxied as error:
         raise RequestRejected(ResponseCode.SYSTEM_ERROR, str(error)) from None
     return ok(frame)
@@ -191,7 +191,8 @@ def lock(broker: Parts, conn: Connection, frame: Frame) -> Frame:
             ResponseCode.SERVICE_NOT_AVAILABLE, f"only the master gives locks: {broker.role.refusal()}"
         )
     _check_id(broker, conn, frame, request.client_id)
-    got = broker.locks.lock(request.group, request.client_id, request.queues, broker.clock.now_ms())
+    owner, now_ms = owners_of(conn)[1], broker.clock.now_ms()
+    got = broker.locks.lock(request.group, request.client_id, request.queues, now_ms, owner)
     return ok(frame, body=orjson.dumps({"lockOKMQSet": [bodies.queue_to_json(queue) for queue in got]}))
 
 

@@ -181,8 +181,10 @@ class Decoder:
         end = len(block)
         marks: list[tuple[int, int]] | None
         known = self._beginnings
-        begun = None
-        if known and (block.startswith((begun := known[0]).block) or (begun := self._other(block)) is not None):
+        begun = known[0] if known else None
+        if begun is not None and not block.startswith(begun.block):
+            begun = self._other(block)
+        if begun is not None:
             fields, at, total, resizes, marks = begun.fields[:], len(begun.block), begun.total, 0, None
         else:
             fields, at, total, resizes = [], 0, 0, MAX_RESIZES
