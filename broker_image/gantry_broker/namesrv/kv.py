@@ -90,11 +90,11 @@ class KvConfig:
         others = sum(map(len, self._tables.values())) - (self.get(namespace, key) is not None)
         if len(mine) >= MAX_ENTRIES - others:
             raise KvFull(f"{owner} has written {len(mine)} entries, and {MAX_ENTRIES - others} are free")
-        used = len(key) + len(value) + sum(len(name) + len(self._tables[space][name]) for space, name in mine)
-        if mine and used > MAX_CHARACTERS - size:
-            raise KvFull(
-                f"{owner} would have {used} characters of keys and values, and {MAX_CHARACTERS - size} are free"
-            )
+        own = len(key) + len(value)
+        used = own + sum(len(name) + len(self._tables[space][name]) for space, name in mine)
+        free = MAX_CHARACTERS - (size - own)
+        if mine and used > free:
+            raise KvFull(f"{owner} would have {used} characters of keys and values, and {free} are free")
 
     async def _save(self, tables: dict[str, dict[str, str]]) -> None:
         if self._path is not None:
