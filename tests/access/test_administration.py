@@ -23,7 +23,8 @@ from gantry_broker.access.administration import (
     with_rules,
     without_rules,
 )
-from gantry_broker.access.table import User
+from gantry_broker.access.decide import Policy
+from gantry_broker.access.table import AccessTable, User
 
 KEY = "hidden-secret"
 
@@ -124,3 +125,18 @@ def test_an_account_of_4_9_changes_what_it_names() -> None:
     changed = plain_config(users, {"accessKey": "u", "topicPerms": "b=DENY"})
     assert changed.keys == (KEY,)
     assert {rule.name: rule.decision for rule in changed.rules} == {"a": "Allow", "b": "Deny"}
+
+
+def test_an_entry_of_4_9_keeps_defaults_from_its_name() -> None:
+    users = {"u": plain_config({}, {"accessKey": "u", "secretKey": KEY, "topicPerms": "a=PUB,b=SUB"})}
+    users["u"] = plain_config(users, {"accessKey": "u", "defaultTopicPerm": "PUB|SUB"})
+    users["u"] = plain_config(users, {"accessKey": "u", "topicPerms": "c=SUB"})
+    policy = Policy.of(AccessTable(version=1, mode="Enabled", users=(users["u"],)).model_dump()).users["u"]
+    may = {name: [action for action in ("Pub", "Sub") if policy.may("Topic", name, [action], "")] for name in "abcd"}
+    assert may == {"a": ["Pub"], "b": ["Sub"], "c": ["Sub"], "d": ["Pub", "Sub"]}
+    [shown] = plain_configs(users)["plainAccessConfigs"]
+    assert (shown["defaultTopicPerm"], shown["topicPerms"]) == ("PUB|SUB", ["a=PUB", "b=SUB", "c=SUB"])
+    users["u"] = plain_config(users, {"accessKey": "u", "topicPerms": "a=PUB|SUB"})
+    assert len([rule for rule in users["u"].rules if rule.name == "a"]) == 1
+    users["u"] = plain_config(users, {"accessKey": "u", "defaultTopicPerm": "DENY"})
+    assert plain_configs(users)["plainAccessConfigs"][0]["defaultTopicPerm"] == "DENY"

@@ -46,6 +46,29 @@ def test_the_sample_file() -> None:
     assert [may("Group", f"group{letter}") for letter in "ABC"] == ["", "PS", "S"]
 
 
+def test_an_entry_decides_alone_for_its_name() -> None:
+    """RocketMQ looks at a default only for a name without an entry; the last entry of a name counts."""
+    [user] = read_plain_acl(
+        "accounts: [{accessKey: a, secretKey: hidden-secret, defaultTopicPerm: PUB|SUB, defaultGroupPerm: SUB, "
+        "topicPerms: [p=PUB, s=SUB, d=DENY, t=PUB, t=SUB, '%RETRY%g=DENY'], groupPerms: [h=PUB]}]"
+    )
+    table = AccessTable(version=1, mode="Enabled", users=(user,))
+    found = Policy.of(table.model_dump()).users["a"]
+
+    def may(kind: str, name: str) -> str:
+        return "".join(action[0] for action in ("Pub", "Sub") if found.may(kind, name, [action], "10.0.0.1"))
+
+    assert [may("Topic", name) for name in "psdtx"] == ["P", "S", "", "S", "PS"]
+    assert [may("Group", name) for name in "ghx"] == ["", "P", "S"]
+
+
+@pytest.mark.parametrize("perm", ["ANY", "pub", "PUB | SUB"])
+def test_a_permission_that_rocketmq_takes_for_deny_is_refused(perm: str) -> None:
+    for field in (f"topicPerms: ['x={perm}']", f"defaultTopicPerm: '{perm}'"):
+        with pytest.raises(ValueError, match="has no permission of DENY"):
+            read_plain_acl(f"accounts: [{{accessKey: a, secretKey: hidden-secret, {field}}}]")
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

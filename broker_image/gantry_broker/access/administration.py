@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from gantry_broker.access.plain_acl import rules_of, user_of
+from gantry_broker.access.plain_acl import narrowed, rules_of, user_of
 from gantry_broker.access.table import Rule, User
 from gantry_broker.protocol.rights import ACTIONS
 
@@ -266,7 +266,12 @@ def plain_config(users: Mapping[str, User], ext: Mapping[str, str]) -> User:
     if before is None:
         return made
     new = {_key(rule) for rule in made.rules}
+    # DENY has no rule, and ends a default that was there.
+    new |= {(kind, "*", "Any") for kind in ("Topic", "Group") if ext.get(f"default{kind}Perm")}
     rules = [rule for rule in before.rules if _key(rule) not in new] + list(made.rules)
+    # A new entry counts beside the defaults that are there, and a new default beside the entries.
+    touched = {kind for kind, name, _ in new if name == "*"}
+    rules += [rule for rule in narrowed(rules) if rule.type in touched or _key(rule) in new]
     return _changed(
         before,
         keys=made.keys if ext.get("secretKey") else before.keys,
@@ -306,7 +311,7 @@ def plain_configs(users: Mapping[str, User]) -> dict[str, Any]:
 
 
 def _perm(rule: Rule) -> str | None:
-    if rule.decision == "Deny":
-        return "DENY"
     words = [word for word, action in (("PUB", "Pub"), ("SUB", "Sub")) if {action, "Any"} & set(rule.actions)]
+    if rule.decision == "Deny":
+        return "DENY" if len(words) == 2 else None  # One that denies less narrows an entry that allows.
     return "|".join(words) or None

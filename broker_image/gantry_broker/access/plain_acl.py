@@ -1,8 +1,9 @@
 """Users from RocketMQ 4.9's `plain_acl.yml`, and its permissions as rules.
 
 `defaultTopicPerm` and `defaultGroupPerm` become rules for every name; DENY needs no rule of its own there, for what no
-rule allows is not allowed. `topicPerms` and `groupPerms` become literal rules. White lists are not taken over: with
-RocketMQ 4.9 a request from such an address needs no signature, here each request does.
+rule allows is not allowed. `topicPerms` and `groupPerms` become literal rules; an entry decides alone for its name, so
+what only the default would give there is denied. White lists are not taken over: with RocketMQ 4.9 a request from such
+an address needs no signature, here each request does.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pydantic import ValidationError
 
 from gantry_broker.access.strict_yaml import load_all
 from gantry_broker.access.table import MAX_USERS, Rule, User
+from gantry_broker.protocol.codes import RETRY_PREFIX
 
 MAX_BYTES: Final = 1 << 20
 _PERMS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -22,8 +24,10 @@ _PERMS: Final[Mapping[str, tuple[str, ...]]] = {
     "SUB": ("Sub",),
     "PUB|SUB": ("Pub", "Sub"),
     "SUB|PUB": ("Pub", "Sub"),
-    "ANY": ("Any",),
 }
+"""Every other text is DENY to RocketMQ, whose permissions know no small letters. Source:
+`Permission.parsePermFromString` of 4.9.7.
+"""
 
 
 def read_plain_acl(text: str) -> list[User]:
@@ -97,35 +101,57 @@ def _names(account: Mapping[str, Any], field: str, where: str) -> list[str]:
 
 def rules_of(*, topics: Sequence[str], groups: Sequence[str], every_topic: str, every_group: str) -> list[Rule]:
     """Return the rules of one account. `topics`, `groups`: entries as "name=PUB|SUB". Raises ValueError."""
-    rules = []
-    for kind, entries, every in (("Topic", topics, every_topic), ("Group", groups, every_group)):
+    own: dict[str, dict[str, tuple[str, ...]]] = {"Topic": {}, "Group": {}}
+    for kind, entries in (("Group", groups), ("Topic", topics)):  # In this order a later entry replaces a former one.
         for entry in entries:
             name, equals, perm = entry.partition("=")
-            if not equals or not name.strip():
+            name = name.strip()
+            if not equals or not name:
                 raise ValueError(f"{entry[:80]!r} is no permission; 'name=PUB|SUB' is expected")
-            name = name.strip().removeprefix("%RETRY%") if kind == "Group" else name.strip()
-            rules.append(_rule(kind, name, "Literal", _actions(perm, entry)))
-        actions = _actions(every, every)
-        if actions:
+            of_group = kind == "Group" or name.startswith(RETRY_PREFIX)
+            own["Group" if of_group else "Topic"][name.removeprefix(RETRY_PREFIX)] = _actions(perm, entry)
+    rules = []
+    for kind, every in (("Topic", every_topic), ("Group", every_group)):
+        rules += [_rule(kind, name, "Literal", actions) for name, actions in own[kind].items()]
+        if actions := _actions(every, every):
             rules.append(_rule(kind, "*", "Any", actions))
-    return rules
+    return rules + narrowed(rules)
+
+
+def narrowed(rules: Sequence[Rule]) -> list[Rule]:
+    """Return what keeps the defaults among these rules from the names with an entry of their own, as in 4.9.
+
+    Source: `PlainPermissionManager.checkPerm` of 4.9.7, which looks at a default only for a name without an entry.
+    """
+    defaults: dict[str, set[str]] = {}
+    own: dict[tuple[str, str], set[str]] = {}
+    for rule in rules:
+        if rule.pattern == "Any" and rule.decision == "Allow":
+            defaults.setdefault(rule.type, set()).update(rule.actions)
+        elif rule.pattern == "Literal":
+            own.setdefault((rule.type, rule.name), set()).update(rule.actions)
+    found = []
+    for (kind, name), actions in own.items():
+        missing = () if "Any" in actions else tuple(sorted(defaults.get(kind, set()) - actions))
+        if missing:
+            found.append(_rule(kind, name, "Literal", missing, deny=True))
+    return found
 
 
 def _actions(perm: str, entry: str) -> tuple[str, ...]:
-    actions = _PERMS.get(perm.strip().upper().replace(" ", ""))
+    actions = _PERMS.get(perm.strip())
     if actions is None:
         raise ValueError(f"{entry[:80]!r} has no permission of DENY, PUB, SUB and PUB|SUB")
     return actions
 
 
-def _rule(kind: str, name: str, pattern: str, actions: tuple[str, ...]) -> Rule:
-    denied = not actions
+def _rule(kind: str, name: str, pattern: str, actions: tuple[str, ...], deny: bool = False) -> Rule:
     value = {
         "type": kind,
         "name": name,
         "pattern": pattern,
-        "actions": ["Any"] if denied else list(actions),
-        "decision": "Deny" if denied else "Allow",
+        "actions": list(actions) or ["Any"],
+        "decision": "Deny" if deny or not actions else "Allow",
     }
     try:
         return Rule.model_validate(value)
