@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -92,3 +95,58 @@ def there_and_back(made: Scene, base: Path, client: str) -> None:
     assert rows(theirs, "New", "look", 30) == rows(ours, "New", "look", 30)
     back = theirs.run("consume", topic="Orders", group="billing", run="run", count=200, settle_ms=1_000)
     assert (back.summary["received"], back.summary["unique"]) == (200, 200), "billing goes on where it was at Gantry"
+
+
+@pytest.mark.timeout(290)
+def test_a_source_moves_by_messages(java_side: Path, tmp_path: Path) -> None:
+    try:
+        with scene(tmp_path, "server49") as made:
+            by_messages(made)
+    except NamespaceUnavailable as error:
+        pytest.skip(f"a copy from Apache RocketMQ is not tested here: {error}")
+
+
+def by_messages(made: Scene) -> None:
+    theirs = made.driver("49")
+    theirs.mqadmin("updateTopic", "-c", made.source.cluster, "-t", "Orders", "-r", "4", "-w", "4")
+    options: dict[str, Any] = {"topic": "Orders", "run": "run", "keys": "k", "tags": "A,B", "properties": True}
+    theirs.run("produce", count=200, size=300, **options)
+    theirs.run("consume", topic="Orders", group="billing", run="run", count=200, settle_ms=100)
+    made.write()
+    spec = json.loads(made.file.read_text())
+    del spec["spec"]["bootstrap"]
+    made.file.write_text(json.dumps(spec))
+    words = ["migrate", "start", str(made.file), "--by", "messages", "--from", made.source.namesrv]
+    words += ["--dir", str(made.folder)]
+    for total in (200, 300):  # The second time it goes on where the first one was killed.
+        with subprocess.Popen(
+            [*made.source.prefix, sys.executable, "-m", "gantry_operator.cli", *words],
+            env=made.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        ) as started:  # fmt: skip
+            try:
+                deadline = time.monotonic() + 120
+                while not copied(made, total):
+                    assert started.poll() is None, made.gantry(*words, check=False).stderr
+                    assert time.monotonic() < deadline, made.migrate("status").stdout
+                    time.sleep(0.5)
+            finally:
+                started.kill()
+        if total == 200:
+            theirs.run("produce", first=200, count=100, size=300, **options)
+    said = made.migrate("cutover").stdout
+    assert "group billing: its offsets in" in said, said
+    assert made.status()["phase"] == "done"
+    ours = Driver(ours_of(made), "49", "JSON", made.base / "ours.log")
+    try:
+        assert rows(ours, "Orders", "all", 300) == rows(theirs, "Orders", "all", 300)
+        rest = ours.run("consume", topic="Orders", group="billing", run="run", count=100, settle_ms=1_000)
+        assert (rest.summary["unique"], rest.summary["repeated"]) == (100, 0)
+    finally:
+        ours.close()
+
+
+def copied(made: Scene, total: int) -> bool:
+    if not (made.folder / "messages-copy.json").exists():
+        return False
+    found = made.status()["topics"].get("Orders", [])
+    return sum(queue["copied"] for queue in found) >= total

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from gantry_operator.actions.target import Target
     from gantry_operator.api import BrokerCluster
     from gantry_operator.api.migration import FromRocketMQ
-    from gantry_operator.migration import rolling_back
+    from gantry_operator.migration import by_messages, rolling_back
     from gantry_operator.migration.edge import Edge, SourcePlace
     from gantry_operator.migration.steps import Phase, Record
     from gantry_operator.platforms.local.folder import ClusterFolder
@@ -44,6 +45,18 @@ ROLLBACK = "rollback.json"
 """The record of a rollback."""
 ROLLBACK_COPY = "rollback-copy.json"
 """What a rollback has copied."""
+MESSAGES = "messages.json"
+"""The record of a migration by messages."""
+MESSAGES_COPY = "messages-copy.json"
+"""What it has copied."""
+
+
+class By(StrEnum):
+    """How a migration copies."""
+
+    log = "log"
+    messages = "messages"
+
 
 migrate_app = typer.Typer(
     no_args_is_help=True,
@@ -231,13 +244,31 @@ async def _findings(cluster: BrokerCluster, source: FromRocketMQ) -> tuple[dict[
 def start(
     file: FileArgument,
     timeout: Annotated[float, typer.Option(help="Seconds to wait until the copies follow.")] = 60.0,
+    by: Annotated[
+        By, typer.Option(help="log: the source's log, byte for byte. messages: where that cannot be had.")
+    ] = By.log,
+    source_servers: Annotated[
+        str | None, typer.Option("--from", help="By messages: NameServers of the source, separated by ';'.")
+    ] = None,
+    source_secret: Annotated[
+        str | None, typer.Option(help="By messages: Secret with accessKey and secretKey for the source.")
+    ] = None,
+    topics: Annotated[str | None, typer.Option(help="By messages: topics, separated by ','. Default: all.")] = None,
     directory: DirOption = None,
 ) -> None:
-    """Start a cluster that follows the source. The source and its clients go on as before."""
+    """Start a cluster that follows the source. The source and its clients go on as before.
+
+    By messages the command copies until it is ended; the same command goes on where it was.
+    """
     from gantry_operator.cli.target import run_async
     from gantry_operator.cli.up import up
     from gantry_operator.platforms.local.folder import ClusterFolder, default_folder
 
+    if by is By.messages:
+        _start_by_messages(file, timeout, source_servers, source_secret, topics, directory)
+        return
+    if source_servers or source_secret or topics:
+        raise CliError("--from, --source-secret and --topics are for --by messages", Exit.USAGE)
     cluster, source = _load(file)
     _refuse_names(cluster, source)
     found, _ = run_async(_findings(cluster, source))
@@ -249,6 +280,122 @@ def start(
     up(file, directory, True, timeout, False, None, wait=False)
     folder = default_folder(cluster.name) if directory is None else ClusterFolder(directory.expanduser().resolve())
     run_async(_until_following(folder, timeout))
+
+
+def _start_by_messages(
+    file: Path, timeout: float, servers: str | None, secret: str | None, topics: str | None, directory: Path | None
+) -> None:
+    """Start the cluster, and copy until it is ended. Raises CliError."""
+    from gantry_operator.api import ManifestError, load_manifest
+    from gantry_operator.cli.target import run_async
+    from gantry_operator.cli.up import up
+    from gantry_operator.migration import by_messages
+    from gantry_operator.migration.steps import Refused
+    from gantry_operator.platforms.local.folder import ClusterFolder, default_folder
+
+    try:
+        cluster = load_manifest(file)
+    except (ManifestError, OSError) as error:
+        raise CliError(str(error), Exit.USAGE) from None
+    if cluster.spec.bootstrap is not None:
+        raise CliError(f"{file} has spec.bootstrap: by messages a cluster begins empty, take it out", Exit.USAGE)
+    if not servers:
+        raise CliError("--by messages needs --from with the addresses of the source's NameServers", Exit.USAGE)
+    names = None if topics is None else tuple(name.strip() for name in topics.split(",") if name.strip())
+    if names == ():
+        raise CliError("--topics names no topic", Exit.USAGE)
+    _keys(secret)
+    folder = default_folder(cluster.name) if directory is None else ClusterFolder(directory.expanduser().resolve())
+    wanted = by_messages.Record(servers, secret, names)
+    try:
+        before = by_messages.Record.load(folder.root / MESSAGES)
+        if before is not None and before != wanted:
+            raise Refused(
+                "the migration is over" if before.done else f"{folder.root / MESSAGES} has another source or other "
+                "topics: what was copied belongs to them"
+            )  # fmt: skip
+        up(file, directory, True, timeout, False, None)
+        with _alone(folder):
+            wanted.save(folder.root / MESSAGES)
+            run_async(_copy_all(folder, wanted, None))
+    except Refused as error:
+        raise CliError(str(error)) from None
+
+
+async def _copy_all(folder: ClusterFolder, record: by_messages.Record, timeout: float | None) -> dict[str, int]:
+    """Copy by messages until it is cancelled, or up to the end of the source within `timeout` seconds."""
+    from gantry_broker.client import Admin
+
+    from gantry_operator.actions.local_target import LocalTarget
+    from gantry_operator.migration import by_messages
+
+    topics = None if record.topics is None else list(record.topics)
+    async with (
+        LocalTarget(folder).clients() as ours,
+        Admin(record.name_servers, credentials=_keys(record.secret)) as here,
+        Admin(ours.name_servers, credentials=ours.credentials, tls=ours.tls) as there,
+    ):
+        made = by_messages.TopicsCopy(here, there, topics, folder.root / MESSAGES_COPY)
+        with Progress("copying") as progress:
+
+            def shown(copied: int, missing: int | None) -> None:
+                progress.say(f"{copied} copied, {missing or 0} in the last round")
+
+            if timeout is None:
+                await by_messages.follow(made, shown)
+            return await by_messages.finish(made, timeout or 0.0, shown)
+
+
+def _by_messages(folder: ClusterFolder) -> by_messages.Record | None:
+    """Return the record of a migration by messages; None: this cluster has none. Raises CliError."""
+    from gantry_operator.migration import by_messages
+    from gantry_operator.migration.steps import Refused
+
+    try:
+        return by_messages.Record.load(folder.root / MESSAGES)
+    except Refused as error:
+        raise CliError(str(error)) from None
+
+
+def _show_messages(folder: ClusterFolder, record: by_messages.Record, output: Output) -> None:
+    from gantry_operator.migration.copied import QueueCopy
+
+    try:
+        value = json.loads((folder.root / MESSAGES_COPY).read_text())
+        queues = {name: [QueueCopy.from_json(q) for q in rows] for name, rows in value["topics"].items()}
+    except FileNotFoundError:
+        queues = {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CliError(f"{folder.root / MESSAGES_COPY} cannot be read: {error!r}") from None
+    phase = "done" if record.done else "copying"
+    if output == Output.json:
+        print_json(
+            {
+                "phase": phase,
+                "by": "messages",
+                "from": record.name_servers,
+                "topics": {
+                    name: [
+                        {
+                            "from": f"{q.broker}/{q.queue}", "to": f"{q.to_broker}/{q.to_queue}", "next": q.next,
+                            "toNext": q.to_next, "copied": q.messages, "expired": q.expired,
+                        }
+                        for q in rows
+                    ]
+                    for name, rows in queues.items()
+                },
+            }
+        )  # fmt: skip
+        return
+    say(f"phase: {phase}")
+    print_table(
+        ["TOPIC", "QUEUES", "COPIED", "EXPIRED"],
+        [
+            [name, len(rows), sum(q.messages for q in rows), sum(q.expired for q in rows)]
+            for name, rows in sorted(queues.items())
+        ],
+        right=["QUEUES", "COPIED", "EXPIRED"],
+    )
 
 
 def _refuse_names(cluster: BrokerCluster, source: FromRocketMQ) -> None:
@@ -314,6 +461,9 @@ def status(
         _show_operators(context, namespace, name, output)
         return
     folder = _folder(directory, name)
+    if (messages := _by_messages(folder)) is not None:
+        _show_messages(folder, messages, output)
+        return
     record = _read_record(folder)
 
     async def ask() -> dict[str, Any]:
@@ -465,6 +615,9 @@ def cutover(
         _ask_operator("cutover", timeout, context, namespace, name, lag_mib=max_lag, settle_s=settle)
         return
     folder = _folder(directory, name)
+    if (messages := _by_messages(folder)) is not None:
+        _finish_messages(folder, messages, dry_run, timeout)
+        return
     limits = steps.Limits(lag=max_lag << 20, settle=settle, routes=routes)
 
     async def go() -> None:
@@ -654,6 +807,29 @@ def rollback(
         say("the source leads again. Next: when its clients work, stop the cluster (gantry down)")
     else:
         say("Gantry has its clients; the source stands aside")
+
+
+def _finish_messages(folder: ClusterFolder, record: by_messages.Record, dry_run: bool, timeout: float) -> None:
+    """End a migration by messages. Raises CliError."""
+    from gantry_operator.cli.target import run_async
+    from gantry_operator.migration import by_messages
+    from gantry_operator.migration.steps import Refused
+
+    if record.done:
+        raise CliError("the cutover is done")
+    if dry_run:
+        say("the rest is copied once the source gets no message any more, and the groups get their offsets")
+        note("nothing was changed")
+        return
+    try:
+        with _alone(folder):
+            moved = run_async(_copy_all(folder, record, timeout))
+            by_messages.done(record).save(folder.root / MESSAGES)
+    except Refused as error:
+        raise CliError(str(error)) from None
+    for group, queues in sorted(moved.items()):
+        say(f"group {group}: its offsets in {queues} queues are set")
+    say("all is copied. Next: give the consumers the new addresses (gantry status)")
 
 
 @migrate_app.command()

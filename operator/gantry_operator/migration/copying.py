@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +36,8 @@ SAVE_S: Final = 1.0
 BATCH: Final = 32
 ROUTED_S: Final = 0.2
 ROUTED_TRIES: Final = 50
+TOPICS_S: Final = 5.0
+"""Seconds between two looks for new topics."""
 SETTLE_S: Final = 1.0
 """Seconds before the target's end is read after a start: a send of a former process may be on its way."""
 
@@ -166,7 +171,8 @@ class Copy:
             for task in (*tasks, saving):
                 task.cancel()
             await asyncio.gather(*tasks, saving, return_exceptions=True)
-            self.save()
+            if self._changed:
+                self.save()
 
     async def _keep(self, missing: dict[tuple[str, int], int], say: Callable[[int, int], None]) -> None:
         while True:
@@ -203,8 +209,10 @@ class Copy:
             if got.status is PullStatus.ILLEGAL and got.min_offset > queue.next:
                 queue.expired += got.min_offset - queue.next
                 queue.next = got.min_offset
+                self._changed = True
             elif got.status is not PullStatus.ILLEGAL and got.next_offset > queue.next:
                 queue.next = got.next_offset
+                self._changed = True
             elif not follow and not got.messages:
                 missing[name] = 0
                 return
@@ -240,6 +248,10 @@ class Copy:
             known.update((message.queue_offset, message) for message in got.messages)
         return known.get(place.offset)
 
+    def sent(self) -> int:
+        """Messages that were sent so far."""
+        return sum(queue.messages for found in self.queues.values() for queue in found)
+
     def expired(self) -> int:
         """Messages that were gone at the source before they were read."""
         return sum(queue.expired for found in self.queues.values() for queue in found)
@@ -273,3 +285,56 @@ class Copy:
                         await self._target.set_offset(group, to, new)
                         moved[group] = moved.get(group, 0) + 1
         return moved
+
+
+class Rounds(Copy, ABC):
+    """A copy that goes around again and again, and takes new topics up."""
+
+    def __init__(self, source: Admin, target: Admin, topics: Sequence[str], state: Path) -> None:
+        super().__init__(source, target, topics, state)
+        self._topics_at = -math.inf
+        self._unsure = False
+        self._since = -math.inf
+        """Only rounds that begin from then on say that nothing is missing."""
+        self.missing: int | None = None
+        """Messages that the last round found; None: none has ended."""
+        self.quiet_since: float | None = None
+        """The begin of the first round of those that found nothing."""
+
+    @abstractmethod
+    async def look_for_topics(self) -> None:
+        """Take up topics and queues that are new at the source."""
+
+    async def begin(self) -> None:
+        """Go on behind what a former process sent. Raises Refused, and errors of clients."""
+        if self.load():
+            await asyncio.sleep(SETTLE_S)
+            await self._read_ends()
+        self.save()
+
+    def begin_anew(self) -> None:
+        """Forget what former rounds found: writes have just ended, and a former round may lack the last ones."""
+        self._since, self.missing, self.quiet_since = time.monotonic(), None, None
+
+    async def _read_ends(self) -> None:
+        for topic, queues in self.queues.items():
+            for queue in queues:
+                await self._read_end(queue, topic)
+
+    async def round(self) -> None:
+        """Copy all that is there."""
+        began = time.monotonic()
+        if self._topics_at < self._since or began - self._topics_at >= TOPICS_S:
+            await self.look_for_topics()
+            self._topics_at = began
+            if self._changed:  # Before the first message of a new queue: its copies are looked for from there on.
+                self.save()
+        if self._unsure:  # The last round broke off: what it sent may not be noted.
+            await self._read_ends()
+        before, self._unsure = self.sent(), True
+        await self.run(follow=False)
+        self._unsure = False
+        if began < self._since:
+            return
+        self.missing = self.sent() - before
+        self.quiet_since = (self.quiet_since or began) if not self.missing else None

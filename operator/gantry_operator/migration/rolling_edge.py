@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import ssl
 import time
 from collections.abc import Callable, Mapping
@@ -29,13 +28,11 @@ from gantry_broker.remoting.tls import TlsOptions
 from gantry_operator.cluster.member_http import httpx
 from gantry_operator.migration import rolling_back
 from gantry_operator.migration.copied import QueueCopy
-from gantry_operator.migration.copying import GROUP, SETTLE_S, Copy
+from gantry_operator.migration.copying import GROUP, Rounds
 from gantry_operator.migration.edge import ACCEPTS_FROM, ANSWER_S, FAILURES, POLL_S, Edge, GroupPlace, Routes
 from gantry_operator.migration.rolling_back import Limits, MoveOffsets, Phase, Record, Seen, SetGantry
 from gantry_operator.migration.steps import Refused, SetSource
 
-TABLES_S: Final = 5.0
-"""Seconds between two looks for new topics."""
 ROUND_S: Final = 0.1
 """Seconds between two rounds of the copy."""
 
@@ -60,7 +57,7 @@ class AsideSession(Session):
         return self._aside.get(broker, {})
 
 
-class BackCopy(Copy):
+class BackCopy(Rounds):
     """The copy of all topics of Gantry's groups to the former brokers, from the cutover on."""
 
     def __init__(
@@ -70,52 +67,6 @@ class BackCopy(Copy):
         super().__init__(gantry, former, (), state)
         self._masters = masters
         self._ends = ends
-        self._tables_at = -math.inf
-        self._unsure = False
-        self._since = -math.inf
-        """Only rounds that begin from then on say that nothing is missing."""
-        self.missing: int | None = None
-        """Messages that the last round found; None: none has ended."""
-        self.quiet_since: float | None = None
-        """The begin of the first round of those that found nothing."""
-
-    async def begin(self) -> None:
-        """Go on behind what a former process sent. Raises Refused, and errors of clients."""
-        if self.load():
-            await asyncio.sleep(SETTLE_S)
-            await self._read_ends()
-        self.save()
-
-    def begin_anew(self) -> None:
-        """Forget what former rounds found: writes have just ended, and a former round may lack the last ones."""
-        self._since, self.missing, self.quiet_since = time.monotonic(), None, None
-
-    async def _read_ends(self) -> None:
-        for topic, queues in self.queues.items():
-            for queue in queues:
-                await self._read_end(queue, topic)
-
-    async def round(self) -> None:
-        """Copy all that is there."""
-        began = time.monotonic()
-        if self._tables_at < self._since or began - self._tables_at >= TABLES_S:
-            await self.look_for_topics()
-            self._tables_at = began
-            if self._changed:  # Before the first message of a new queue: its copies are looked for from there on.
-                self.save()
-        if self._unsure:  # The last round broke off: what it sent may not be noted.
-            await self._read_ends()
-        before, self._unsure = self.sent(), True
-        await self.run(follow=False)
-        self._unsure = False
-        if began < self._since:
-            return
-        self.missing = self.sent() - before
-        self.quiet_since = (self.quiet_since or began) if not self.missing else None
-
-    def sent(self) -> int:
-        """Messages that were sent so far."""
-        return sum(queue.messages for queues in self.queues.values() for queue in queues)
 
     async def look_for_topics(self) -> None:
         """Give the former brokers the topics that they lack, and copy their queues, too."""

@@ -1,0 +1,179 @@
+"""A whole source moves by messages: topics as they come, killed and gone on with, and the offsets at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from gantry_broker.client import Admin, Message, MessageQueue, Producer
+from gantry_broker.protocol.bodies import ClusterInfo
+from gantry_broker.testing import broker
+from gantry_operator.cli.app import app
+from gantry_operator.migration import by_messages
+from gantry_operator.migration.by_messages import Record, TopicsCopy, is_copied
+from gantry_operator.migration.steps import Refused
+from typer.testing import CliRunner
+
+from tests.migration.test_copying import content, fill
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in {"ROUND_S": 0.01, "QUIET_S": 0.3, "GROUPS_S": 0.05}.items():
+        monkeypatch.setattr(by_messages, name, seconds)
+    monkeypatch.setattr("gantry_operator.migration.copying.TOPICS_S", 0.05)
+    monkeypatch.setattr("gantry_operator.migration.copying.SETTLE_S", 0.05)
+
+
+async def until_sent(copy: TopicsCopy, count: int) -> None:
+    """Follow until so many messages are copied."""
+
+    enough = asyncio.Event()
+    following = asyncio.create_task(
+        by_messages.follow(copy, lambda copied, missing: enough.set() if copied >= count else None)
+    )
+    waiting = asyncio.create_task(enough.wait())
+    try:
+        await asyncio.wait([following, waiting], return_when=asyncio.FIRST_COMPLETED, timeout=60)
+        if following.done():
+            following.result()
+        assert enough.is_set()
+    finally:
+        for task in (following, waiting):
+            task.cancel()
+        await asyncio.gather(following, waiting, return_exceptions=True)
+
+
+async def test_a_source_moves_with_topics_that_come_later(tmp_path: Path) -> None:
+    async with broker() as source, broker() as target:
+        await fill(source.name_servers, "T", 200)
+        async with Admin(source.name_servers) as here, Admin(target.name_servers) as there:
+            await until_sent(TopicsCopy(here, there, None, tmp_path / "copy.json"), 200)
+            await fill(source.name_servers, "Later", 60)
+            await here.set_offset("billing", MessageQueue("T", "test", 1), 17)
+            # It was ended: the next one goes on.
+            second = TopicsCopy(here, there, None, tmp_path / "copy.json")
+            await until_sent(second, 260)
+            async with asyncio.timeout(60):
+                moved = await by_messages.finish(
+                    TopicsCopy(here, there, None, tmp_path / "copy.json"), 30, lambda copied, missing: None
+                )
+            assert await content(there, "T") == await content(here, "T")
+            assert await content(there, "Later") == await content(here, "Later")
+            assert moved in ({"billing": 1}, {})  # The second one may have set it.
+            assert await there.offset("billing", MessageQueue("T", "test", 1)) == 17
+
+
+async def test_a_queue_that_a_topic_gets_is_copied_once_the_target_has_one_for_it(tmp_path: Path) -> None:
+    async with broker() as source, broker() as target:
+        await fill(source.name_servers, "T", 40)
+        async with Admin(source.name_servers) as here, Admin(target.name_servers) as there:
+            copy = TopicsCopy(here, there, None, tmp_path / "copy.json")
+            await until_sent(copy, 40)
+            await here.create_topic("T", queues=6)
+            async with Producer(source.name_servers) as producer:
+                for number in range(12):
+                    await producer.send(Message("T", b"%d" % number), queue=MessageQueue("T", "test", number % 6))
+            copy = TopicsCopy(here, there, None, tmp_path / "copy.json")
+            with pytest.raises(Refused, match="give it 6 queues there"):
+                await by_messages.finish(copy, 30, lambda copied, missing: None)
+            await there.create_topic("T", queues=6)
+            await by_messages.finish(
+                TopicsCopy(here, there, None, tmp_path / "copy.json"), 30, lambda copied, missing: None
+            )
+            assert await content(there, "T") == await content(here, "T")
+
+
+async def test_a_source_that_is_written_to_is_not_at_its_end(tmp_path: Path) -> None:
+    async with broker() as source, broker() as target:
+        await fill(source.name_servers, "T", 10)
+        async with Admin(source.name_servers) as here, Admin(target.name_servers) as there:
+            ended = asyncio.Event()
+
+            async def write() -> None:
+                async with Producer(source.name_servers) as producer:
+                    while not ended.is_set():
+                        await producer.send(Message("T", b"on"))
+
+            writing = asyncio.create_task(write())
+            try:
+                with pytest.raises(Refused, match="still gets messages"):
+                    await by_messages.finish(
+                        TopicsCopy(here, there, ["T"], tmp_path / "copy.json"), 1.0, lambda copied, missing: None
+                    )
+            finally:
+                ended.set()
+                await writing
+
+
+async def test_a_topic_that_is_named_and_not_there_is_refused(tmp_path: Path) -> None:
+    async with (
+        broker() as source,
+        broker() as target,
+        Admin(source.name_servers) as here,
+        Admin(target.name_servers) as there,
+    ):
+        copy = TopicsCopy(here, there, ["Missing"], tmp_path / "copy.json")
+        with pytest.raises(Refused, match="no broker has the topic Missing"):
+            await by_messages.finish(copy, 5, lambda copied, missing: None)
+
+
+@pytest.mark.parametrize(
+    ("name", "perm", "copied"),
+    [
+        ("Orders", 6, True), ("%RETRY%g", 6, True), ("%DLQ%g", 2, False), ("broker-a", 7, False), ("demo", 7, False),
+        ("demo_REPLY_TOPIC", 6, False), ("SCHEDULE_TOPIC_XXXX", 6, False), ("TBW102", 7, False),
+        ("rmq_sys_wheel_timer", 6, False), ("Orders", 2, False),
+    ],
+)  # fmt: skip
+def test_topics_of_brokers_are_not_copied(name: str, perm: int, copied: bool) -> None:
+    info = ClusterInfo.from_json(
+        {
+            "brokerAddrTable": {
+                "broker-a": {"cluster": "demo", "brokerName": "broker-a", "brokerAddrs": {"0": "127.0.0.1:1"}}
+            },
+            "clusterAddrTable": {"demo": ["broker-a"]},
+        }
+    )
+    assert is_copied(name, perm, info) is copied
+
+
+def test_the_record_is_what_was_saved_and_another_content_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "messages.json"
+    assert Record.load(path) is None
+    for record in (Record("a:1;b:2"), Record("a:1", "secret", ("T", "U"), True)):
+        record.save(path)
+        assert Record.load(path) == record
+    for text in ("", "[]", '{"from": "a:1"}', '{"from": "a", "secret": null, "topics": 5, "done": false}'):
+        path.write_text(text)
+        with pytest.raises(Refused, match="no record of a migration"):
+            Record.load(path)
+
+
+@pytest.mark.parametrize(
+    ("words", "bootstrap", "said"),
+    [
+        (["--by", "messages"], False, "--by messages needs --from"),
+        (["--by", "messages", "--from", "a:1", "--topics", ","], False, "--topics names no topic"),
+        (["--by", "messages", "--from", "a:1"], True, "by messages a cluster begins empty"),
+        (["--by", "messages", "--from", "a:1", "--source-secret", "none"], False, "Secret none"),
+        (["--topics", "T"], True, "are for --by messages"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_starts(
+    tmp_path: Path, words: list[str], bootstrap: bool, said: str
+) -> None:
+    spec = {"nameServers": {"replicas": 1}, "brokerGroups": [{"name": "a", "members": 1}]}
+    source = {"bootstrap": {"fromRocketMQ": {"nameServers": ["127.0.0.1:1"]}}}
+    manifest = {
+        "apiVersion": "gantry.dev/v1alpha1", "kind": "BrokerCluster", "metadata": {"name": "moved"},
+        "spec": spec | (source if bootstrap else {}),
+    }  # fmt: skip
+    file = tmp_path / "cluster.yaml"
+    file.write_text(json.dumps(manifest))
+    result = CliRunner().invoke(app, ["migrate", "start", str(file), "--dir", str(tmp_path / "c"), *words])
+    assert result.exit_code != 0
+    assert said in str(result.exception) + result.output
+    assert not (tmp_path / "c").exists()
