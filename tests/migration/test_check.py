@@ -66,7 +66,7 @@ def test_what_does_not_come_is_named(more: dict[str, Any], item: str, kind: str)
 
 
 def test_dledger_is_refused_with_the_way_by_messages() -> None:
-    with pytest.raises(SourceBroken, match="gantry migrate copy"):
+    with pytest.raises(SourceBroken, match="gantry migrate start --by messages"):
         look(enableDLegerCommitLog="true")
 
 

@@ -134,7 +134,7 @@ def by_messages(made: Scene) -> None:
         if total == 200:
             theirs.run("produce", first=200, count=100, size=300, **options)
     said = made.migrate("cutover").stdout
-    assert "group billing: its offsets in" in said, said
+    assert "all is copied" in said, said  # The offsets may have been set before.
     assert made.status()["phase"] == "done"
     ours = Driver(ours_of(made), "49", "JSON", made.base / "ours.log")
     try:

@@ -118,7 +118,12 @@ def _refusals(facts: Facts, settings: BrokerSettings) -> list[Finding]:
         found.append(Finding("refused", "version", look.version or "?", "4.9 and 5.x are followed"))
     if look.controlled and look.version.startswith(OTHER_HANDSHAKE):
         found.append(
-            Finding("refused", "controller mode", look.version, "5.1.1 and later are followed: gantry migrate copy")
+            Finding(
+                "refused",
+                "controller mode",
+                look.version,
+                "5.1.1 and later are followed: gantry migrate start --by messages",
+            )
         )
     if facts.ha_problem:
         found.append(Finding("refused", "HA port", f"{look.ha[0]}:{look.ha[1]}", facts.ha_problem))

@@ -300,7 +300,7 @@ class LearnerStream(Stream):
             # Such a master sends heartbeats alone: `findEpochEntryByOffset` finds nothing.
             raise MigrationError(
                 f"the source's epochs begin at {first}, behind offset {self.asked}: it sends nothing from there; "
-                "without a change, copy by messages (gantry migrate copy)"
+                "without a change, copy by messages (gantry migrate start --by messages)"
             )
         del buffer[: _ANSWER.size + size]
         self._greeted = True

@@ -194,7 +194,7 @@ def look_of(
     if settings.get("enableDLegerCommitLog") == "true":
         raise SourceBroken(
             f"broker {name} keeps its log with DLedger, which has no HA port: migrate it by messages "
-            "(gantry migrate copy)"
+            "(gantry migrate start --by messages)"
         )
     start = number(runtime, "commitLogMinOffset", 0, plausible.MAX_OFFSET)
     end = number(runtime, "commitLogMaxOffset", start, plausible.MAX_OFFSET)
