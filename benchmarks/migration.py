@@ -2,6 +2,7 @@
 
     python -m benchmarks.migration                        # 4.9.7, about three minutes
     python -m benchmarks.migration --server server55 --client 55 --mib 1024
+    python -m benchmarks.migration --pauses 20 --within 230 --keep pauses.json    # again, until it has 20
 
 Everything shares the machine, the official clients too: the cost for the senders is mostly that of the follower's use
 of the cores. The pause is that of an official producer in its default configuration: the time between its last message
@@ -14,12 +15,16 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from gantry_broker.protocol.codes import RequestCode
+
 from benchmarks.rig.driver import Driver
+from benchmarks.rig.wire import Wire
 from tests.migration.scene import Scene, scene
 
 WINDOW_S = 8
@@ -80,12 +85,82 @@ def pause(made: Scene, clients: Driver) -> dict[str, Any]:
     }
 
 
+def cutovers(made: Scene, clients: Driver, kept: list[dict[str, Any]], wanted: int, within_s: float) -> None:
+    """Add cutovers to `kept`, each of a new cluster from the same source, until there are so many or the time is over.
+
+    Clients look for routes every two seconds, so that a cutover waits for three. That changes nothing of the pause:
+    they have Gantry's address before it begins.
+    """
+    ends, last = time.monotonic() + within_s, 0.0
+    while len(kept) < wanted and time.monotonic() + last < ends:
+        began = time.monotonic()
+        made.folder = made.base / f"cluster-{len(kept)}"
+        writer = clients.start(
+            "failover", topic="Load", run=f"pause{len(kept)}", size=1024, threads=1, pause_ms=2, poll_ms=2_000
+        )
+        writer.wait_for("ok")
+        made.start()
+        made.until_following()
+        said = made.migrate("cutover", "--routes", "3", "--settle", "1").stdout
+        after = time.time() * 1000
+        while (line := writer.next(60)) is not None:
+            if line["event"] == "ok" and line["ms"] > after:
+                break
+        clients.run("stop")
+        done = writer.finish()
+        times = sorted(line["ms"] for line in done.of("ok"))
+        longest = max(b - a for a, b in itertools.pairwise(times)) / 1000
+        kept.append({"pause_s": longest, "failed": len(done.of("failed")), "cutover": said.splitlines()})
+        made.gantry("down", "--dir", str(made.folder), check=False)
+        lead_again(made)
+        last = time.monotonic() - began
+        print(f"{len(kept)}: {longest:.2f} s, {last:.0f} s for all", flush=True)
+
+
+def lead_again(made: Scene) -> None:
+    """Give the source its place and its permission back: what was written since is left behind."""
+    changes = {"brokerId": "0", "brokerPermission": "6", "startAcceptSendRequestTimeStamp": "0"}
+    body = "".join(f"{name}={value}\n" for name, value in changes.items()).encode()
+    with Wire(made.source.broker_address, 30, made.source.prefix) as wire:
+        wire.ask(RequestCode.UPDATE_BROKER_CONFIG, {}, body)
+
+
+def summary(kept: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return p50 and p99 of the pauses, by the nearest rank."""
+    pauses = sorted(one["pause_s"] for one in kept)
+    if not pauses:
+        return {"cutovers": 0}
+
+    def rank(share: float) -> float:
+        return float(pauses[max(math.ceil(share * len(pauses)), 1) - 1])
+
+    return {
+        "cutovers": len(pauses), "p50_s": rank(0.5), "p99_s": rank(0.99), "longest_s": pauses[-1],
+        "failed_sends": sum(one["failed"] for one in kept),
+    }  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--server", default="server49", choices=("server49", "server55"))
     parser.add_argument("--client", default="49", choices=("49", "55"))
     parser.add_argument("--mib", type=int, default=512)
+    parser.add_argument("--pauses", type=int, default=0, help="only so many cutovers, for the pause of writes")
+    parser.add_argument("--within", type=float, default=3600, help="seconds for them")
+    parser.add_argument("--keep", type=Path, help="a file with cutovers, to which new ones are added")
     options = parser.parse_args()
+    if options.pauses:
+        kept = json.loads(options.keep.read_text()) if options.keep and options.keep.exists() else []
+        with tempfile.TemporaryDirectory() as folder, scene(Path(folder), options.server) as made:
+            clients = made.driver(options.client)
+            clients.mqadmin("updateTopic", "-c", made.source.cluster, "-t", "Load", "-r", "4", "-w", "4")
+            try:
+                cutovers(made, clients, kept, options.pauses, options.within)
+            finally:
+                if options.keep:
+                    options.keep.write_text(json.dumps(kept))
+        print(json.dumps(summary(kept), indent=1))
+        return
     segment = 64 << 20
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -93,7 +93,7 @@ class Scene:
             if wanted(found):
                 return found
             assert time.monotonic() < deadline, f"{what} is not so: {found}{self.story()}"
-            time.sleep(0.2)
+            time.sleep(0.5)  # Each look is a process.
 
     def story(self) -> str:
         logs = sorted((self.folder / "log").glob("*")) if (self.folder / "log").is_dir() else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import subprocess
 import sys
 import time
@@ -15,8 +16,10 @@ from benchmarks.rig.driver import Running
 from benchmarks.rig.processes import NamespaceUnavailable
 from tests.migration.scene import Scene, scene
 
-FIRST = 3000
+FIRST = 1000
 """Messages before the copy begins."""
+POLL_S, ROUTES_S = (30, 32) if os.environ.get("INTEROP") == "full" else (8, 10)
+"""How often clients look for routes, and how long a cutover waits for that. The default takes half a minute."""
 
 
 def carried(made: Scene) -> None:
@@ -35,21 +38,30 @@ def test_clients_go_on_through_a_cutover(java_side: Path, tmp_path: Path, server
 
 
 def moves(made: Scene, client: str) -> None:
-    clients = made.driver(client)
+    clients, poll_ms = made.driver(client), POLL_S * 1_000
     clients.mqadmin("updateTopic", "-c", made.source.cluster, "-t", "Orders", "-r", "4", "-w", "4")
     clients.run("produce", topic="Orders", count=FIRST, size=1000, run="run", threads=2)
     reader = clients.start(
-        "consume", topic="Orders", group="billing", run="run", count=1_000_000, timeout_s=300, each=True
+        "consume",
+        topic="Orders",
+        group="billing",
+        run="run",
+        count=1_000_000,
+        timeout_s=300,
+        each=True,
+        poll_ms=poll_ms,
     )
     made.start()
-    writer = clients.start("failover", topic="Orders", run="run", first=FIRST, size=1000, threads=2, pause_ms=5)
+    writer = clients.start(
+        "failover", topic="Orders", run="run", first=FIRST, size=1000, threads=2, pause_ms=20, poll_ms=poll_ms
+    )
     writer.wait_for("ok")
     made.until_following()
     before = made.migrate("cutover", "--dry-run")
     assert "nothing was changed" in before.stderr
     assert made.status()["groups"]["a"]["sourcePermission"] == 6
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(made.migrate, "cutover")
+        running = pool.submit(made.migrate, "cutover", "--routes", str(ROUTES_S))
         # They have Gantry's address before the source ends writes.
         carried(made)
         said = running.result().stdout
@@ -71,7 +83,7 @@ def moves(made: Scene, client: str) -> None:
     times = sorted(line["ms"] for line in sent.of("ok"))
     pause = max(b - a for a, b in itertools.pairwise(times))
     print(f"{len(acknowledged)} acknowledged, {received - len(acknowledged)} repeats, pause {pause} ms")
-    # Without Gantry's address a client would look for it every 30 s.
+    # Without Gantry's address a client would look for it every 30 s by default.
     assert pause < 25_000, said
     group = made.status()["groups"]["a"]
     assert (group["state"], group["routed"]) == ("leads", True), group

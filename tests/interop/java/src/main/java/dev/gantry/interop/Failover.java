@@ -35,6 +35,9 @@ final class Failover {
         DefaultMQProducer producer = new DefaultMQProducer(args.get("group", "failover_producer"));
         producer.setNamesrvAddr(args.get("namesrv"));
         producer.setInstanceName("f" + System.nanoTime());
+        if (args.has("poll-ms")) {
+            producer.setPollNameServerInterval(args.number("poll-ms", 30000));
+        }
         ThreadLocal<AtomicInteger> tries = ThreadLocal.withInitial(AtomicInteger::new);
         producer.getDefaultMQProducerImpl().registerSendMessageHook(new SendMessageHook() {
             @Override
