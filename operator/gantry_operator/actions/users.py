@@ -124,8 +124,10 @@ async def key_of(target: Target, name: str) -> tuple[str, str]:
         return keys
 
 
-async def import_accounts(target: Target, accounts: Sequence[Account]) -> list[str]:
-    """Create a user for each account. Returns their names. Raises ActionError."""
+async def import_accounts(target: Target, accounts: Sequence[Account], *, wait: bool = True) -> list[str]:
+    """Create a user for each account. Returns their names. `wait`: until the members know them, which those that
+    follow a RocketMQ do not before they lead. Raises ActionError.
+    """
     names = []
     async with target.users() as found:
         known = {str(u["metadata"]["name"]) for u in await found.list()}
@@ -138,7 +140,7 @@ async def import_accounts(target: Target, accounts: Sequence[Account]) -> list[s
             await found.put_secret(user.spec.secret.name, {ACCESS_KEY: account.access_key, SECRET_KEY: account.secret})
             await found.create(user)
             names.append(account.name)
-        for name in names:
+        for name in names if wait else ():
             await _in_force(found, name, target.remarks)
     return names
 

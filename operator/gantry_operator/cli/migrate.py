@@ -861,7 +861,7 @@ def users(
     made: list[str] = []
     if not dry_run:
         known = {str(user["metadata"]["name"]) for user in run_async(list_users(target))}
-        made = run_async(import_accounts(target, [a for a in accounts if a.name not in known]))
+        made = run_async(import_accounts(target, [a for a in accounts if a.name not in known], wait=False))
     rows = users_of.lines(found)
     if as_json:
         print_json({"users": rows, "notes": list(found.notes), "created": made})
