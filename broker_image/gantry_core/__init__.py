@@ -61,6 +61,9 @@ if TYPE_CHECKING or WHY_PYTHON:
     from gantry_core._python import (
         BatchRules,
         SendRules,
+        archived_columns,
+        archived_keys,
+        archived_records,
         batch_records,
         entry_sizes,
         gather_records,
@@ -80,6 +83,9 @@ else:
     _native = globals()["_native"]
     BatchRules = _native.BatchRules
     SendRules = _native.SendRules
+    archived_columns = _native.archived_columns
+    archived_keys = _native.archived_keys
+    archived_records = _native.archived_records
     batch_records = _native.batch_records
     entry_sizes = _native.entry_sizes
     gather_records = _native.gather_records
@@ -100,6 +106,9 @@ __all__ = [
     "WHY_PYTHON",
     "BatchRules",
     "SendRules",
+    "archived_columns",
+    "archived_keys",
+    "archived_records",
     "batch_records",
     "entry_sizes",
     "gather_records",

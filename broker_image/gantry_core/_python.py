@@ -24,6 +24,8 @@ _FIXED: Final = 90
 _FILLER_MIN: Final = 8
 _ENTRY: Final = Struct(">qiq")
 _KEY: Final = Struct(">iqq")
+_ARCHIVED: Final = Struct(">qiqq")
+_PLACED: Final = Struct(">iq")
 _INDEX_ENTRY: Final = Struct(">iqii")
 _SLOT: Final = Struct(">i")
 _CHANGE: Final = Struct(">Ii")
@@ -372,6 +374,58 @@ def plain_records(
         at = end
     made = [(topic.encode(), queue_id, number, b"".join(entries)) for topic, queue_id, number, entries in runs]
     return at, made, b"".join(keys), first_ms, last_ms, steps
+
+
+def archived_records(
+    data: bytes, at: int, base: int, segment_size: int, others: Sequence[str], words: int
+) -> tuple[int, list[tuple[bytes, int, int, bytes]], bytes, int, int, int]:
+    """What the plain records from `data[at:]` on add to an object of the archive, each with the CRC of its body
+    checked: (index behind the last one, runs, keys, records, lowest store time in ms that is not 0, highest one).
+
+    Runs, and what is plain, are as in `plain_records`, but an entry is a row: place, size, tag code, store time
+    (`>qiqq`). A key is hash and place (`>iq`). The compiled body lets other threads run meanwhile.
+    """
+    end, runs, keys, *_ = plain_records(data, at, base, segment_size, True, others, words, len(data), 0)
+    rows = [
+        (
+            topic,
+            queue_id,
+            number,
+            b"".join(_ARCHIVED.pack(*e, _stored_ms(data, e[0] - base)) for e in _ENTRY.iter_unpack(x)),
+        )
+        for topic, queue_id, number, x in runs
+    ]
+    records = low = high = 0
+    while at < end:
+        stored_ms = _stored_ms(data, at)
+        low = min(low or stored_ms, stored_ms or low)
+        high = max(high, stored_ms)
+        records += 1
+        at += int.from_bytes(data[at : at + 4])
+    return end, rows, b"".join(_PLACED.pack(*key[:2]) for key in _KEY.iter_unpack(keys)), records, low, high
+
+
+def _stored_ms(data: bytes, at: int) -> int:
+    return int.from_bytes(data[at + 56 : at + 64], signed=True)
+
+
+def archived_columns(rows: bytes) -> bytes:
+    """Rows of `archived_records` as the archive has them: all places, then all sizes, tag codes and store times, in
+    little endian. Bytes behind the last whole row count for nothing.
+    """
+    return _little(list(_ARCHIVED.iter_unpack(rows[: len(rows) - len(rows) % _ARCHIVED.size])), "qiqq")
+
+
+def archived_keys(rows: bytes) -> bytes:
+    """Keys of `archived_records`, by hash and then by place, as the archive has them: all hashes, then all places, in
+    little endian. Bytes behind the last whole row count for nothing.
+    """
+    return _little(sorted(_PLACED.iter_unpack(rows[: len(rows) - len(rows) % _PLACED.size])), "iq")
+
+
+def _little(rows: Sequence[tuple[int, ...]], kinds: str) -> bytes:
+    columns = zip(kinds, zip(*rows, strict=True), strict=True) if rows else ()
+    return b"".join(Struct(f"<{len(rows)}{kind}").pack(*column) for kind, column in columns)
 
 
 Topics = list[tuple[str, int, int, int, int]]

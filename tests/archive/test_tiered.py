@@ -314,6 +314,24 @@ def test_what_is_not_known_yet_is_not_said_to_be_gone(tmp_path: Path) -> None:
         fresh.get("A", 0, 0, tiers.below("A", 0), 32, 1 << 20)
 
 
+def test_the_view_never_promises_more_than_its_floors_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pull at that moment would be answered as one below everything that there is."""
+    tiers = filled(tmp_path)
+    seen: list[int] = []
+    fresh = TieredLog(tiers.archive.group("a"), tmp_path / "fresh", 1 << 20)
+    fresh.open()
+    floors = TieredLog._floors
+
+    def noted(self: TieredLog, *marks: dict[str, int]) -> dict[tuple[str, int], int]:
+        seen.append(self.view.complete_to)
+        return floors(self, *marks)
+
+    monkeypatch.setattr(TieredLog, "_floors", noted)
+    fresh.refresh(tiers.state, tiers.store.log.start, {})
+    assert seen == [0]
+    assert fresh.view.complete_to > 0
+
+
 def test_the_disk_cache_stays_below_its_limit_and_survives_damage(tmp_path: Path) -> None:
     tiers = filled(tmp_path)
     limit = 90_000

@@ -18,7 +18,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from gantry_broker.archive import chain, upload
 from gantry_broker.archive.chain import Archive, GroupArchive
@@ -26,10 +26,22 @@ from gantry_broker.archive.errors import ArchiveError, Damaged, Fenced, Overtake
 from gantry_broker.archive.manifest import Change, Gap, Owner, Part, State
 from gantry_broker.archive.segment import BLOCK, LEVEL, SegmentWriter, read_range
 from gantry_broker.archive.threads import in_background, in_daemon_thread
-from gantry_broker.archive.upload import Begin, Cut, MarkGap, Merge, Prune, Settings, Upload, View, Wait, Waiting
+from gantry_broker.archive.upload import (
+    Begin,
+    Cut,
+    MarkGap,
+    Merge,
+    Prune,
+    Settings,
+    Upload,
+    View,
+    Wait,
+    Waiting,
+    full_part,
+)
 from gantry_broker.store.log.epochs import EpochStart
 from gantry_broker.store.log.read_only_log import ReadOnlyLog
-from gantry_broker.store.log.record_reader import size_of_first, size_of_whole
+from gantry_broker.store.log.record_reader import size_of_first
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +59,12 @@ CLEAN_S: Final = 3_600.0
 """Seconds between two searches for objects and entries that no reader needs."""
 COMPARE_S: Final = 60.0
 """Seconds for which the difference between this clock and the store's counts: a clock may be set at any time."""
-PARTS_AT_ONCE: Final = 4
+PARTS_AT_ONCE: Final = 16
 """Parts that one entry of the manifest adds while the archive is behind."""
+ENTRY_S: Final = 10.0
+"""After so many seconds an entry gets no more parts: with a slow store the archive moves on, too."""
+SENDING: Final = 4
+"""Parts that are sent at the same time, at most."""
 COMPRESSING: Final = 2
 """Threads that compress."""
 MEMORY: Final = 64 << 20
@@ -110,6 +126,28 @@ def of_manifest(report: Report, state: State) -> Report:
     )
 
 
+class _Once:
+    """A call with a writer that it holds no longer once the call begins: its blocks take memory."""
+
+    def __init__(self, writer: SegmentWriter, call: Callable[[SegmentWriter], tuple[Part, tuple[EpochStart, ...]]]):
+        self._held = [writer]
+        self._call = call
+
+    def __call__(self) -> tuple[Part, tuple[EpochStart, ...]]:
+        return self._call(self._held.pop())
+
+
+class _Sending(NamedTuple):
+    """A part on its way, and the bytes of its blocks."""
+
+    done: Future[tuple[Part, tuple[EpochStart, ...]]]
+    size: int
+
+    @property
+    def failed(self) -> bool:
+        return self.done.done() and self.done.exception() is not None
+
+
 class Archiver:
     """Keeps one group's archive up to date from one member."""
 
@@ -160,6 +198,7 @@ class Archiver:
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._stopping = threading.Event()
+        self._pacing = threading.Lock()
 
     @property
     def state(self) -> State | None:
@@ -391,39 +430,45 @@ class Archiver:
         )
 
     def _upload(self, state: State, start: int, limit: int, most: int, view: View) -> None:
-        """Upload one part, or some of them in one entry when the archive is behind: one is sent while the next is made.
+        """Upload one part, or some of them in one entry when the archive is behind: some are finished and sent while
+        the next one is made.
 
         Raises what the first failure was, once the parts before it are in the manifest.
         """
-        sending: list[tuple[Future[Part], tuple[EpochStart, ...], int]] = []
+        sending: list[_Sending] = []
         failed: Exception | None = None
-        at, parts = start, PARTS_AT_ONCE if self._failures == 0 else 1
+        at, stop, parts = start, limit, PARTS_AT_ONCE if self._failures == 0 else 1
+        ends = time.monotonic() + ENTRY_S
         with ReadOnlyLog(self._log_dir, view.segment_size) as disk, ThreadPoolExecutor(COMPRESSING) as threads:
-            while at < limit and len(sending) < parts and not self._stopping.is_set():
+            while True:
                 try:
                     writer = self._writer(at, view, threads)
-                    while writer.end < limit and writer.end - at < most:
-                        self._add_block(writer, disk, limit)
-                    self._wait_for_room(sending, writer.size)
-                    data, directory = writer.finish()
+                    while writer.end < stop and writer.end - at < most:
+                        self._add_block(writer, disk, stop)
+                    size = writer.size
+                    self._wait_for_room(sending, size)
                 except (ArchiveError, OSError) as error:
                     failed = error
                     break
-                at = directory.end
+                at = writer.end
+                sending.append(_Sending(in_background(_Once(writer, partial(self._send, view=view))), size))
                 del writer
-                self._throttle(len(data))
-                put = partial(self._group.put_part, data, directory, _epoch_of(view, at))
-                sending.append((in_background(put), directory.epochs, len(data)))
-                del data, put
-        added: list[Part] = []
-        epochs: list[EpochStart] = []
-        for sent, begun, _ in sending:
-            try:
-                added.append(sent.result())
-            except (ArchiveError, OSError) as error:
-                failed = error
-                break
-            epochs += begun
+                following = (at, stop) if at < stop else full_part(at, view, most)
+                if following is None or len(sending) == parts or time.monotonic() > ends or self._stopping.is_set():
+                    break
+                if any(sent.failed for sent in sending):
+                    break
+                at, stop = following
+            added: list[Part] = []
+            epochs: list[EpochStart] = []
+            for sent in sending:  # Before the threads end: parts that are finished need them.
+                try:
+                    part, begun = sent.done.result()
+                except (ArchiveError, OSError) as error:
+                    failed = error
+                    break
+                added.append(part)
+                epochs += begun
         if added:
             self._write(state, Change(added=tuple(added)), view, epochs)
             self._note_sent(sum(part.size for part in added))
@@ -431,25 +476,31 @@ class Archiver:
         if failed is not None:
             raise failed
 
-    def _wait_for_room(self, sending: Sequence[tuple[Future[Part], tuple[EpochStart, ...], int]], size: int) -> None:
-        """Wait until a part of this size can be put together within the memory, which it takes twice."""
-        for sent, _, _ in sending:
-            if sum(s for future, _, s in sending if not future.done()) + 2 * size <= MEMORY:
+    def _send(self, writer: SegmentWriter, view: View) -> tuple[Part, tuple[EpochStart, ...]]:
+        """Finish and send a part. Return it, with the epochs that begin in it. Raises ArchiveError."""
+        data, directory = writer.finish()
+        del writer
+        with self._pacing:
+            self._throttle(len(data))
+        return self._group.put_part(data, directory, _epoch_of(view, directory.end)), directory.epochs
+
+    def _wait_for_room(self, sending: Sequence[_Sending], size: int) -> None:
+        """Wait until a part of this size can be put together within the memory, which it takes twice, and be sent."""
+        for sent in sending:
+            waiting = [s.size for s in sending if not s.done.done()]
+            if sum(waiting) + 2 * size <= MEMORY and len(waiting) < SENDING:
                 return
-            wait([sent])
+            wait([sent.done])
 
     def _add_block(self, writer: SegmentWriter, disk: ReadOnlyLog, limit: int) -> None:
         """Add a block to the object. Raises ArchiveError when the disk does not give what lies there."""
         at = writer.end
         data = disk.raw(at, min(BLOCK, limit - at))
-        size = size_of_whole(data, 0)
-        if size == 0:
+        if writer.add_whole(data) == 0:
             first = size_of_first(data)
             data = disk.raw(at, min(first, limit - at)) if first else b""
-            size = size_of_whole(data, 0)
-            if size == 0:
+            if writer.add_whole(data) == 0:
                 raise Damaged(f"no whole record can be read at {at} of the log")
-        writer.add(data[:size])
 
     def _put(self, state: State, writer: SegmentWriter, view: View, removed: tuple[str, ...]) -> None:
         data, directory = writer.finish()

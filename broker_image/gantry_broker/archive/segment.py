@@ -26,13 +26,12 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 import zstandard
-from gantry_core import plain_records
+from gantry_core import archived_columns, archived_keys, archived_records
 
 from gantry_broker.archive.errors import ArchiveError, Damaged, Missing
 from gantry_broker.archive.sealing import Plain, Sealer
 from gantry_broker.protocol.codes import CONTROL_TOPIC, SCHEDULE_TOPIC
 from gantry_broker.protocol.limits import MAX_KEYS
-from gantry_broker.store.index.consume_queue import ENTRY
 from gantry_broker.store.index.key_hash import KeyHasher
 from gantry_broker.store.log.epochs import EpochStart, epoch_of
 from gantry_broker.store.log.record_reader import (
@@ -41,6 +40,7 @@ from gantry_broker.store.log.record_reader import (
     in_index,
     in_queue,
     index_keys,
+    is_cut,
     read_next,
     read_records,
     tags_code,
@@ -71,12 +71,14 @@ _ROW: Final = 8 + 4 + 8 + 8
 _KEY_COLUMNS: Final = ("i", "q")
 """Hash and place of each key, by hash and then by place: arrays, little endian, one after the other."""
 _KEY_ROW: Final = 4 + 8
-_KEY: Final = Struct(">iqq")
-"""Hash, place and store time of a key, as `plain_records` has them."""
-_STORE_MS: Final = Struct(">q")
-_STORE_MS_AT: Final = 56
-"""Of a record whose hosts are IPv4."""
-_UNUSUAL: Final = (CONTROL_TOPIC, SCHEDULE_TOPIC)
+_NEW_ROW: Final = Struct(">qiqq")
+"""Place, size, tag code and store time of a record, as `archived_records` has them."""
+_NO_ROW: Final = _NEW_ROW.pack(-1, 0, 0, 0)
+_NEW_KEY: Final = Struct(">iq")
+"""Hash and place of a key, as `archived_records` has them."""
+MAX_HOLE: Final = MAX_PIECE // _ROW
+"""Queue offsets without a record that one object bridges in a queue, at most."""
+_UNUSUAL: Final = [CONTROL_TOPIC, SCHEDULE_TOPIC]
 """Topics whose records need a look at more than queue and keys."""
 
 
@@ -165,34 +167,33 @@ class Directory:
 
 @dataclass(slots=True)
 class _Queue:
-    first: int
-    places: array[int] = field(default_factory=lambda: array("q"))
-    sizes: array[int] = field(default_factory=lambda: array("i"))
-    tags: array[int] = field(default_factory=lambda: array("q"))
-    times: array[int] = field(default_factory=lambda: array("q"))
+    """The rows of one queue, packed, from queue offset `first` on."""
 
-    def fill(self, number: int) -> None:
-        """Add rows without a record up to a queue offset.
+    first: int
+    rows: list[bytes] = field(default_factory=list)
+    count: int = 0
+
+    def add(self, number: int, rows: bytes) -> None:
+        """Add rows from a queue offset on, behind those that are there.
 
         Numbers of a queue have no holes in the log of one leader; where they do, a place of -1 says "no record".
         """
-        missing = number - self.first - len(self.places)
+        missing = number - self.first - self.count
         if missing > 0:
-            self.places.extend([-1] * missing)
-            for column in (self.sizes, self.tags, self.times):
-                column.extend([0] * missing)
+            self.rows.append(_NO_ROW * missing)
+            self.count += missing
+        self.rows.append(rows)
+        self.count += len(rows) // _NEW_ROW.size
 
 
 @dataclass(slots=True)
 class _Found:
     """What the records of one block add to an object."""
 
-    runs: list[tuple[bytes, int, int, Sequence[int], Sequence[int], Sequence[int], Sequence[int]]] = field(
-        default_factory=list
-    )
-    """Topic, queue, first queue offset; places, sizes, tag codes, store times."""
-    keys: list[tuple[int, int]] = field(default_factory=list)
-    """Hash and place."""
+    runs: list[tuple[bytes, int, int, bytes]] = field(default_factory=list)
+    """Topic, queue, first queue offset, packed rows."""
+    keys: list[bytes] = field(default_factory=list)
+    """Packed keys."""
     epochs: list[EpochStart] = field(default_factory=list)
     records: int = 0
     low: int = 0
@@ -230,91 +231,94 @@ class SegmentWriter:
         """Start, end, lowest and highest store time of each block, and its stored bytes."""
         self._queues: dict[tuple[bytes, int], _Queue] = {}
         self._hashers: dict[bytes, KeyHasher] = {}
-        self._keys: list[tuple[int, int]] = []
+        self._keys: list[bytes] = []
         self._epochs: list[EpochStart] = []
         self._records = 0
         self._first_ms = self._last_ms = 0
 
     def add(self, data: bytes) -> None:
-        """Add whole records and fillers that lie at `end`. Raises Damaged: nothing is added then."""
-        found = self._read(data)
-        for topic, queue_id, number, places, sizes, tags, times in found.runs:
+        """Add whole records and fillers that lie at `end` of the log. Raises Damaged: not all of them are added."""
+        added = self.add_whole(data)
+        if added != len(data):
+            raise Damaged(f"the bytes at {self.end} of the log end within a record or filler")
+
+    def add_whole(self, data: bytes) -> int:
+        """Add the whole records and fillers that `data` begins with, and that lie at `end` of the log.
+
+        Returns their bytes: 0 where not even the first one is whole. Raises Damaged: nothing is added then.
+        """
+        found, size = self._read(data)
+        if size == 0:
+            return 0
+        for topic, queue_id, number, rows in found.runs:
             queue = self._queues.get((topic, queue_id))
             if queue is None:
                 queue = self._queues[topic, queue_id] = _Queue(number)
-            queue.fill(number)
-            queue.places.extend(places)
-            queue.sizes.extend(sizes)
-            queue.tags.extend(tags)
-            queue.times.extend(times)
+            queue.add(number, rows)
         self._keys += found.keys
         self._epochs += found.epochs
         self._records += found.records
         self._first_ms = min(self._first_ms or found.low, found.low or self._first_ms)
         self._last_ms = max(self._last_ms, found.high)
-        end = self.end + len(data)
+        end = self.end + size
+        whole = data if size == len(data) else memoryview(data)[:size]  # A copy costs as much as reading the records.
         context = _context(self.start, "block", self.end)
         stored: Future[bytes] | bytes
         if self._threads is None:
-            stored = self._stored(data, context)
+            stored = self._stored(whole, context)
         else:
-            stored = self._threads.submit(self._stored, data, context)
+            stored = self._threads.submit(self._stored, whole, context)
         self._added.append((self.end, end, found.low, found.high, stored))
         self.end = end
         if len(self._added) > BLOCKS_AHEAD and not isinstance(ahead := self._added[-1 - BLOCKS_AHEAD][-1], bytes):
             ahead.result()  # Blocks that wait for a thread are not compressed yet: a few of them are enough.
+        return size
 
-    def _stored(self, data: bytes, context: bytes) -> bytes:
+    def _stored(self, data: bytes | memoryview, context: bytes) -> bytes:
         return self._sealer.seal(_compressor(self._level).compress(data), context)
 
-    def _read(self, data: bytes) -> _Found:
-        """Return what the records at `end` add. Raises Damaged."""
+    def _read(self, data: bytes) -> tuple[_Found, int]:
+        """Return what the whole records at `end` add, and their bytes. Raises Damaged."""
         found = _Found()
         base, have, done = self.end, len(data), 0
         try:
             while done < have:
-                done = self._read_plain(data, done, found)
-                if done == have:
+                done, runs, keys, records, low, high = archived_records(
+                    data, done, base, self._segment_size, _UNUSUAL, MAX_KEYS
+                )
+                found.runs += runs
+                found.keys.append(keys)
+                found.records += records
+                found.note_ms(low, high)
+                if done == have or is_cut(data, done):
                     break
                 record = read_next(data, done, base, self._segment_size, check=True)
                 if isinstance(record, int):
                     if done + record > have:
-                        raise Damaged(f"the bytes at {base} of the log end within a filler")
+                        break
                     done += record
                     continue
                 self._note(record, found)
                 done += record.size
+            self._check_holes(found)
         except (Damage, ValueError) as error:
             raise Damaged(f"the record at {base + done} of the log: {error}") from None
-        return found
+        return found, done
 
-    def _read_plain(self, data: bytes, at: int, found: _Found) -> int:
-        """Read plain records from an index on, and return the index behind the last one."""
-        base = self.end
-        done, runs, keys, first_ms, last_ms, steps = plain_records(
-            data, at, base, self._segment_size, True, _UNUSUAL, MAX_KEYS, len(data), 0
-        )
-        if done == at:
-            return at
-        ms_of = _STORE_MS.unpack_from
-        covered = count = 0
-        for topic, queue_id, number, packed in runs:
-            places, sizes, tags = zip(*ENTRY.iter_unpack(packed), strict=True)
-            times = [ms_of(data, place - base + _STORE_MS_AT)[0] for place in places]
-            found.runs.append((topic, queue_id, number, places, sizes, tags, times))
-            covered += sum(sizes)
-            count += len(places)
-        found.keys += [(key, place) for key, place, _ in _KEY.iter_unpack(keys)]
-        if steps or covered != done - at:  # A clock went back, or records are in no queue: look at each of them.
-            for item in read_records(data[at:done], base + at, self._segment_size, check=False):
-                assert not isinstance(item, int)
-                ms = item.store_ms if isinstance(item, Meta) else item[6]
-                found.note_ms(ms, ms)
-                found.records += 1
-        else:
-            found.note_ms(first_ms, last_ms)
-            found.records += count
-        return done
+    def _check_holes(self, found: _Found) -> None:
+        """Check that no queue offset is far behind the one before: the rows between would fill the memory.
+        Raises Damage.
+        """
+        ends: dict[tuple[bytes, int], int] = {}
+        for topic, queue_id, number, rows in found.runs:
+            key = topic, queue_id
+            if key not in ends and (queue := self._queues.get(key)) is not None:
+                ends[key] = queue.first + queue.count
+            if number - ends.get(key, number) > MAX_HOLE:
+                raise Damage(
+                    f"queue {queue_id} of topic {topic.decode('utf-8', 'replace')} goes from {ends[key]} to {number}"
+                )
+            ends[key] = number + len(rows) // _NEW_ROW.size
 
     def _note(self, record: Meta, found: _Found) -> None:
         """Note a record that is not plain."""
@@ -324,14 +328,13 @@ class SegmentWriter:
         ms = record.store_ms
         if in_queue(record.sys_flag):
             tag = _tag(record.topic, record.properties, ms, self._delays)
-            found.runs.append(
-                (record.topic, record.queue_id, record.queue_offset, (record.phys,), (record.size,), (tag,), (ms,))
-            )
+            row = _NEW_ROW.pack(record.phys, record.size, tag, ms)
+            found.runs.append((record.topic, record.queue_id, record.queue_offset, row))
         if in_index(record.sys_flag) and record.topic != CONTROL_TOPIC.encode():
             hasher = self._hashers.get(record.topic)
             if hasher is None:
                 hasher = self._hashers[record.topic] = KeyHasher(record.topic.decode("utf-8", "replace"))
-            found.keys += [(hasher.hash(key), record.phys) for key in index_keys(record.properties)]
+            found.keys += [_NEW_KEY.pack(hasher.hash(key), record.phys) for key in index_keys(record.properties)]
         found.note_ms(ms, ms)
         found.records += 1
 
@@ -359,12 +362,12 @@ class SegmentWriter:
         queues: dict[tuple[str, int], Piece] = {}
         for (topic, queue_id), queue in self._queues.items():
             name = topic.decode("utf-8", "surrogateescape")
-            columns = (queue.places, queue.sizes, queue.tags, queue.times)
-            stored = self._stored(_packed(columns), _context(self.start, f"piece {name} {queue_id}", 0))
-            queues[name, queue_id] = Piece(queue.first, len(queue.places), *put(stored))
-        self._keys.sort()
-        by_hash = (array("i", [key for key, _ in self._keys]), array("q", [place for _, place in self._keys]))
-        keys = Keys(len(self._keys), *put(self._stored(_packed(by_hash), _context(self.start, "keys", 0))))
+            columns = archived_columns(b"".join(queue.rows))
+            stored = self._stored(columns, _context(self.start, f"piece {name} {queue_id}", 0))
+            queues[name, queue_id] = Piece(queue.first, queue.count, *put(stored))
+        by_hash = archived_keys(b"".join(self._keys))
+        rows = len(by_hash) // _KEY_ROW
+        keys = Keys(rows, *put(self._stored(by_hash, _context(self.start, "keys", 0))))
         directory = Directory(
             self.start,
             self.end,
@@ -523,10 +526,6 @@ def _tag(topic: bytes, properties: bytes, ms: int, delays: Sequence[int]) -> int
 
 def _context(start: int, what: str, at: int) -> bytes:
     return f"{start}\0{what}\0{at}".encode("utf-8", "surrogateescape")
-
-
-def _packed(columns: Sequence[array[int]]) -> bytes:
-    return b"".join(_little(column).tobytes() for column in columns)
 
 
 def _unpacked(data: bytes, kinds: Sequence[str], rows: int) -> list[array[int]]:

@@ -168,18 +168,20 @@ class TieredLog:
         complete_to = _complete_to(state, {part.name for part in wanted})
         if missing or gone or self.view.start != state.start or self.view.complete_to != complete_to:
             # First the view: a reader must not take what is about to leave the table for something that never was.
-            kept = self.view.floors
-            self.view = View(state.start, complete_to, kept, tuple(damaged))
+            # Nor does the view promise more than its floors say: that goes on below.
+            sure = min(complete_to, self.view.complete_to)
+            self.view = View(state.start, sure, self.view.floors, tuple(damaged))
             self._index.remove(gone)
             self._index.cover(state.start, complete_to)
             if gone:
                 self._cache.keep_only(frozenset(keep))
         hidden = {topic: mark for topic, mark in watermarks.items() if mark > state.start}
         synced = (frozenset(keep), hidden)
+        floors = self.view.floors
         if synced != self._synced:
             floors = self._floors(hidden, self._synced[1] if self._synced else {})
-            self.view = View(state.start, complete_to, floors, tuple(damaged))
-            self._synced = synced
+        self.view = View(state.start, complete_to, floors, tuple(damaged))
+        self._synced = synced
 
     def _look_at(self, part: Part) -> Directory | Damaged:
         try:

@@ -158,8 +158,7 @@ def next_step(
     segment_end = state.end - state.end % view.segment_size + view.segment_size
     limit = min(view.confirmed, segment_end)
     if pending and (
-        limit - state.end >= settings.part
-        or view.confirmed >= segment_end
+        full_part(state.end, view, settings.part) is not None
         or now_ms - last_upload_ms >= settings.interval_ms
         or now_ms < last_upload_ms
     ):
@@ -171,6 +170,15 @@ def next_step(
         return Prune(keep_from)
     merge = _mergeable(state, view.segment_size, settings.part)
     return Merge(merge) if merge else Wait()
+
+
+def full_part(at: int, view: View, part: int) -> tuple[int, int] | None:
+    """Return (start, limit) of the next part behind a part that ends at `at`, which is not written down yet; None when
+    there is no full part yet, so that it waits for its interval.
+    """
+    segment_end = at - at % view.segment_size + view.segment_size
+    limit = min(view.confirmed, segment_end)
+    return (at, limit) if limit - at >= part or view.confirmed >= segment_end else None
 
 
 def _before(view: View) -> LeaderEpochs:

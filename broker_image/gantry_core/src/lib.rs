@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod batch;
+mod columns;
 mod index;
 mod json;
 mod reads;
@@ -22,6 +23,9 @@ fn gantry_core_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(index::index_entries, module)?)?;
     module.add_function(wrap_pyfunction!(index::key_times, module)?)?;
     module.add_function(wrap_pyfunction!(records::plain_records, module)?)?;
+    module.add_function(wrap_pyfunction!(records::archived_records, module)?)?;
+    module.add_function(wrap_pyfunction!(columns::archived_columns, module)?)?;
+    module.add_function(wrap_pyfunction!(columns::archived_keys, module)?)?;
     module.add_class::<sends::SendRules>()?;
     module.add_function(wrap_pyfunction!(sends::place_sends, module)?)?;
     module.add_function(wrap_pyfunction!(sends::send_answers, module)?)?;

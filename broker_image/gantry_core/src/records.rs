@@ -102,36 +102,55 @@ type Steps = Vec<(i64, u64)>;
 type Found<'py> = (usize, Runs<'py>, Bound<'py, PyBytes>, i64, i64, Steps);
 type Runs<'py> = Vec<(Bound<'py, PyBytes>, i32, i64, Bound<'py, PyBytes>)>;
 
-#[pyfunction]
-#[allow(clippy::too_many_arguments)]
-pub fn plain_records<'py>(
-    py: Python<'py>,
-    data: &[u8],
-    at: usize,
+/// What a look at the records asks for.
+struct Asked<'a> {
     base: i64,
     segment_size: i64,
     check: bool,
-    others: Vec<String>,
+    others: &'a [String],
     words: usize,
     most_keys: Option<usize>,
     before_ms: i64,
-) -> Found<'py> {
-    let mut at = at;
-    let mut runs: Vec<Run<'_>> = Vec::new();
+}
+
+/// What the plain records from an index on add.
+struct Scan<'a> {
+    at: usize,
+    runs: Vec<Run<'a>>,
+    keys: Vec<u8>,
+    records: u64,
+    first_ms: i64,
+    last_ms: i64,
+    low_ms: i64,
+    high_ms: i64,
+    steps: Steps,
+}
+
+/// `ARCHIVED`: entries have the store time as well, keys do not, and the span of store times is noted.
+fn scan<'a, const ARCHIVED: bool>(data: &'a [u8], at: usize, asked: &Asked<'_>) -> Scan<'a> {
+    let mut out = Scan {
+        at,
+        runs: Vec::new(),
+        keys: Vec::new(),
+        records: 0,
+        first_ms: 0,
+        last_ms: asked.before_ms,
+        low_ms: 0,
+        high_ms: 0,
+        steps: Vec::new(),
+    };
     let mut open: HashMap<(&str, i32), usize> = HashMap::new();
     let mut last: Option<usize> = None;
-    let mut keys = Vec::new();
     let mut count = 0;
-    let (mut first_ms, mut last_ms) = (0, before_ms);
-    let mut steps = Vec::new();
     let (mut topic, mut seed) = ("", 0);
-    while at < data.len() && most_keys.map_or(true, |most| count <= most) {
-        let record = match plain(&data[at..], base + at as i64, segment_size, check) {
+    while out.at < data.len() && asked.most_keys.map_or(true, |most| count <= most) {
+        let place = asked.base + out.at as i64;
+        let record = match plain(&data[out.at..], place, asked.segment_size, asked.check) {
             Some(record) => record,
             None => break,
         };
         if record.topic != topic {
-            if others.iter().any(|other| other == record.topic) {
+            if asked.others.iter().any(|other| other == record.topic) {
                 break;
             }
             topic = record.topic;
@@ -140,6 +159,7 @@ pub fn plain_records<'py>(
         let found = Indexed::of(record.properties, |_| true).unwrap_or_default();
         let kind = record.flags & TRANSACTION;
         if kind == 0 || kind == COMMIT {
+            let runs = &mut out.runs;
             let again = last.filter(|index| {
                 runs[*index].queue_id == record.queue_id && runs[*index].topic == record.topic
             });
@@ -164,31 +184,96 @@ pub fn plain_records<'py>(
             run.entries.extend_from_slice(&record.phys.to_be_bytes());
             run.entries.extend_from_slice(&(record.size as i32).to_be_bytes());
             run.entries.extend_from_slice(&code.to_be_bytes());
+            if ARCHIVED {
+                run.entries.extend_from_slice(&record.stored_ms.to_be_bytes());
+            }
             run.next = run.next.wrapping_add(1);
         }
-        if most_keys.is_some() && kind != ROLLBACK {
-            for key in found.words(words) {
-                keys.extend_from_slice(&key_hash(seed, key).to_be_bytes());
-                keys.extend_from_slice(&record.phys.to_be_bytes());
-                keys.extend_from_slice(&record.stored_ms.to_be_bytes());
+        if asked.most_keys.is_some() && kind != ROLLBACK {
+            for key in found.words(asked.words) {
+                out.keys.extend_from_slice(&key_hash(seed, key).to_be_bytes());
+                out.keys.extend_from_slice(&record.phys.to_be_bytes());
+                if !ARCHIVED {
+                    out.keys.extend_from_slice(&record.stored_ms.to_be_bytes());
+                }
                 count += 1;
             }
         }
-        if record.stored_ms < last_ms {
-            steps.push((record.phys, last_ms.abs_diff(record.stored_ms)));
+        if ARCHIVED {
+            out.records += 1;
+            out.high_ms = out.high_ms.max(record.stored_ms);
+            if record.stored_ms != 0 && (out.low_ms == 0 || record.stored_ms < out.low_ms) {
+                out.low_ms = record.stored_ms;
+            }
+        } else {
+            if record.stored_ms < out.last_ms {
+                out.steps.push((record.phys, out.last_ms.abs_diff(record.stored_ms)));
+            }
+            out.last_ms = record.stored_ms;
+            if out.first_ms == 0 {
+                out.first_ms = out.last_ms;
+            }
         }
-        last_ms = record.stored_ms;
-        if first_ms == 0 {
-            first_ms = last_ms;
-        }
-        at += record.size;
+        out.at += record.size;
     }
-    let made = runs
-        .iter()
+    out
+}
+
+fn made<'py>(py: Python<'py>, runs: &[Run<'_>]) -> Runs<'py> {
+    runs.iter()
         .map(|run| {
             let topic = PyBytes::new(py, run.topic.as_bytes());
             (topic, run.queue_id, run.number, PyBytes::new(py, &run.entries))
         })
-        .collect();
-    (at, made, PyBytes::new(py, &keys), first_ms, last_ms, steps)
+        .collect()
+}
+
+#[pyfunction]
+#[allow(clippy::too_many_arguments)]
+pub fn plain_records<'py>(
+    py: Python<'py>,
+    data: &[u8],
+    at: usize,
+    base: i64,
+    segment_size: i64,
+    check: bool,
+    others: Vec<String>,
+    words: usize,
+    most_keys: Option<usize>,
+    before_ms: i64,
+) -> Found<'py> {
+    let others = &others;
+    let found = scan::<false>(
+        data,
+        at,
+        &Asked { base, segment_size, check, others, words, most_keys, before_ms },
+    );
+    let keys = PyBytes::new(py, &found.keys);
+    (found.at, made(py, &found.runs), keys, found.first_ms, found.last_ms, found.steps)
+}
+
+type Archived<'py> = (usize, Runs<'py>, Bound<'py, PyBytes>, u64, i64, i64);
+
+#[pyfunction]
+pub fn archived_records<'py>(
+    py: Python<'py>,
+    data: &[u8],
+    at: usize,
+    base: i64,
+    segment_size: i64,
+    others: Vec<String>,
+    words: usize,
+) -> Archived<'py> {
+    let asked = Asked {
+        base,
+        segment_size,
+        check: true,
+        others: &others,
+        words,
+        most_keys: Some(usize::MAX),
+        before_ms: 0,
+    };
+    let found = py.allow_threads(|| scan::<true>(data, at, &asked));
+    let keys = PyBytes::new(py, &found.keys);
+    (found.at, made(py, &found.runs), keys, found.records, found.low_ms, found.high_ms)
 }

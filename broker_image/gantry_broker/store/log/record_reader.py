@@ -316,6 +316,15 @@ def size_of_first(data: bytes) -> int:
     return int(size) if magic in _MAGICS and size >= FILLER_MIN else 0
 
 
+def is_cut(data: bytes, at: int) -> bool:
+    """Return whether a record or filler begins with data[at] whose end is not there."""
+    have = len(data) - at
+    if have < FILLER_MIN:
+        return True
+    size, magic = SIZE_AND_MAGIC.unpack_from(data, at)
+    return magic in _MAGICS and size > have
+
+
 def size_of_whole(data: bytes, at: int) -> int:
     """Return the end in `data` of the whole records and fillers from `at` on, by sizes only; the leader reads so."""
     unpack, have = SIZE_AND_MAGIC.unpack_from, len(data)
