@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from gantry_broker.archive import upload
 from gantry_broker.archive.chain import Archive
 from gantry_broker.archive.objects import Location, ObjectStore
 from gantry_broker.broker.process import BrokerProcess
@@ -147,3 +148,24 @@ async def test_retention_waits_for_the_archive_up_to_a_limit(tmp_path: Path) -> 
 async def lead_without_start(process: BrokerProcess) -> None:
     process.store.appender.begin_epoch(1, b"{}", 1)
     process.store.indexer.confirm(process.store.log.end)
+
+
+async def test_retention_does_not_take_another_clusters_archive_for_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member that does not upload reads the manifest only. Records in no archive would go from its disk."""
+    url = f"file://{tmp_path}/store"
+    other = BrokerProcess(config(tmp_path, "staging", archive=ArchiveConfig(url=url, uid="u-2", interval_s=1)))
+    async with other:
+        await lead(other)
+        for number in range(100):
+            put(other, number)
+        await until(lambda: (found := other.broker.archiving.report) is not None and found.end > 10_000)
+    monkeypatch.setattr(upload, "has_turn", lambda *_: False)
+    process = BrokerProcess(config(tmp_path, "shop", archive=ArchiveConfig(url=url, uid="u-1", interval_s=1)))
+    async with process:
+        await lead(process)
+        for number in range(10):
+            put(process, number)
+        await until(lambda: (found := process.broker.archiving.report) is not None and found.end > 10_000)
+        assert process.broker.archiving.needed_from() == process.store.log.start == 0

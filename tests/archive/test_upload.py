@@ -17,6 +17,7 @@ from gantry_broker.archive.upload import (
     Waiting,
     expired_below,
     next_step,
+    shared_to,
 )
 from gantry_broker.store.log.epochs import EpochStart
 
@@ -146,3 +147,12 @@ def test_what_waits_takes_bounded_memory() -> None:
         waiting.note(second + 1, 0, second * 1_000)
     assert len(waiting._seen) <= 512
     assert waiting.for_ms(10_000_000) == 10_000_000
+
+
+def test_what_the_archive_has_of_another_history_is_no_copy_of_this_log() -> None:
+    known = state(part(0, 300), part(300, 700), epochs=((1, 0), (2, 500)))
+    assert shared_to(known, (EpochStart(1, 0), EpochStart(2, 500)), 0) == 700
+    assert shared_to(known, (EpochStart(1, 0), EpochStart(2, 500), EpochStart(3, 800)), 0) == 700
+    assert shared_to(known, (EpochStart(1, 0), EpochStart(3, 400)), 0) == 400, "records of epoch 3 are not archived"
+    assert shared_to(known, (EpochStart(1, 0),), 0) == 500, "another leader's records lie where this log has its own"
+    assert shared_to(known, (EpochStart(2, 500),), 600) == 700, "a log that forgot its first epochs"

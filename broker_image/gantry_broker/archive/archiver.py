@@ -205,11 +205,6 @@ class Archiver:
         """The newest state of the manifest that is known; None: none was read since the start."""
         return self._noted
 
-    @property
-    def archived_to(self) -> int | None:
-        """Offset behind the last archived record; None: not known since the start."""
-        return self.report.end if self.report.known else None
-
     def start(self) -> None:
         self._last_upload_ms = self._clock_ms()
         self._task = asyncio.create_task(self._run())

@@ -142,8 +142,8 @@ class ObjectStore:
         self._location = location
         self._patience = patience
         self._scheme = check_url(location.url)
-        self._read: dict[str, str] | None = None
-        self._store: Any = None
+        self._opened: tuple[dict[str, str], Any] | None = None
+        """The credentials, and the store opened with them. One value: several threads call."""
 
     def create(self, name: str, data: bytes) -> bool:
         import obstore
@@ -223,7 +223,7 @@ class ObjectStore:
             if NO_BUCKET in str(error):
                 raise self._without_bucket(what) from error
             if isinstance(error, (PermissionDeniedError, UnauthenticatedError)) or _REFUSED.search(str(error)):
-                self._read = None
+                self._opened = None
                 raise Unavailable(
                     f"{self._location.url}: may not {what}: {_short(error)}; check the credentials"
                 ) from error
@@ -235,10 +235,10 @@ class ObjectStore:
     def _open(self) -> Any:
         """Open the store. Raises ArchiveError."""
         values = self._credentials()
-        if self._store is None or values != self._read:
-            self._store = self._build(values)
-            self._read = values
-        return self._store
+        opened = self._opened
+        if opened is None or opened[0] != values:
+            opened = self._opened = (values, self._build(values))
+        return opened[1]
 
     def _credentials(self) -> dict[str, str]:
         """Return the credentials by setting, of the files that are there now. Raises ArchiveError."""

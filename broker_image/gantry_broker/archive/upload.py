@@ -189,17 +189,31 @@ def _divergence(state: State, view: View) -> int | Wait | None:
     """Where a later epoch of this member begins below the archive's end; None: both have one history."""
     if not state.epochs or not view.epochs:
         return None
-    archived = {e.epoch: e.start for e in state.epochs}
-    local = {e.epoch: e.start for e in view.epochs}
     if view.epochs[-1].epoch < state.epochs[-1].epoch:
         return Wait("this member is in an earlier epoch than the archive")
-    cuts = [start for epoch, start in local.items() if archived.get(epoch) != start and start < state.end]
-    cuts += [start for epoch, start in archived.items() if local.get(epoch) != start and start >= view.start]
+    cuts = _differences(state, view.epochs, view.start)
     if not cuts:
         return None
     if view.epochs[-1].epoch == state.epochs[-1].epoch:
         return Wait("the epochs of this member contradict those of the archive")
     return min(cuts)
+
+
+def _differences(state: State, epochs: LeaderEpochs, log_start: int) -> list[int]:
+    """Where an epoch begins that only the archive or only the log has, below the archive's end and in the log."""
+    archived = {e.epoch: e.start for e in state.epochs}
+    local = {e.epoch: e.start for e in epochs}
+    cuts = [start for epoch, start in local.items() if archived.get(epoch) != start and start < state.end]
+    return cuts + [start for epoch, start in archived.items() if local.get(epoch) != start and start >= log_start]
+
+
+def shared_to(state: State, epochs: LeaderEpochs, log_start: int) -> int:
+    """Return the offset up to which the archive has this log. `epochs`: of the whole log.
+
+    Beyond it the archive has nothing, or another history: that of a leader whose records an unclean promotion undid,
+    or that of another site.
+    """
+    return min([state.end, *_differences(state, epochs, log_start)])
 
 
 def _mergeable(state: State, segment_size: int, most: int) -> tuple[Part, ...]:

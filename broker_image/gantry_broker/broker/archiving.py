@@ -119,8 +119,12 @@ class Archiving:
         archiver, store = self._archiver, self._store
         if archiver is None:
             return None
-        archived = archiver.archived_to
-        needed = store.log.start if archived is None else max(archived, store.log.start)
+        # What the manifest of another cluster has, or another history of this one, is no copy of this log.
+        start, state = store.log.start, self.state
+        if state is None or state.owner is None:
+            needed = start
+        else:
+            needed = max(upload.shared_to(state, store.epoch_cache.epochs, start), start)
         return None if store.state.confirmed - needed > self._max_lag else needed
 
     def _role_changed(self, leads: bool) -> None:
