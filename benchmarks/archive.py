@@ -40,8 +40,8 @@ SEGMENT = 64 << 20
 HOST = b"\x7f\0\0\1\0\0\0\1"
 
 
-def fill(folder: Path, mib: int) -> MessageStore:
-    """Append messages until the log has so many MiB."""
+def fill(folder: Path, mib: int, words_each: int = 79) -> MessageStore:
+    """Append messages until the log has so many MiB. `words_each`: of 13 bytes, in each body."""
     store = MessageStore.open(StoreConfig(folder, BrokerSettings(mappedFileSizeCommitLog=SEGMENT)))
     store.appender.begin_epoch(1, b'{"kind":"epoch"}', 1)
     rng = random.Random(1)
@@ -51,7 +51,7 @@ def fill(folder: Path, mib: int) -> MessageStore:
         puts = []
         for _ in range(200):
             number += 1
-            body = b" ".join(rng.choices(words, k=79))
+            body = b" ".join(rng.choices(words, k=words_each))
             puts.append(Put(f"T{number % 8}", number % 4, 0, 0, number, HOST, body, b"KEYS\x01k%d\x02" % number))
         store.appender.put(puts, 1_700_000_000_000 + number)
         store.indexer.confirm(store.log.end)
