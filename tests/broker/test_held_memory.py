@@ -10,9 +10,11 @@ import orjson
 import pytest
 from gantry_broker.broker.errors import RequestRejected
 from gantry_broker.broker.metadata import tables
+from gantry_broker.broker.metadata.snapshots import Frozen
 from gantry_broker.broker.pull.filters import Filters
 from gantry_broker.namesrv.kv import KvConfig
 from gantry_broker.namesrv.service import NameService
+from gantry_broker.protocol.bodies import TopicConfig
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.remoting.connection import Connection
@@ -158,6 +160,58 @@ async def test_pairs_with_offsets_are_bounded_whoever_commits(bench: Bench, monk
         assert "the limit is 5" in ((await bench.ask(code, ext)).remark or "")
     bench.broker.meta.commit_offset("RMQ_SYS_TRANS_HALF_TOPIC", "G", 0, 1)
     assert len(known) == 6, "the broker's own"
+
+
+async def test_queues_with_offsets_are_bounded_in_all(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (await bench.send(b"x")).code == 0
+    meta = bench.broker.meta
+    meta.working.topics["T"] = TopicConfig("T", 4_096, 4_096)
+    monkeypatch.setattr(tables, "MAX_OFFSET_QUEUES", 100)
+    free = 100 - sum(map(len, meta.working.offsets.values()))
+    for number in range(200):
+        ext = {"topic": "T", "consumerGroup": f"G{number // 40}", "queueId": number, "commitOffset": 1}
+        answer = await bench.ask(RequestCode.UPDATE_CONSUMER_OFFSET, ext)
+        assert (answer.code == 0) == (number < free), answer.remark
+    assert "queues have offsets of groups, which is the limit" in (answer.remark or "")
+    assert sum(map(len, meta.working.offsets.values())) == 100
+    assert "T@G3" not in meta.working.offsets
+    ext = {"topic": "T", "consumerGroup": "G0", "queueId": 0, "commitOffset": 2}
+    assert (await bench.ask(RequestCode.UPDATE_CONSUMER_OFFSET, ext)).code == 0, "one that is known goes on"
+    for code, asked in (
+        (RequestCode.CLONE_GROUP_OFFSET, {"srcGroup": "G0", "destGroup": "H", "topic": "T", "offline": "true"}),
+        (RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, {"topic": "T", "group": "H", "timestamp": 0, "queueId": 0}),
+    ):
+        assert "the limit is 100" in ((await bench.ask(code, asked)).remark or "")
+    assert meta.commit_offset("RMQ_SYS_TRANS_HALF_TOPIC", "G", 0, 1), "the broker's own"
+
+
+def test_offsets_of_wide_topics_are_written_in_parts() -> None:
+    meta = tables.Metadata(tables.Tables())
+    meta.lead([])
+    for group in range(20):
+        for queue in range(4_096):
+            meta.commit_offset("T", f"G{group}", queue, 1)
+    seen = 0
+    while meta.has_dirty:
+        changes = meta.take_dirty(1, 8_192)
+        sizes = [sum(map(len, change["offsets"].values())) for change in changes]
+        assert sizes == [4_096] * 2
+        seen += sum(sizes)
+    assert seen == 20 * 4_096
+    whole = [change["offsets"] for change in meta.working.all_changes(1) if "offsets" in change]
+    assert [len(part) for part in whole] == [1] * 20
+
+
+def test_a_snapshot_copies_offsets_in_its_own_thread() -> None:
+    meta = tables.Metadata(tables.Tables())
+    meta.confirm(10, tables.encode_change({"at": 1, "offsets": {"T@G": {"0": 1}}}))
+    frozen = Frozen.of(meta)
+    assert frozen.confirmed.offsets["T@G"] is meta.confirmed.offsets["T@G"], "the event loop copies no queue"
+    meta.confirm(20, tables.encode_change({"at": 2, "offsets": {"T@H": {"0": 1}, "T@G": {"0": 2}}}))
+    settled = frozen.settled()
+    meta.confirm(30, tables.encode_change({"at": 3, "offsets": {"T@G": {"0": 3}}}))
+    assert settled.confirmed.offsets == {"T@G": {0: 2}}
+    assert settled.applied == 11, "a start reads the records from there on again"
 
 
 def beat(**fields: Any) -> bytes:

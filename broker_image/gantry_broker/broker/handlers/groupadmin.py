@@ -386,6 +386,7 @@ async def clone_offsets(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     tables = broker.meta.working
     topics = [header.topic] if header.topic else tables.topics_of_group(header.srcGroup)
     offsets: dict[str, dict[str, int]] = {}
+    more = 0
     async for topic in broker.slices.sliced(topics):
         if topic not in tables.topics or topic.startswith(RETRY_PREFIX):
             continue
@@ -394,8 +395,11 @@ async def clone_offsets(broker: Parts, conn: Connection, frame: Frame) -> Frame:
             continue
         queues = tables.offsets.get(f"{topic}@{header.srcGroup}")
         if queues:
-            offsets[f"{topic}@{header.destGroup}"] = {str(q): o for q, o in queues.items()}
-    if fault := broker.meta.no_room_for_offsets(offsets):
+            key = f"{topic}@{header.destGroup}"
+            known = tables.offsets.get(key, {})
+            more += sum(queue not in known for queue in queues)
+            offsets[key] = {str(q): o for q, o in queues.items()}
+    if fault := broker.meta.no_room_for_offsets(offsets, more):
         raise RequestRejected(ResponseCode.SYSTEM_ERROR, fault)
     part: dict[str, dict[str, int]] = {}
     size = 0
@@ -447,7 +451,8 @@ async def reset_offsets(broker: Parts, conn: Connection, frame: Frame) -> Frame:
         else:
             table[MessageQueue(header.topic, broker.config.group, queue_id)] = now
     change = {f"{header.topic}@{header.group}": {str(mq.queue_id): offset for mq, offset in table.items()}}
-    if fault := broker.meta.no_room_for_offsets(change):
+    known = broker.meta.working.offsets.get(f"{header.topic}@{header.group}", {})
+    if fault := broker.meta.no_room_for_offsets(change, sum(mq.queue_id not in known for mq in table)):
         raise RequestRejected(ResponseCode.SYSTEM_ERROR, fault)
     await broker.changes.append_and_wait({"offsets": change})
     body = fastjson.dumps({"offsetTable": table})

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from gantry_broker.broker.errors import RequestRejected
 from gantry_broker.broker.handlers.requests import ok
+from gantry_broker.broker.metadata.creation_limits import MAX_OFFSET_QUEUES
 from gantry_broker.broker.metadata.tables import offset_key
 from gantry_broker.broker.metadata.topics import group_fault, topic_fault
 from gantry_broker.protocol.bodies import TopicConfig
@@ -112,7 +113,11 @@ def update_offset(broker: Parts, conn: Connection, frame: Frame) -> Frame | None
             raise RequestRejected(ResponseCode.SYSTEM_ERROR, fault)
         if not known:  # a member's heartbeat creates it; its offsets count as new
             broker.creation.check_limits(groups=[header.consumerGroup])
-    broker.meta.commit_offset(header.topic, header.consumerGroup, header.queueId, int(header.commitOffset))
+    if not broker.meta.commit_offset(header.topic, header.consumerGroup, header.queueId, int(header.commitOffset)):
+        raise RequestRejected(
+            ResponseCode.SYSTEM_ERROR,
+            f"{MAX_OFFSET_QUEUES} queues have offsets of groups, which is the limit: delete groups that are not used",
+        )
     return None if frame.is_oneway else ok(frame)
 
 

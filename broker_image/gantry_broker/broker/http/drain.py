@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gantry_broker.broker.context import BrokerContext
 
 SHOWN: Final = 100
-OFFSETS_AT_ONCE: Final = 1_000
+OFFSETS_AT_ONCE: Final = 8_192
 """Pairs of topic and group whose offsets one look writes, in some 10 ms."""
 BROADCAST: Final = "BROADCASTING"
 

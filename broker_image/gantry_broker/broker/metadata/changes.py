@@ -99,7 +99,7 @@ class MetadataChanges:
         return Put(CONTROL_TOPIC, 0, 0, 0, self._clock.unix_ms(), self._store_host, body, b"")
 
     def flush_offsets(self, most: int | None = None) -> bool:
-        """Write changed consumer offsets into the log, those of at most `most` pairs of topic and group.
+        """Write changed consumer offsets into the log, those of about `most` queues.
 
         Returns True while more of them wait.
         """

@@ -19,6 +19,8 @@ LINK_BYTES: Final = 4_096
 """Bytes of the process's memory for each link. A link takes about a tenth of that, so all take at most a tenth."""
 MAX_OFFSETS: Final = 200_000
 """Pairs of topic and group with consumer offsets. Each is in memory, in the log and in a file."""
+MAX_OFFSET_QUEUES: Final = 1_000_000
+"""Queues of all those pairs, some 100 bytes each: 4,096 for each pair would be more than a process has."""
 
 
 def max_links(memory: int) -> int:

@@ -43,7 +43,7 @@ class SnapshotWriter:
     async def _write(self, tables: snapshots.Frozen, epochs: LeaderEpochs) -> None:
         try:
             await asyncio.get_running_loop().run_in_executor(
-                None, lambda: snapshots.write(self._directory, snapshots.render(tables, epochs))
+                None, lambda: snapshots.write(self._directory, snapshots.render(tables.settled(), epochs))
             )
         except OSError as error:
             self._meta.changed = True

@@ -51,14 +51,23 @@ def epoch_before(leader_epochs: LeaderEpochs, applied: int) -> int:
 
 
 class Frozen(NamedTuple):
-    """The confirmed tables of one moment. Another thread may read them while the broker continues."""
+    """The confirmed tables of one moment. Another thread may read them while the broker continues, after `settled`."""
 
     confirmed: Tables
     applied: int
 
     @classmethod
     def of(cls, meta: Metadata) -> Frozen:
-        return cls(meta.confirmed.copy(), meta.applied)
+        return cls(meta.confirmed.copy(shared_offsets=True), meta.applied)
+
+    def settled(self) -> Frozen:
+        """Return tables whose offsets no one changes any more. In another thread: there may be a million of them.
+
+        An offset may be newer than `applied`: the records from there on, which a start reads again, have it, too.
+        """
+        tables = self.confirmed
+        tables.offsets = {key: dict(queues) for key, queues in tables.offsets.items()}  # each copy is one step
+        return self
 
 
 def render(meta: Metadata | Frozen, leader_epochs: LeaderEpochs) -> dict[str, bytes]:

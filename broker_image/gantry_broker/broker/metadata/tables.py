@@ -15,12 +15,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any, Final
 
 import orjson
 
-from gantry_broker.broker.metadata.creation_limits import MAX_OFFSETS
+from gantry_broker.broker.metadata.creation_limits import MAX_OFFSET_QUEUES, MAX_OFFSETS
 from gantry_broker.protocol.bodies import DataVersion, SubscriptionGroup, TopicConfig, TopicConfigs
 from gantry_broker.protocol.codes import RETRY_PREFIX, SYSTEM_TOPICS, Perm
 from gantry_broker.protocol.pop_handle import retry_topic_v1, retry_topic_v2
@@ -40,6 +39,12 @@ JOINED: Final = "joined"
 """The mark of a broker group that has the topics and groups of its cluster."""
 CHUNK: Final = 200
 """Entries of a table in one control record of `all_changes`."""
+QUEUES: Final = 4_096
+"""Queues in one control record of offsets, those of one pair of topic and group aside."""
+_COUNTED: Final = 10_000
+"""Queues that may get offsets until all are counted again."""
+_REFUSED: Final = 1_000
+"""Queues that get no offset until all are counted again."""
 
 TOPIC_CHANGES: Final = 4_096
 """Changes of topics that a view remembers for registrations."""
@@ -129,12 +134,14 @@ class Tables:
             found.update(names)
         return found
 
-    def copy(self) -> Tables:
-        """Return a copy. It shares the configurations, because they are replaced as a whole and never changed."""
+    def copy(self, *, shared_offsets: bool = False) -> Tables:
+        """Return a copy. It shares the configurations, because they are replaced as a whole and never changed, and
+        with `shared_offsets` the offsets of each pair of topic and group, which still change.
+        """
         return Tables(
             dict(self.topics),
             dict(self.groups),
-            {key: dict(value) for key, value in self.offsets.items()},
+            self.offsets.copy() if shared_offsets else {key: dict(value) for key, value in self.offsets.items()},
             dict(self.delay),
             dict(self.timer),
             {bucket: set(done) for bucket, done in self.timer_done.items()},
@@ -249,7 +256,7 @@ class Tables:
             yield {"at": now_ms, "topics": [self.topics[name].to_json() for name in names if name in self.topics]}
         for names in _chunks(list(self.groups)):
             yield {"at": now_ms, "groups": [self.groups[name].to_json() for name in names if name in self.groups]}
-        for keys in _chunks(list(self.offsets)):
+        for keys in _pairs(list(self.offsets), lambda key: len(self.offsets.get(key, ()))):
             yield {"at": now_ms, "offsets": {k: _text_keys(self.offsets[k]) for k in keys if k in self.offsets}}
         if self.delay or self.timer:
             yield {"at": now_ms, "delay": _text_keys(self.delay), "timer": _text_keys(self.timer)}
@@ -316,6 +323,21 @@ class Tables:
         return [key[len(head) :] for key in self.offsets if key.startswith(head)]
 
 
+def _pairs(keys: list[str], queues: Callable[[str], int]) -> Iterator[list[str]]:
+    """Yield pairs of topic and group in parts of at most `CHUNK` pairs and about `QUEUES` queues."""
+    part: list[str] = []
+    size = 0
+    for key in keys:
+        more = queues(key)
+        if part and (len(part) >= CHUNK or size + more > QUEUES):
+            yield part
+            part, size = [], 0
+        part.append(key)
+        size += more
+    if part:
+        yield part
+
+
 def _chunks(items: list[Any]) -> Iterator[list[Any]]:
     for start in range(0, len(items), CHUNK):
         yield items[start : start + CHUNK]
@@ -363,6 +385,10 @@ class Metadata:
         self.on_commit: Callable[[str, int, int], None] = lambda key, queue_id, offset: None
         """Called with each committed offset that differs from the last: key of topic and group, queue, offset."""
         self._dirty: dict[str, set[int]] = {}
+        self._room = 0
+        """Queues that may get offsets before all are counted again."""
+        self._refused = 0
+        """Queues that get none before all are counted again."""
 
     @property
     def leading(self) -> bool:
@@ -439,18 +465,26 @@ class Metadata:
         self.working = self.confirmed
         self._dirty.clear()
 
-    def commit_offset(self, topic: str, group: str, queue_id: int, offset: int) -> None:
-        """Note a consumer's progress. The next `take_dirty` returns it for the log."""
-        self.commit_offset_of(offset_key(topic, group), queue_id, offset)
+    def commit_offset(self, topic: str, group: str, queue_id: int, offset: int) -> bool:
+        """Note a consumer's progress. The next `take_dirty` returns it for the log. Return False if there is no room
+        for it: what commits beside its own work, a pull or a pop, goes on; a request that commits is refused.
+        """
+        return self.commit_offset_of(offset_key(topic, group), queue_id, offset)
 
-    def commit_offset_of(self, key: str, queue_id: int, offset: int) -> None:
+    def commit_offset_of(self, key: str, queue_id: int, offset: int) -> bool:
         """As `commit_offset`, by the key of topic and group."""
         queues = self.working.offsets.get(key)
         if queues is None:
             if self.no_room_for_offsets((key,)):
-                return  # What commits beside its own work, a pull or a pop, goes on; a request that commits is refused.
-            queues = self.working.offsets[key] = {}
-        if queues.get(queue_id) != offset:
+                return False
+            queues = {}
+        known = queues.get(queue_id)
+        if known != offset:
+            if known is None:
+                if not self._take_room(key):
+                    return False
+                if not queues:
+                    self.working.offsets[key] = queues
             queues[queue_id] = offset
             dirty = self._dirty.get(key)
             if dirty is None:
@@ -458,12 +492,35 @@ class Metadata:
             else:
                 dirty.add(queue_id)
             self.on_commit(key, queue_id, offset)
+        return True
 
-    def no_room_for_offsets(self, keys: Iterable[str]) -> str:
-        """Return why these pairs of topic and group may not get offsets; empty: they may. Those of the broker itself
-        always may.
+    def _take_room(self, key: str) -> bool:
+        """Return whether one more queue may have an offset. All are counted from time to time only."""
+        if self._room > 0:
+            self._room -= 1
+            return True
+        if key.partition("@")[0] in SYSTEM_TOPICS:
+            return True
+        if self._refused > 0:
+            self._refused -= 1
+            return False
+        self._room = min(MAX_OFFSET_QUEUES - self._queues_with_offsets(), _COUNTED)
+        if self._room <= 0:
+            self._refused = _REFUSED
+            return False
+        self._room -= 1
+        return True
+
+    def _queues_with_offsets(self) -> int:
+        return sum(map(len, self.working.offsets.values()))
+
+    def no_room_for_offsets(self, keys: Iterable[str], queues: int = 0) -> str:
+        """Return why these pairs of topic and group may not get offsets, of `queues` further queues in all; empty: they
+        may. Those of the broker itself always may.
         """
         offsets = self.working.offsets
+        if queues and (have := self._queues_with_offsets()) + queues > MAX_OFFSET_QUEUES:
+            return f"{have} queues have offsets, {queues} more are asked for, the limit is {MAX_OFFSET_QUEUES}"
         if len(offsets) < MAX_OFFSETS // 2:
             return ""
         new = sum(key not in offsets and key.partition("@")[0] not in SYSTEM_TOPICS for key in keys)
@@ -472,17 +529,20 @@ class Metadata:
         return f"{len(offsets)} pairs of topic and group have offsets, the limit is {MAX_OFFSETS}: delete some"
 
     def take_dirty(self, now_ms: int, most: int | None = None) -> list[Change]:
-        """Return the offsets that changed since the last call, those of at most `most` pairs of topic and group; None:
-        all.
-        """
+        """Return the offsets that changed since the last call, those of about `most` queues; None: all."""
         dirty = self._dirty
-        if most is None or len(dirty) <= most:
+        if most is None:
             self._dirty = {}
         else:
-            dirty = {key: self._dirty.pop(key) for key in list(islice(self._dirty, most))}
+            dirty = {}
+            left = most
+            while left > 0 and self._dirty:
+                key = next(iter(self._dirty))
+                dirty[key] = self._dirty.pop(key)
+                left -= len(dirty[key])
         offsets = self.working.offsets
         changes: list[Change] = []
-        for keys in _chunks(list(dirty)):
+        for keys in _pairs(list(dirty), lambda key: len(dirty[key])):
             part = {key: {str(q): offsets[key][q] for q in dirty[key] if q in offsets.get(key, {})} for key in keys}
             changes.append({"at": now_ms, "offsets": part})
         return changes
