@@ -94,6 +94,7 @@ async def make_old(
     made: list[Old] = []
     now = [lambda: 1_800_000_000_000]
     monkeypatch.setattr(Clock, "unix_ms", staticmethod(lambda: now[0]()))
+    monkeypatch.setattr(Clock, "now_ms", staticmethod(lambda: now[0]()))
     monkeypatch.setattr(archive_reads, "REFRESH_S", 0.05)
     monkeypatch.setattr(archiver, "LOOK_S", 0.05)
 

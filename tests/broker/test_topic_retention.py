@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gantry_broker.broker.clock import Clock
+from gantry_broker.broker.clock import PATIENCE_MS, AgeClock, Clock
 from gantry_broker.broker.metadata.attributes import retention_ms
 from gantry_broker.protocol.codes import CONTROL_TOPIC, RequestCode, ResponseCode
 from gantry_broker.store.log.commit_log import CommitLog
@@ -25,7 +25,10 @@ class World:
     def __init__(self, make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch) -> None:
         self.make = make
         self.now = 1_800_000_000_000
-        monkeypatch.setattr(Clock, "unix_ms", staticmethod(lambda: self.now))
+        self.step = 0
+        """Milliseconds by which the wall clock is wrong."""
+        monkeypatch.setattr(Clock, "unix_ms", staticmethod(lambda: self.now + self.step))
+        monkeypatch.setattr(Clock, "now_ms", staticmethod(lambda: self.now))
         self.bench = make()
 
     async def again(self) -> None:
@@ -217,3 +220,28 @@ def test_each_member_hides_what_the_log_says(tmp_path: Path) -> None:
     assert leader.meta.confirmed.expired == {}
     for member in (leader, follower, late):
         member.store.close(clean=False)
+
+
+def test_a_step_of_the_clock_counts_for_age_after_an_hour() -> None:
+    age, wall = AgeClock(), 1_800_000_000_000
+    assert age.unix_ms(0, wall) == wall
+    assert age.unix_ms(10_000, wall + 11_000) == wall + 11_000, "drift is followed"
+    year = 365 * 86_400_000
+    assert age.unix_ms(20_000, wall + year) == wall + 21_000
+    assert age.unix_ms(30_000, wall + 30_000) == wall + 30_000, "it was corrected"
+    assert age.unix_ms(40_000, wall + year) == wall + 40_000
+    assert age.unix_ms(40_000 + PATIENCE_MS - 1, wall + year) == wall + 40_000 + PATIENCE_MS - 1
+    assert age.unix_ms(40_000 + PATIENCE_MS, wall + year) == wall + year, "it stays so"
+    assert age.unix_ms(50_000 + PATIENCE_MS, wall) == wall, "back: less is old"
+
+
+async def test_a_clock_that_steps_forward_hides_no_message_at_once(world: World) -> None:
+    await world.topic(f"+retention.ms={60 * MINUTE}")
+    await world.send(3)
+    world.expire()
+    world.step = 30 * 24 * 60 * MINUTE
+    world.expire()
+    assert await world.low() == 0
+    world.now += PATIENCE_MS + MINUTE
+    world.expire()
+    assert await world.low() == 3

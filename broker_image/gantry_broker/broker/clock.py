@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from typing import Final
+
+log = logging.getLogger(__name__)
+
+SLACK_MS: Final = 60_000
+"""A wall clock that is ahead by more has been set, or the machine has slept."""
+PATIENCE_MS: Final = 3_600_000
+"""The time for which a step of the wall clock can be corrected before anything is removed by it."""
 
 
 class Clock:
@@ -17,3 +26,28 @@ class Clock:
     def unix_ms() -> int:
         """Milliseconds since 1970, for records and for clients."""
         return time.time_ns() // 1_000_000
+
+
+class AgeClock:
+    """The wall clock for what removes messages by their age: a step forward counts after `PATIENCE_MS`. Pure."""
+
+    def __init__(self) -> None:
+        self._last: tuple[int, int] | None = None
+        """Monotonic and wall-clock time when they last agreed."""
+        self._ahead_since: int | None = None
+
+    def unix_ms(self, now_ms: int, unix_ms: int) -> int:
+        """Return the time by which age counts. `now_ms`: monotonic."""
+        if self._last is not None:
+            expected = self._last[1] + now_ms - self._last[0]
+            if unix_ms > expected + SLACK_MS:
+                if self._ahead_since is None:
+                    self._ahead_since = now_ms
+                    log.warning(
+                        "the clock is %d s ahead of the time that has passed; age counts by it in %d minutes",
+                        (unix_ms - expected) // 1_000, PATIENCE_MS // 60_000,
+                    )  # fmt: skip
+                if now_ms - self._ahead_since < PATIENCE_MS:
+                    return expected
+        self._last, self._ahead_since = (now_ms, unix_ms), None
+        return unix_ms

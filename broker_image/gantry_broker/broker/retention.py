@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
+from gantry_broker.broker.clock import AgeClock
 from gantry_broker.broker.delay import WaitingMessages
 from gantry_broker.broker.errors import NotWritable
 from gantry_broker.broker.metadata.attributes import retention_ms
@@ -58,6 +59,7 @@ class LogRetention:
         self._meta = meta
         self._replication = replication
         self._clock = clock
+        self._age = AgeClock()
         self._waiting = WaitingMessages(store, meta)
 
     def expire(self) -> bool:
@@ -78,7 +80,7 @@ class LogRetention:
             store.state.confirmed,
         )
         start = store.retention.expire(
-            self._clock.unix_ms(),
+            self._age.unix_ms(self._clock.now_ms(), self._clock.unix_ms()),
             min(offset for offset in needed if offset is not None),
             disk=self._disk.since(store.removals.ended),
         )
@@ -106,6 +108,7 @@ class TopicRetention:
         self._role = role
         self._health = health
         self._clock = clock
+        self._age = AgeClock()
         self._rest: Iterator[tuple[str, int] | None] | None = None
         self._found: dict[str, int] = {}
 
@@ -118,7 +121,7 @@ class TopicRetention:
             self._forget()
             return False
         if self._rest is None:
-            self._rest = self._look(self._clock.unix_ms())
+            self._rest = self._look(self._age.unix_ms(self._clock.now_ms(), self._clock.unix_ms()))
         ends = time.perf_counter() + SLICE_S
         try:
             for found in self._rest:
