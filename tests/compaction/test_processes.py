@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from gantry_broker.client import Admin, ClientError, FromWhere, Producer, PullConsumer
-from gantry_broker.protocol.bodies import TopicConfig
 
 from tests.local.cluster import Cluster, kill, take_down
 
@@ -21,10 +20,12 @@ _groups = itertools.count(1)
 
 async def set_up(cluster: Cluster) -> None:
     async with Admin(cluster.name_servers) as admin:
-        config = TopicConfig(TOPIC, 2, 2, attributes={"cleanup.policy": "COMPACTION"})
-        for address in (await admin.masters()).values():
-            await admin.create_topic_at(address, config)
+        await admin.create_topic(TOPIC, queues=2)
         await admin.ensure_topic(TOPIC)
+    said = await asyncio.to_thread(cluster.gantry, "topic", "compact", TOPIC, "--tombstones", "1h")
+    assert "is compacted in a" in said.stdout
+    said = await asyncio.to_thread(cluster.gantry, "topic", "describe", TOPIC)
+    assert "cleanup.policy=COMPACTION, delete.retention.ms=3600000" in said.stdout
 
 
 async def write(cluster: Cluster, rounds: range, state: dict[str, bytes], half: asyncio.Event) -> None:
