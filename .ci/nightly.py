@@ -31,6 +31,10 @@ STEPS: dict[str, tuple[list[str], dict[str, str]]] = {
             "histories", "pair_histories", "power_loss", "failing_calls"))],
         {"STORE_HISTORIES": "2000"},
     ),
+    "compaction": (
+        [*PYTEST, "-n", "2", "tests/compaction", "tests/local/test_compaction.py"],
+        {"COMPACTION_HISTORIES": "4000", "LOCAL": "full"},
+    ),
     "POP histories": ([*PYTEST, "-n", "2", "tests/pop/test_histories.py"], {"POP_HISTORIES": "20000"}),
     "groups": (
         [*PYTEST, "tests/drain", "tests/local/test_rebalance.py"], {"DRAIN_HISTORIES": "20000", "LOCAL": "full"},

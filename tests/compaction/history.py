@@ -55,9 +55,15 @@ class History:
         self.store = self.open(self.path())
         self.other = self.open(self.path())
         self.model: dict[int, list[Sent]] = {0: [], 1: []}
+        self.places: dict[int, list[int]] = {0: [], 1: []}
+        """Where each record of the model was stored."""
+        self.ends: list[int] = []
+        """Where the log ended after each append."""
+        self.safe_from = 0
+        """Where the log ended when segments were removed: their copies are below."""
         self.gone: dict[int, set[int]] = {0: set(), 1: set()}
         self.steps: list[str] = []
-        self.copied = self.removed = self.failovers = 0
+        self.copied = self.removed = self.failovers = self.cut = 0
 
     def path(self) -> Path:
         return self.folder / str(next(self.names))
@@ -72,11 +78,9 @@ class History:
     # What happens
 
     def run(self, count: int) -> None:
-        names = (
-            ["send"] * 6
-            + ["clean"] * 4
-            + ["copy", "copy", "copy", "expire", "expire", "again", "follow", "failover", "new_member"]
-        )
+        names = ["send"] * 6 + ["clean"] * 4 + ["copy"] * 3 + ["expire"] * 2
+        names += ["again", "follow", "failover", "new_member", "undo"]
+        names += ["truncate"] if self.random.random() < 0.3 else []
         for _ in range(count):
             name = self.random.choice(names)
             self.steps.append(name)
@@ -97,10 +101,42 @@ class History:
             tag = self.random.choice(["", "a", "b"])
             puts.append(message(key, body, queue_id, tag))
             sent.append((queue_id, Sent(key, body, self.now, tag)))
-        self.store.appender.put(puts, self.now)
-        for queue_id, one in sent:
+        stored = self.store.appender.put(puts, self.now)
+        for (queue_id, one), place in zip(sent, stored, strict=True):
             self.model[queue_id].append(one)
+            self.places[queue_id].append(place.phys_offset)
         self.confirm(self.store)
+        self.ends.append(self.store.log.end)
+
+    def undo(self) -> None:
+        """Records that were never confirmed are cut, among them a compaction record."""
+        end = self.store.log.end
+        self.store.appender.put([message("k1", b"never")], self.now)
+        work = self.store.compaction.work(TOPIC, 0, 1_000)
+        if work is not None:
+            with Segments(self.store.log.path_of, SEGMENT) as segments:
+                for body in clean_bodies(work, segments, self.now, TOMBSTONE_MS):
+                    self.store.appender.put([Put(COMPACTION_TOPIC, 0, 0, 0, 1, HOST, body, b"")], self.now)
+        self.store.truncator.truncate(end)
+        self.store.compaction.apply()
+
+    def truncate(self) -> None:
+        """An unclean promotion: confirmed records are lost, and what was compacted since is as before."""
+        lowest = max(self.store.log.start, self.other.log.start, self.safe_from)
+        found = [end for end in self.ends[-6:] if lowest < end < self.store.log.end]
+        if not found:
+            return
+        end = self.random.choice(found)
+        for store in (self.store, self.other):
+            if store.log.end > end:
+                store.truncator.truncate(end)
+                store.compaction.apply()
+        for queue_id, places in self.places.items():
+            left = sum(place < end for place in places)
+            del places[left:], self.model[queue_id][left:]
+            self.gone[queue_id] = set()
+        self.ends = [known for known in self.ends if known <= end]
+        self.cut += 1
 
     def append(self, bodies: Iterator[bytes], stop_after: int) -> None:
         """Append compaction records; the leader dies after some of them."""
@@ -135,7 +171,9 @@ class History:
                 limit = min(limit, max(self.other.log.end, 0))
             before = store.log.start
             store.retention.remove_before(limit - limit % SEGMENT)
-            self.removed += store.log.start > before
+            if store.log.start > before:
+                self.removed += 1
+                self.safe_from = self.store.log.end
 
     def again(self) -> None:
         self.store.close(clean=self.random.random() < 0.5)

@@ -20,8 +20,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         take_down(made)
 
 
-LONG = frozenset({"test_rebalance"})
-"""Modules that only run with LOCAL=full: clients need half a minute for a new route."""
+LONG = frozenset({"test_compaction", "test_rebalance"})
+"""Modules that only run with LOCAL=full: they take half a minute."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
