@@ -134,8 +134,10 @@ class CompactionTable:
         """Return the first offset of the log that compacted topics need: for rows, or for records that no pass has
         looked at. Raises OSError.
         """
+        if self._state_of != (self._state.truncations, self._queues.undone):
+            self.apply()
         needed = self._state.confirmed
-        if self.unreadable_at is not None or self._state_of[0] != self._state.truncations:
+        if self.unreadable_at is not None:
             return self._log.start
         for topic in topics:
             for queue_id in self._queues.queue_numbers(topic):
