@@ -25,7 +25,7 @@ from gantry_operator.platforms.kubernetes.api.client import KINDS, ApiUnavailabl
 from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache
 from gantry_operator.platforms.kubernetes.resources import topics
 from gantry_operator.platforms.kubernetes.resources.topics import KubernetesTopicStore, stray_status
-from gantry_operator.topics import DropGroup, DropTopic, PutGroup, PutTopic
+from gantry_operator.topics import DropGroup, DropTopic, PutGroup, PutTopic, WantedTopic
 
 from tests.cluster.test_access_control import until
 from tests.kubernetes.fake_api import FakeApi
@@ -148,6 +148,10 @@ class Rig:
     def group(self, name: str = "billing", annotations: dict[str, str] | None = None, **spec: Any) -> dict[str, Any]:
         return self.put(ConsumerGroup.make(name, "demo", "mq", **spec), annotations)
 
+    def keeps(self, wanted: WantedTopic) -> str | None:
+        """Why a resource may not go: its table."""
+        return None
+
     def annotate(self, name: str, value: str) -> None:
         known = self.fake.get("ConsumerGroup", name)
         assert known is not None
@@ -198,7 +202,8 @@ class Rig:
             self.store = KubernetesTopicStore(self.api, caches, ("mq", "demo"), "op-0")
             self.control = TopicControl(
                 self.store, lambda: Cluster("demo", list(self.brokers.all), paused=self.paused), masters, client,
-                lambda: self.brokers, lambda group: f"{group}:10911", settle_s=self.settle_s,  # type: ignore[arg-type,return-value]
+                lambda: self.brokers, lambda group: f"{group}:10911",
+                keeps=lambda wanted: self.keeps(wanted), settle_s=self.settle_s,  # type: ignore[arg-type,return-value]
             )  # fmt: skip
             tasks = [asyncio.create_task(c.run()) for c in caches.values()]
             tasks.append(asyncio.create_task(self.control.run()))
@@ -233,6 +238,22 @@ async def test_a_topic_gets_queues_a_status_and_events(rig: Rig) -> None:
             assert broker.topics["Orders"].attributes == {"message.type": "FIFO"}
         await until(lambda: "Created" in rig.reasons())
         assert (rig.fake.get("BrokerTopic", "orders") or {})["metadata"]["finalizers"] == []
+
+
+async def test_a_topic_waits_until_its_table_is_dropped(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = "the table of Orders is being dropped"
+    monkeypatch.setattr(rig, "keeps", lambda wanted: words if wanted.deleting else "")
+    rig.topic(topicName="Orders")
+    async with rig.operator():
+        await until(lambda: FINALIZER in (rig.fake.get("BrokerTopic", "orders") or {})["metadata"]["finalizers"])
+        rig.delete("BrokerTopic", "orders")
+        rig.control.wake()
+        await until(lambda: rig.condition("BrokerTopic", "orders").get("reason") == "DroppingTable")
+        assert words in rig.condition("BrokerTopic", "orders")["message"]
+        assert all("Orders" in broker.topics for broker in rig.brokers.all.values()), "its deletionPolicy is Retain"
+        monkeypatch.setattr(rig, "keeps", lambda wanted: None)
+        rig.control.wake()
+        await until(lambda: (rig.fake.get("BrokerTopic", "orders") or {})["metadata"]["finalizers"] == [])
 
 
 async def test_a_group_gets_settings_and_figures(rig: Rig) -> None:

@@ -70,6 +70,15 @@ async def test_a_resource_that_is_created_again_has_nothing_of_the_former_ones_s
         assert found.topics[0].known == RecordedState()
 
 
+async def test_a_topic_whose_table_is_to_be_dropped_waits_for_that(folder: ClusterFolder) -> None:
+    keep_local(folder, [BrokerTopic.make("x", "t", table={"deletionPolicy": "Delete"})], [])
+    await LocalResources(folder, "t", LoggedRemarks()).delete("BrokerTopic", "x")
+    assert kept(folder, "BrokerTopic").metadata.deletionTimestamp is not None
+    keep_local(folder, [BrokerTopic.make("x", "t", table={})], [])
+    await LocalResources(folder, "t", LoggedRemarks()).delete("BrokerTopic", "x")
+    assert not topics.load_resources(folder).of("BrokerTopic")
+
+
 async def test_a_deletion_that_is_done_removes_no_resource_that_was_written_again(folder: ClusterFolder) -> None:
     store = topics.LocalTopicStore(folder, lambda *_: None)
     keep_local(folder, [BrokerTopic.make("x", "t", deletionPolicy="Delete")], [])

@@ -219,7 +219,7 @@ class TopicControl:
                 status, current = table
                 results[one.resource] = replace(results[one.resource], table=status, table_current=current)
             keeps = self._keeps(one)
-            if keeps is None:
+            if keeps is None or one.resource not in results:
                 continue
             result = replace(results[one.resource], finalizer=True)
             if one.deleting and not results[one.resource].finalizer:

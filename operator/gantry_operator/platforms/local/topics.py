@@ -66,9 +66,15 @@ class LocalResources(BaseModel):
         return back
 
     def delete(self, kind: Kind, name: str) -> bool:
-        """Delete a resource. False: it goes once the brokers have deleted what it names. Raises KeyError."""
+        """Delete a resource. False: it goes once what it names is deleted, or its table dropped. Raises KeyError."""
         table = self.of(kind)
-        if table[name].spec.deletionPolicy != "Delete":
+        spec = table[name].spec
+        drops = (
+            isinstance(spec, api_topic.BrokerTopicSpec)
+            and spec.table is not None
+            and spec.table.deletionPolicy == "Delete"
+        )
+        if spec.deletionPolicy != "Delete" and not drops:
             del table[name]
             return True
         table[name].metadata.deletionTimestamp = table[name].metadata.deletionTimestamp or utc()
