@@ -58,7 +58,8 @@ STEPS: dict[str, tuple[list[str], dict[str, str]]] = {
     "migration": ([*PYTEST, "tests/migration"], {"INTEROP": "full"}),
     "interop5": ([*PYTEST, "tests/interop5"], {"INTEROP": "full"}),
     "Spark": (
-        [*PYTEST, "tests/spark/test_other_reader.py", "tests/spark/test_lost_executors.py"], {"SPARK_TESTS": "full"},
+        [*PYTEST, *(f"tests/spark/test_{name}.py" for name in ("other_reader", "sink_streams"))],
+        {"SPARK_TESTS": "full"},
     ),
     "delivery": ([sys.executable, "-m", "tests.delivery.scenario", "--through", "both", "--patience", "7200"], {}),
     "supply chain": ([sys.executable, ".ci/supply_chain.py"], {}),
