@@ -168,6 +168,8 @@ def written() -> list[dict[str, Any]]:
         {"every": "1m", "schedule": "@daily"},
         {"schema": "JsonSchema"},
         {"schema": "Avro"},
+        {"format": "Parquet", "mode": "Upsert"},
+        {"freeze": True},
     )
     return [
         *clusters,
