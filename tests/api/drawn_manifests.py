@@ -174,6 +174,10 @@ def written() -> list[dict[str, Any]]:
     return [
         *clusters,
         user | {"spec": {"cluster": "demo", "rules": [rule]}},
+        *(
+            topic | {"spec": {"cluster": "demo", "config": config}}
+            for config in ({"cleanup.policy": "COMPACTION"}, {"delete.retention.ms": "1"})
+        ),
         *(topic | {"spec": {"cluster": "demo", "table": table}} for table in tables),
     ]
 

@@ -174,7 +174,7 @@ class Table(Model):
         ),
         Rule(
             "!(has(self.freeze) && self.freeze) || (has(self.schema) && self.schema == 'Inferred')",
-            "freeze is only for schema: Inferred: leave it out",
+            "freeze belongs to schema: Inferred: write that, or leave freeze out",
             lambda t: not t.freeze or t.schema_ == "Inferred",
             "freeze",
         ),
