@@ -88,8 +88,8 @@ def pause(made: Scene, clients: Driver) -> dict[str, Any]:
 def cutovers(made: Scene, clients: Driver, kept: list[dict[str, Any]], wanted: int, within_s: float) -> None:
     """Add cutovers to `kept`, each of a new cluster from the same source, until there are so many or the time is over.
 
-    Clients look for routes every two seconds, so that a cutover waits for three. That changes nothing of the pause:
-    they have Gantry's address before it begins.
+    Clients look for routes every two seconds, so that a cutover waits for three. They have Gantry's address before the
+    pause begins.
     """
     ends, last = time.monotonic() + within_s, 0.0
     while len(kept) < wanted and time.monotonic() + last < ends:

@@ -189,6 +189,34 @@ async def test_a_source_that_stops_answering_is_looked_for_again(tmp_path: Path)
             await migration._with(cast(Any, Leaves()))
 
 
+@pytest.mark.parametrize("carried", [True, False])
+async def test_routes_of_carried_clients_outlive_the_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, carried: bool
+) -> None:
+    """RocketMQ's NameServer forgets a broker when the connection ends that has registered it."""
+    migration, closed = following(tmp_path), asyncio.Event()
+
+    class Registers:
+        def __init__(self, *args: Any, **options: Any) -> None: ...
+        async def __aenter__(self) -> Registers:
+            return self
+
+        async def __aexit__(self, *exc: object) -> None:
+            closed.set()
+
+    async def finishes(source: Registers) -> None:
+        migration._registered = 1.0 if carried else 0.0
+        migration._finished.set()
+
+    monkeypatch.setattr(member, "Source", Registers)
+    monkeypatch.setattr(member, "LEAVE_S", 0.05)
+    monkeypatch.setattr(migration, "_with", finishes)
+    await migration._try()
+    assert closed.is_set() is not carried
+    async with asyncio.timeout(10):
+        await closed.wait()
+
+
 async def test_while_clients_are_carried_slaves_of_the_source_keep_their_master() -> None:
     source = Source(["127.0.0.1:1"], "broker-a")
     sent: list[Any] = []

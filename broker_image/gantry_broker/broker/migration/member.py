@@ -61,6 +61,9 @@ FINISH_S: Final = 20.0
 """Seconds that a finish waits for the end of the source's log."""
 TIMER_MARGIN_MS: Final = 10_000
 """The source's timer may have passed a moment before its messages are in the log. Those come again."""
+LEAVE_S: Final = 60.0
+"""Seconds for the broker to register itself after a cutover."""
+_leaving: Final[set[asyncio.Task[None]]] = set()
 FOLLOWING, DONE, BROKEN = "following", "done", "broken"
 
 
@@ -97,6 +100,24 @@ async def migrate_first(config: BrokerConfig) -> None:
     assert config.migrate is not None
     migration = Migration(config, config.migrate)
     await migration.run()
+
+
+def leave_later(connections: contextlib.AsyncExitStack) -> None:
+    """Close the connections by which clients were carried a while after the cutover.
+
+    A NameServer forgets a broker at once when the connection ends that has registered it. A client that looks for the
+    route before the broker has registered itself would find none, and look again after half a minute.
+    """
+
+    async def leave() -> None:
+        try:
+            await asyncio.sleep(LEAVE_S)
+        finally:
+            await connections.aclose()
+
+    task = asyncio.get_running_loop().create_task(leave())
+    _leaving.add(task)
+    task.add_done_callback(_leaving.discard)
 
 
 class Migration:
@@ -313,8 +334,11 @@ class Migration:
                 tls=None if wanted.ca_file is None else TlsOptions(ca_file=wanted.ca_file),
                 own=self._config.group_address,
             )
-            async with source:
+            async with contextlib.AsyncExitStack() as stack:
+                await stack.enter_async_context(source)
                 await self._with(source)
+                if self._finished.is_set() and self._registered:
+                    leave_later(stack.pop_all())
         except SourceBroken as error:
             self._stop_for_good(str(error))
         except (MigrationError, OSError, StoreError) as error:
