@@ -14,6 +14,7 @@ from gantry_broker.archive.chain import GroupArchive
 from gantry_broker.archive.errors import Unavailable
 from gantry_broker.broker import archive_reads
 from gantry_broker.broker.clock import Clock
+from gantry_broker.broker.errors import RequestRejected
 from gantry_broker.config import ArchiveConfig
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
@@ -221,6 +222,34 @@ async def test_a_store_that_hangs_holds_a_bounded_number_of_requests(
     finally:
         go_on.set()
     await until(lambda: old.reads._waiting == 0)
+
+
+async def test_a_read_that_nobody_waits_for_ends_with_its_fetch(
+    make_old: MakeOld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search looks into many objects. Its client gave up after 3 s, and pulls need its place."""
+    old = await make_old()
+    await old.fill()
+    await old.age()
+    go_on, fetches, range_of = threading.Event(), list[str](), GroupArchive.range_of
+
+    def slow(self: GroupArchive, name: str, at: int, size: int) -> bytes:
+        fetches.append(name)
+        assert go_on.wait(30)
+        return range_of(self, name, at, size)
+
+    monkeypatch.setattr(GroupArchive, "range_of", slow)
+    monkeypatch.setattr(archive_reads, "LOOKUP_S", 0.2)
+    try:
+        with pytest.raises(RequestRejected, match="did not answer within"):
+            await old.reads.query("T", "no such key", 10, 0, old.now, False, 1 << 20)
+    finally:
+        go_on.set()
+    await until(lambda: old.reads._store_slots._value == archive_reads.AT_ONCE)
+    assert len(fetches) == 1
+    monkeypatch.setattr(archive_reads, "LOOKUP_S", 30.0)
+    assert await old.reads.query("T", "no such key", 10, 0, old.now, False, 1 << 20) == []
+    assert len(fetches) > 1, "a search needs several fetches here"
 
 
 async def test_pops_take_old_messages_and_give_them_again(make_old: MakeOld) -> None:

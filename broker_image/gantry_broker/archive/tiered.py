@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from gantry_broker.archive.chain import GroupArchive
 from gantry_broker.archive.errors import ArchiveError, Damaged, Missing, Replaced, TooWide, Unavailable
@@ -28,6 +28,10 @@ from gantry_broker.archive.threads import in_background
 from gantry_broker.protocol.message import Record, RecordError, decode_record
 from gantry_broker.store.index.key_hash import KeyHasher
 from gantry_broker.store.log.record_reader import is_record_of
+
+T = TypeVar("T")
+_CALL: Final = threading.local()
+"""Of the call that runs in this thread."""
 
 log = logging.getLogger(__name__)
 
@@ -553,7 +557,9 @@ class TieredLog:
                     break
                 wanted.append((block.at, block.size))
                 total += block.size
+        _check_wanted()
         self._wait_for(total)
+        _check_wanted()
         try:
             data = self._group.range_of(part.name, at, total)
         except ArchiveError:
@@ -596,6 +602,21 @@ class TieredLog:
             while self._memory_bytes > BLOCKS_BYTES and len(self._memory) > 1:
                 _, (_, gone) = self._memory.popitem(last=False)
                 self._memory_bytes -= gone
+
+
+def until_given_up(call: Callable[[], T], given_up: threading.Event) -> T:
+    """Make a call that ends at its next fetch once `given_up` is set: it raises Unavailable then."""
+    _CALL.given_up = given_up
+    try:
+        return call()
+    finally:
+        del _CALL.given_up
+
+
+def _check_wanted() -> None:
+    given_up: threading.Event | None = getattr(_CALL, "given_up", None)
+    if given_up is not None and given_up.is_set():
+        raise Unavailable("nobody waits for this read any more")
 
 
 def _complete_to(state: State, names: set[str]) -> int:

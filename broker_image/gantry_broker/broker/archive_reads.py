@@ -12,6 +12,7 @@ import contextlib
 import logging
 import random
 import struct
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from gantry_broker.archive.errors import ArchiveError, Damaged, Missing, Replace
 from gantry_broker.archive.objects import BRIEF
 from gantry_broker.archive.opening import open_archive
 from gantry_broker.archive.threads import in_daemon_thread
-from gantry_broker.archive.tiered import Below, NotCached, Read, TieredLog
+from gantry_broker.archive.tiered import Below, NotCached, Read, TieredLog, until_given_up
 from gantry_broker.broker.errors import RequestRejected
 from gantry_broker.broker.metadata.attributes import retention_ms
 from gantry_broker.broker.metadata.topics import is_system_topic
@@ -446,9 +447,10 @@ class ArchiveReads:
         raise busy("its objects are being merged")
 
     async def _in_thread(self, slots: asyncio.Semaphore, call: Callable[[], T]) -> T:
-        """Run a call while it has a slot: one that the caller gave up keeps it until its thread ends."""
+        """Run a call while it has a slot: one that the caller gave up keeps it until its present fetch ends."""
         await slots.acquire()
-        work = self._loop.create_task(in_daemon_thread(call))
+        given_up = threading.Event()
+        work = self._loop.create_task(in_daemon_thread(partial(until_given_up, call, given_up)))
 
         def ended(done: asyncio.Task[T]) -> None:
             slots.release()
@@ -456,7 +458,11 @@ class ArchiveReads:
                 done.exception()  # Its caller may have gone.
 
         work.add_done_callback(ended)
-        return await asyncio.shield(work)
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            given_up.set()
+            raise
 
     def _failed(self, error: Exception | str) -> None:
         if str(error) != self.error:
