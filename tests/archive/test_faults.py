@@ -62,3 +62,27 @@ async def test_the_archive_is_whole_after_each_fault(
         assert state.end >= end
         assert verify(group, state).faults == ()
         assert not state.gaps
+
+
+async def test_new_credentials_count_without_a_restart(server: S3Server, tmp_path: Path) -> None:
+    """A mounted Secret changes its files while the broker uploads."""
+    keys = server.credentials(tmp_path / "keys")
+    archive = ArchiveConfig(
+        url=server.bucket("rotation"), endpoint=server.endpoint, uid="u-1", interval_s=1, credentials=keys
+    )
+    process = BrokerProcess(config(tmp_path, "shop", archive=archive))
+
+    def report() -> Report:
+        found = process.broker.archiving.report
+        assert found is not None
+        return found
+
+    async with process:
+        await lead(process)
+        put(process, 0)
+        await until(lambda: report().known and report().parts > 0)
+        (keys / "secretAccessKey").write_text("of-yesterday")
+        put(process, 1)
+        await until(lambda: "check the credentials" in report().error)
+        server.credentials(keys)
+        await until(lambda: report().end >= process.store.log.end and not report().error)
