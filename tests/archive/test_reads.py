@@ -280,6 +280,34 @@ async def test_pops_take_old_messages_and_give_them_again(make_old: MakeOld) -> 
     assert sorted(int(r.body.split(b" ")[0]) for r in decode_records(got.data)) == list(range(len(found)))
 
 
+async def test_a_busy_queue_does_not_keep_pops_from_the_archived_one(make_old: MakeOld) -> None:
+    old = await make_old()
+    await old.fill()
+    await old.age()
+    fields = {"topic": "T", "defaultTopic": "", "readQueueNums": 2, "writeQueueNums": 2, "perm": 6,
+              "topicFilterType": "SINGLE_TAG"}  # fmt: skip
+    assert (await old.bench.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, fields)).code == 0
+    await old.bench.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=b'{"groupName":"P","consumeEnable":true}')
+    pop = {
+        "consumerGroup": "P", "topic": "T", "queueId": -1, "maxMsgNums": 1, "invisibleTime": 60_000, "pollTime": 0,
+        "bornTime": old.now, "initMode": 0, "expType": "TAG", "exp": "*", "order": False,
+    }  # fmt: skip
+    for _ in range(3):
+        assert (await old.bench.send(b"new", queueId=1)).code == ResponseCode.SUCCESS
+
+    async def one() -> int:
+        assert (await old.bench.send(b"new", queueId=1)).code == ResponseCode.SUCCESS
+        answer = await old.bench.ask(RequestCode.POP_MESSAGE, pop)
+        assert answer.code == ResponseCode.SUCCESS, answer.remark
+        return next(decode_records(answer.body)).queue_id
+
+    seen = set[int]()
+    for _ in range(60):
+        seen.add(await one())
+        await asyncio.sleep(0.01)
+    assert seen == {0, 1}
+
+
 async def test_a_group_begins_where_it_did_without_an_archive(make_old: MakeOld) -> None:
     """A client that begins at the end asks for its offset first: an answer of 0 would make it read everything."""
     old = await make_old()

@@ -406,6 +406,9 @@ class PopService:
             self._log.submit()
         if wanted.condition is not None:
             self._slices.charge(perf_counter() - begun)
+        if found.count:  # Otherwise `pop` waits for them. A queue that always has messages must not hold back others.
+            for read in found.archived:
+                self._archive_reads.prepare_soon(read)
         return found
 
     def _answer(self, found: Found, request: Pop) -> Popped:
