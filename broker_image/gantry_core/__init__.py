@@ -61,6 +61,7 @@ if TYPE_CHECKING or WHY_PYTHON:
     from gantry_core._python import (
         BatchRules,
         SendRules,
+        SignatureKeys,
         archived_columns,
         archived_keys,
         archived_records,
@@ -76,13 +77,13 @@ if TYPE_CHECKING or WHY_PYTHON:
         records_whole,
         send_answers,
         set_slots,
-        signed_frames,
         wanted_records,
     )
 else:
     _native = globals()["_native"]
     BatchRules = _native.BatchRules
     SendRules = _native.SendRules
+    SignatureKeys = _native.SignatureKeys
     archived_columns = _native.archived_columns
     archived_keys = _native.archived_keys
     archived_records = _native.archived_records
@@ -98,7 +99,6 @@ else:
     records_whole = _native.records_whole
     send_answers = _native.send_answers
     set_slots = _native.set_slots
-    signed_frames = _native.signed_frames
     wanted_records = _native.wanted_records
 
 __all__ = [
@@ -106,6 +106,7 @@ __all__ = [
     "WHY_PYTHON",
     "BatchRules",
     "SendRules",
+    "SignatureKeys",
     "archived_columns",
     "archived_keys",
     "archived_records",
@@ -121,6 +122,5 @@ __all__ = [
     "records_whole",
     "send_answers",
     "set_slots",
-    "signed_frames",
     "wanted_records",
 ]

@@ -12,7 +12,6 @@ from functools import lru_cache
 from itertools import islice
 from operator import mul
 from struct import Struct
-from struct import error as StructError
 from typing import Any, Final
 
 _BATCH_HEAD: Final = Struct(">i8xii")
@@ -58,8 +57,6 @@ _SMALL_DIGITS: Final = 9
 _FRAME: Final = Struct(">iI")
 _COMPACT: Final = Struct(">h3xiiii")
 """Code, opaque, flag, size of the remark, size of the fields."""
-_FRAME_SIZES: Final = Struct(">II")
-_REMARK_AT: Final = 13
 _DIGEST_TEXT: Final = 28
 """Characters of a SHA-1 digest in Base64."""
 _ROW: Final = Struct(">IIiBiH")
@@ -429,7 +426,7 @@ def _little(rows: Sequence[tuple[int, ...]], kinds: str) -> bytes:
 
 
 Topics = list[tuple[str, int, int, int, int]]
-Split = tuple[int, int, int, str | None, Topics, list[int], list[int], int, bytes, bytes, bytes, bytes]
+Split = tuple[int, int, int, str | None, Topics, list[int], list[int], int, bytes, bytes, bytes, bytes, bytes]
 
 
 class _Unusual(ValueError):
@@ -455,7 +452,7 @@ class SendRules:
         self._special = frozenset(special) - {*_INDEXED, "WAIT"}
         self._suffix = suffix
         self._properties = min(properties, _MAX_I16)
-        self._keys = min(keys, 1 << 14)
+        self._keys = keys
         self._all_keys = all_keys
         self._frame = frame
         self._header = header
@@ -463,14 +460,15 @@ class SendRules:
     def split(self, data: bytes, most: int, born_host: bytes) -> Split | None:
         """The plain sends that `data` begins with, `most` of them at most: (bytes, messages, request code, access key,
         topics, topic of each queue, queues, bytes of the largest body, properties of the first message, records, rows,
-        index keys' hashes). None: the first frame is none, or is not complete.
+        index keys' hashes, signatures). None: the first frame is none, or is not complete.
 
         A topic is (name, its largest queue, messages, bytes of their records, bytes of the largest record). The records
         lack queue offset, offset in the log, store time and host. A row has what `place_sends` needs besides.
 
         A plain send is a request of code 10 or 310, not one-way, within the limits, with every field as Java's clients
         write it, properties that are not special, and WAIT absent or true. All have one code and one access key ("" for
-        another credential alone).
+        another credential alone). The signatures are what `SignatureKeys.signed` takes; b"": not all are signed, or
+        another look has to decide because a name comes twice.
         """
         found = _Sends()
         at = 0
@@ -499,6 +497,7 @@ class SendRules:
             b"".join(found.records),
             b"".join(found.rows),
             b"".join(found.hashes),
+            b"".join(found.signed) if found.all_signed else b"",
         )
 
     def _next(self, found: _Sends, data: bytes, at: int, born_host: bytes) -> int:
@@ -513,8 +512,8 @@ class SendRules:
             return 0
         if serialize > 1:
             return 0
-        code, opaque, ext = (_compact_head if serialize else _json_head)(data[begin : begin + size])
-        user = ext.get("AccessKey")
+        code, opaque, ext, twice = (_compact_head if serialize else _json_head)(data[begin : begin + size])
+        given, user = ext, ext.get("AccessKey")
         if user is None and ("Signature" in ext or "SecurityToken" in ext):
             user = ""
         if found.count and (code != found.code or user != found.user):
@@ -555,6 +554,9 @@ class SendRules:
         group = found.groups.setdefault((topic, queue_id), len(found.groups))
         found.records += (_RECORD.pack(*head), body, field, len(properties).to_bytes(2), properties)
         found.rows.append(_ROW.pack(whole, group, opaque, serialize, _tag_code(props.get("TAGS", "")), len(keys)))
+        part = None if user is None or twice else _signed_part(given, body)
+        found.signed.append(part or b"")
+        found.all_signed = found.all_signed and part is not None
         seed = _seed(topic)
         found.hashes += [_HASH.pack(_key_hash(seed, key)) for key in keys]
         return stop
@@ -583,6 +585,8 @@ class _Sends:
         self.records: list[bytes] = []
         self.rows: list[bytes] = []
         self.hashes: list[bytes] = []
+        self.signed: list[bytes] = []
+        self.all_signed = True
 
 
 class _Pairs(tuple[tuple[str, Any], ...]):
@@ -606,13 +610,14 @@ _JSON: Final = json.JSONDecoder(
 )
 
 
-def _json_head(header: bytes) -> tuple[int, int, dict[str, str]]:
-    """Code, opaque and fields of a request. Raises ValueError."""
+def _json_head(header: bytes) -> tuple[int, int, dict[str, str], bool]:
+    """Code, opaque and fields of a request, and whether a name came twice. Raises ValueError."""
     code = _SEND_V2 if header.startswith(b'{"code":310,') else _SEND
     if code == _SEND and not header.startswith(b'{"code":10,'):
         raise _Unusual
     opaque = flag = version = language = None
     ext: dict[str, str] = {}
+    twice = False
     for name, value in _JSON.decode(header.decode()):
         name.encode()  # A half of a surrogate pair raises.
         if name == "extFields":
@@ -623,6 +628,7 @@ def _json_head(header: bytes) -> tuple[int, int, dict[str, str]]:
                     raise _Unusual
                 f"{field}{content}".encode()
             ext = dict(value)
+            twice = len(ext) < len(value)
             continue
         if type(value) is str:
             value.encode()
@@ -648,17 +654,18 @@ def _json_head(header: bytes) -> tuple[int, int, dict[str, str]]:
             language = value
     if flag != 0 or opaque is None or version is None or language is None:
         raise _Unusual
-    return code, opaque, ext
+    return code, opaque, ext, twice
 
 
-def _compact_head(header: bytes) -> tuple[int, int, dict[str, str]]:
+def _compact_head(header: bytes) -> tuple[int, int, dict[str, str], bool]:
     """As `_json_head`, for a compact header."""
     if len(header) < _COMPACT.size:
         raise _Unusual
     code, opaque, flag, remark, size = _COMPACT.unpack_from(header)
     if code not in (_SEND, _SEND_V2) or flag or remark or size != len(header) - _COMPACT.size:
         raise _Unusual
-    ext = {}
+    ext: dict[str, str] = {}
+    twice = False
     at, end = _COMPACT.size, len(header)
     while at < end:
         texts = []
@@ -668,8 +675,9 @@ def _compact_head(header: bytes) -> tuple[int, int, dict[str, str]]:
             if length < 0 or at > end:
                 raise _Unusual
             texts.append(header[at - length : at].decode())
+        twice = twice or texts[0] in ext
         ext[texts[0]] = texts[1]
-    return code, opaque, ext
+    return code, opaque, ext, twice
 
 
 def _check_plain(ext: dict[str, str]) -> None:
@@ -784,81 +792,34 @@ def send_answers(places: bytes, code: int, host: str, region: str, version: int)
     return b"".join(made)
 
 
-def signed_frames(data: bytes, end: int, keys: Sequence[bytes]) -> bool:
-    """Whether `data[:end]` are frames, one at least, and each is signed with one of the keys.
+def _signed_part(ext: dict[str, str], body: bytes) -> bytes | None:
+    """The signature of a request, and what it has to be one of; None: there is none."""
+    given = ext.get("Signature", "").encode()
+    if len(given) != _DIGEST_TEXT:
+        return None
+    content = "".join([ext[name] for name in sorted(ext) if name != "Signature"]).encode() + body
+    return len(content).to_bytes(4) + given + content
 
-    False also for what another check has to decide: names that occur twice, or fields that an old client did not sign.
-    """
-    at = 0
-    try:
-        while at < min(end, len(data)):
-            length, mark = _FRAME_SIZES.unpack_from(data, at)
-            size, begin, stop = mark & 0xFFFFFF, at + 8, at + 4 + length
-            if length < 4 or stop > end or mark >> 24 > 1 or size > length - 4:
+
+class SignatureKeys:
+    """The keys of a user."""
+
+    def __init__(self, keys: Sequence[bytes]) -> None:
+        self._keys = keys
+
+    def signed(self, parts: bytes) -> bool:
+        """Whether each of the signatures of `SendRules.split`, one at least, was made with one of the keys."""
+        at, begin = 0, 4 + _DIGEST_TEXT
+        while at < len(parts):
+            after = at + begin + int.from_bytes(parts[at : at + 4])
+            if at + begin > len(parts) or after > len(parts):
                 return False
-            if not _is_signed(data[begin : begin + size], data[begin + size : stop], mark >> 24 == 1, keys):
+            given, content = parts[at + 4 : at + begin], parts[at + begin : after]
+            made = [b2a_base64(hmac.digest(key, content, "sha1"), newline=False) for key in self._keys]
+            if not any([hmac.compare_digest(one, given) for one in made]):
                 return False
-            at = stop
-    except (ValueError, StructError):
-        return False
-    return 0 < at == end
-
-
-def _is_signed(header: bytes, body: bytes, compact: bool, keys: Sequence[bytes]) -> bool:
-    """Whether a request is signed with one of the keys. Raises ValueError when it cannot be read."""
-    fields = _compact_fields(header) if compact else _json_fields(header)
-    ext = dict(fields)
-    given = ext.pop("Signature", "").encode()
-    if len(ext) < len(fields) - 1 or len(given) != _DIGEST_TEXT:
-        return False
-    content = "".join([ext[name] for name in sorted(ext)]).encode() + body
-    valid = False
-    for key in keys:
-        valid |= hmac.compare_digest(b2a_base64(hmac.digest(key, content, "sha1"), newline=False), given)
-    return valid
-
-
-def _json_fields(header: bytes) -> Sequence[tuple[str, str]]:
-    """The fields of a request with a JSON header. Raises ValueError."""
-    found: Sequence[tuple[str, str]] = ()
-    top = _JSON.decode(header.decode())
-    if type(top) is not _Pairs:
-        raise _Unusual
-    for name, value in top:
-        name.encode()
-        if name == "extFields":
-            if type(value) is not _Pairs:
-                raise _Unusual
-            for field, content in value:
-                if type(content) is not str:
-                    raise _Unusual
-                f"{field}{content}".encode()
-            found = value
-        elif type(value) is str:
-            value.encode()
-        elif type(value) is not int and type(value) is not bool and value is not None:
-            raise _Unusual
-    return found
-
-
-def _compact_fields(header: bytes) -> list[tuple[str, str]]:
-    """As `_json_fields`, for a compact header."""
-    if len(header) < _REMARK_AT + 4:
-        raise _Unusual
-    found = []
-    at, end = _COMPACT.size + int.from_bytes(header[_REMARK_AT : _REMARK_AT + 4]), len(header)
-    while at < end:
-        texts = []
-        for width in (2, 4):
-            if at + width > end:
-                raise _Unusual
-            length = int.from_bytes(header[at : at + width])
-            at += width + length
-            if at > end:
-                raise _Unusual
-            texts.append(header[at - length : at].decode())
-        found.append((texts[0], texts[1]))
-    return found
+            at = after
+        return at > 0
 
 
 def _places(entries: bytes) -> Iterator[tuple[int, int]]:

@@ -37,7 +37,7 @@ def body(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any
     monkeypatch.setattr(sending, "SendRules", found.SendRules)
     monkeypatch.setattr(sending, "plain_answers", found.send_answers)
     monkeypatch.setattr(append, "place_sends", found.place_sends)
-    monkeypatch.setattr(access_gate, "signed_frames", found.signed_frames)
+    monkeypatch.setattr(access_gate, "SignatureKeys", found.SignatureKeys)
     monkeypatch.setattr(sending, "AT_ONCE_S", float("inf"))
     monkeypatch.setattr(clock.Clock, "unix_ms", lambda self: NOW)
     return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from typing import Final, NamedTuple
 
-from gantry_core import signed_frames
+from gantry_core import SignatureKeys
 
 from gantry_broker.access.audit import AuditLog
 from gantry_broker.access.decide import DISABLED, PERMISSIVE, Policy, Quota, User
@@ -60,7 +60,7 @@ class Refused(NamedTuple):
 class _SignedUser:
     """A user that signed a request on a connection."""
 
-    __slots__ = ("_grants", "decisions", "granted", "repeated", "user")
+    __slots__ = ("_grants", "_keys", "decisions", "granted", "repeated", "user")
 
     def __init__(self, user: User) -> None:
         self.user = user
@@ -70,6 +70,14 @@ class _SignedUser:
         self.granted: dict[int, set[Hashable]] = {}
         """By code: the names that `NAMES` reads of requests that were allowed."""
         self._grants = 0
+        self._keys: SignatureKeys | None = None
+
+    @property
+    def keys(self) -> SignatureKeys:
+        """The keys of the user. The first use prepares them."""
+        if self._keys is None:
+            self._keys = SignatureKeys(self.user.keys)
+        return self._keys
 
     def grant(self, code: int, names: Hashable) -> None:
         """Remembers names that were allowed for this code."""
@@ -214,7 +222,7 @@ class Gate:
         granted = known.granted.get(sends.code, ())
         if not known.user.super and not all([topic[0] in granted for topic in sends.topics]):
             return False
-        return signed_frames(sends.data, sends.end, known.user.keys)
+        return known.keys.signed(sends.signed)
 
     def _check(self, caller: Caller, frame: Frame, now: float) -> Refused | None:
         policy = self.policy

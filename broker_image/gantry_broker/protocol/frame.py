@@ -191,6 +191,8 @@ class Sends(NamedTuple):
     records: bytes
     rows: bytes
     hashes: bytes
+    signed: bytes
+    """For `gantry_core.SignatureKeys`; b"": not all are signed, or another look has to decide."""
 
     def sizes(self, topic: str) -> list[int]:
         """Return the bytes of the records of a topic, one by one."""

@@ -29,7 +29,7 @@ fn gantry_core_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<sends::SendRules>()?;
     module.add_function(wrap_pyfunction!(sends::place_sends, module)?)?;
     module.add_function(wrap_pyfunction!(sends::send_answers, module)?)?;
-    module.add_function(wrap_pyfunction!(signature::signed_frames, module)?)?;
+    module.add_class::<signature::SignatureKeys>()?;
     module.add_function(wrap_pyfunction!(reads::wanted_records, module)?)?;
     module.add_function(wrap_pyfunction!(reads::gather_records, module)?)?;
     module.add_function(wrap_pyfunction!(reads::records_named, module)?)?;

@@ -2,10 +2,12 @@
 
 use crate::batch::Special;
 use crate::json::Json;
+use crate::signature::GIVEN;
 use crate::text::{hash_on, key_hash, NAME_END, PIECE_END};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyTuple};
+use pyo3::IntoPyObjectExt;
 use std::borrow::Cow;
 use std::collections::HashMap;
 
@@ -28,6 +30,7 @@ const FIELDS: [&str; 14] = [
     "producerGroup", "topic", "defaultTopic", "defaultTopicQueueNums", "queueId", "sysFlag", "bornTimestamp", "flag",
     "properties", "reconsumeTimes", "unitMode", "maxReconsumeTimes", "batch", "brokerName",
 ];
+const LETTERS: [&str; 14] = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l", "m", "n"];
 
 fn int(data: &[u8], at: usize) -> Option<i32> {
     Some(i32::from_be_bytes(data.get(at..at + 4)?.try_into().ok()?))
@@ -42,11 +45,15 @@ fn short(data: &[u8], at: usize) -> Option<i16> {
 struct Fields<'a> {
     values: [Option<Cow<'a, str>>; 14],
     user: Option<Cow<'a, str>>,
-    signed: bool,
+    token: Option<Cow<'a, str>>,
+    signature: Option<Cow<'a, str>>,
+    others: Vec<(Cow<'a, str>, Cow<'a, str>)>,
+    /// Whether a name came twice.
+    twice: bool,
 }
 
 impl<'a> Fields<'a> {
-    fn set(&mut self, code: i32, name: &str, value: Cow<'a, str>) {
+    fn set(&mut self, code: i32, name: Cow<'a, str>, value: Cow<'a, str>) {
         let place = if code == SEND_V2 {
             match *name.as_bytes() {
                 [letter @ b'a'..=b'n'] => Some(usize::from(letter - b'a')),
@@ -55,11 +62,47 @@ impl<'a> Fields<'a> {
         } else {
             FIELDS.iter().position(|field| *field == name)
         };
-        match place {
-            Some(place) => self.values[place] = Some(value),
-            None if name == "AccessKey" => self.user = Some(value),
-            None => self.signed |= name == "Signature" || name == "SecurityToken",
+        let field = match (place, &*name) {
+            (Some(place), _) => &mut self.values[place],
+            (None, "AccessKey") => &mut self.user,
+            (None, "SecurityToken") => &mut self.token,
+            (None, "Signature") => &mut self.signature,
+            _ => return self.others.push((name, value)),
+        };
+        self.twice |= field.replace(value).is_some();
+    }
+
+    /// Appends the signature, and what it has to be one of; false: there is none, or another look has to decide.
+    fn sign(&self, code: i32, body: &[u8], made: &mut Vec<u8>) -> bool {
+        let given = match &self.signature {
+            Some(given) if given.len() == GIVEN && !self.twice => given,
+            _ => return false,
+        };
+        let begin = made.len();
+        made.extend_from_slice(&[0; 4]);
+        made.extend_from_slice(given.as_bytes());
+        let own = self.user.iter().chain(&self.token); // Their names are before the short ones.
+        if self.others.is_empty() && code == SEND_V2 {
+            own.chain(self.values.iter().flatten()).for_each(|value| made.extend_from_slice(value.as_bytes()));
+        } else {
+            let mut all: Vec<(&str, &str)> = self.others.iter().map(|(name, value)| (&**name, &**value)).collect();
+            all.extend(self.user.iter().map(|value| ("AccessKey", &**value)));
+            all.extend(self.token.iter().map(|value| ("SecurityToken", &**value)));
+            for (place, value) in self.values.iter().enumerate() {
+                if let Some(value) = value {
+                    all.push((if code == SEND_V2 { LETTERS[place] } else { FIELDS[place] }, value));
+                }
+            }
+            all.sort_unstable();
+            if all.windows(2).any(|pair| pair[0].0 == pair[1].0) {
+                return false;
+            }
+            all.iter().for_each(|(_, value)| made.extend_from_slice(value.as_bytes()));
         }
+        made.extend_from_slice(body);
+        let size = (made.len() - begin - 4 - GIVEN) as u32;
+        made[begin..begin + 4].copy_from_slice(&size.to_be_bytes());
+        true
     }
 
     fn text(&self, place: usize) -> Option<&str> {
@@ -131,7 +174,7 @@ fn json_head(header: &[u8]) -> Option<Head<'_>> {
                 fields = Fields::default();
                 json.object(|json, name| {
                     let value = json.string()?;
-                    fields.set(code, &name, value);
+                    fields.set(code, name, value);
                     Some(())
                 })?;
             }
@@ -161,7 +204,7 @@ fn compact_head(header: &[u8]) -> Option<Head<'_>> {
         let size = usize::try_from(int(header, at)?).ok()?;
         let value = std::str::from_utf8(header.get(at + 4..(at + 4).checked_add(size)?)?).ok()?;
         at += 4 + size;
-        fields.set(code, name, Cow::Borrowed(value));
+        fields.set(code, Cow::Borrowed(name), Cow::Borrowed(value));
     }
     Some(Head { code, opaque, fields })
 }
@@ -243,22 +286,6 @@ pub struct SendRules {
     header: usize,
 }
 
-type Topics = Vec<(String, i32, usize, usize, usize)>;
-type Split<'py> = (
-    usize,
-    usize,
-    i32,
-    Option<String>,
-    Topics,
-    Vec<usize>,
-    Vec<i32>,
-    usize,
-    Bound<'py, PyBytes>,
-    Bound<'py, PyBytes>,
-    Bound<'py, PyBytes>,
-    Bound<'py, PyBytes>,
-);
-
 #[pymethods]
 impl SendRules {
     #[new]
@@ -276,27 +303,34 @@ impl SendRules {
             special: Special::new(special),
             suffix,
             properties: properties.min(MOST_STORED),
-            keys: keys.min(1 << 14),
+            keys,
             all_keys,
             frame,
             header,
         }
     }
 
-    fn split<'py>(&self, py: Python<'py>, data: &[u8], most: usize, born_host: [u8; 8]) -> Option<Split<'py>> {
+    fn split<'py>(
+        &self,
+        py: Python<'py>,
+        data: &[u8],
+        most: usize,
+        born_host: [u8; 8],
+    ) -> PyResult<Option<Bound<'py, PyTuple>>> {
         let mut topics: Vec<Topic> = Vec::new();
         let mut groups: HashMap<(usize, i32), u32> = HashMap::new();
         let (mut of_topic, mut queues) = (Vec::new(), Vec::new());
         let (mut records, mut rows, mut hashes) = (Vec::new(), Vec::new(), Vec::new());
         let (mut at, mut count, mut all_keys, mut most_body) = (0, 0, 0, 0);
         let (mut code, mut user, mut first) = (0, None, Vec::new());
+        let (mut signed, mut all_signed) = (Vec::new(), true);
         while count < most {
             let (head, header, body, stop, serialize) = match self.frame_at(data, at) {
                 Some(found) => found,
                 None => break,
             };
             let fields = &head.fields;
-            let own = match (&fields.user, fields.signed) {
+            let own = match (&fields.user, fields.token.is_some() || fields.signature.is_some()) {
                 (None, false) => None,
                 (found, _) => Some(found.as_deref().unwrap_or("")),
             };
@@ -375,6 +409,7 @@ impl SendRules {
                 hashes.extend_from_slice(&key_hash(known.seed, key).to_be_bytes());
             }
             let body = &data[header + body.start..header + body.end];
+            all_signed = all_signed && user.is_some() && fields.sign(code, body, &mut signed);
             most_body = most_body.max(body.len());
             records.extend_from_slice(&(size as u32).to_be_bytes());
             records.extend_from_slice(&(if wide { V2 } else { V1 }).to_be_bytes());
@@ -405,26 +440,32 @@ impl SendRules {
             at = stop;
         }
         if count == 0 {
-            return None;
+            return Ok(None);
         }
-        let topics = topics
+        let topics: Vec<_> = topics
             .into_iter()
             .map(|topic| (topic.name, topic.largest_queue, topic.messages, topic.bytes, topic.largest))
             .collect();
-        Some((
-            at,
-            count,
-            code,
-            user,
-            topics,
-            of_topic,
-            queues,
-            most_body,
-            PyBytes::new(py, &first),
-            PyBytes::new(py, &records),
-            PyBytes::new(py, &rows),
-            PyBytes::new(py, &hashes),
-        ))
+        if !all_signed {
+            signed.clear();
+        }
+        let bytes = |data: &[u8]| PyBytes::new(py, data).into_any();
+        let parts = [
+            at.into_bound_py_any(py)?,
+            count.into_bound_py_any(py)?,
+            code.into_bound_py_any(py)?,
+            user.into_bound_py_any(py)?,
+            topics.into_bound_py_any(py)?,
+            of_topic.into_bound_py_any(py)?,
+            queues.into_bound_py_any(py)?,
+            most_body.into_bound_py_any(py)?,
+            bytes(&first),
+            bytes(&records),
+            bytes(&rows),
+            bytes(&hashes),
+            bytes(&signed),
+        ];
+        PyTuple::new(py, parts).map(Some)
     }
 }
 
