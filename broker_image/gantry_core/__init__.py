@@ -69,6 +69,7 @@ if TYPE_CHECKING or WHY_PYTHON:
         entry_sizes,
         gather_records,
         index_entries,
+        key_hash,
         key_times,
         message_ids,
         place_sends,
@@ -91,6 +92,7 @@ else:
     entry_sizes = _native.entry_sizes
     gather_records = _native.gather_records
     index_entries = _native.index_entries
+    key_hash = _native.key_hash
     key_times = _native.key_times
     message_ids = _native.message_ids
     place_sends = _native.place_sends
@@ -114,6 +116,7 @@ __all__ = [
     "entry_sizes",
     "gather_records",
     "index_entries",
+    "key_hash",
     "key_times",
     "message_ids",
     "place_sends",

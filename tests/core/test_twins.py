@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gantry_broker.protocol.message import BatchItem, encode_batch
+from gantry_broker.protocol.message import BatchItem, encode_batch, java_hash
 from gantry_broker.settings import BrokerSettings
 from gantry_broker.store import append
 from gantry_broker.store.store import MessageStore
@@ -89,6 +89,25 @@ def test_the_signatures_reach_every_outcome() -> None:
     found = [twins.compare_signed(random.Random(seed), python)[0][1] for seed in range(600)]
     assert found.count(True) > 100
     assert found.count(False) > 100
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_the_hash_of_a_key_is_javas(body: str) -> None:
+    if BODIES[body] is None:
+        pytest.skip(twins.NOT_BUILT)
+    rng, hashed = random.Random(5), BODIES[body].key_hash
+    alphabet = "0123456789ABCDEFabcxyz-_%größe😀"
+    for topic in ("T", "%RETRY%group", "Ünïcode"):
+        for _ in range(2_000):
+            size = rng.choice((1, 2, 3, 4, 19, 20, 21, 32, 84, 85, 300))
+            key = "".join(rng.choices(alphabet[: rng.choice((16, 22, 30))], k=size))
+            value = abs(java_hash(f"{topic}#{key}"))
+            assert hashed(topic, key) == (0 if value == 1 << 31 else value)
+    # In Java, abs() of the smallest number is itself; such a key counts as 0.
+    assert java_hash("orders#YZjajfr") == -(1 << 31)
+    assert hashed("orders", "YZjajfr") == 0
+    with pytest.raises(ValueError, match="surrogates"):
+        hashed("T", "\ud83d")
 
 
 @settings(max_examples=300, deadline=None)

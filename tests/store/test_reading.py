@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 from gantry_broker.protocol.codes import GetStatus
-from gantry_broker.protocol.message import decode_records, java_hash, pack_host, tags_hash
+from gantry_broker.protocol.message import decode_records, pack_host, tags_hash
 from gantry_broker.settings import BrokerSettings
 from gantry_broker.store import read
 from gantry_broker.store.errors import BadRecords, OffsetGone
-from gantry_broker.store.index.key_hash import KeyHasher
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
 
@@ -207,22 +206,6 @@ def test_read_bytes_returns_confirmed_bytes_from_any_offset(store: MessageStore)
     assert store.reader.read_bytes(end + 10**9, 10) == b""
     with pytest.raises(OffsetGone):
         store.reader.read_bytes(-1, 10)
-
-
-def test_the_hash_of_a_key_is_javas(store: MessageStore) -> None:
-    rng = random.Random(5)
-    alphabet = "0123456789ABCDEFabcxyz-_%größe😀"
-    for topic in ("T", "%RETRY%group", "Ünïcode"):
-        hasher = KeyHasher(topic)
-        for _ in range(2_000):
-            key = "".join(
-                rng.choices(alphabet[: rng.choice((16, 22, 30))], k=rng.choice((1, 19, 20, 21, 32, 84, 85, 300)))
-            )
-            value = abs(java_hash(f"{topic}#{key}"))
-            assert hasher.hash(key) == (0 if value == 1 << 31 else value)
-    # In Java, abs() of the smallest number is itself; such a key counts as 0.
-    assert java_hash("polygenelubricants") == -(1 << 31)
-    assert KeyHasher("polygenelubr").hash("x") >= 0
 
 
 def test_keys_are_found_across_index_files_newest_first_and_by_time(store: MessageStore) -> None:

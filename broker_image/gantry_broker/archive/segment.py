@@ -26,13 +26,12 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 import zstandard
-from gantry_core import archived_columns, archived_keys, archived_records
+from gantry_core import archived_columns, archived_keys, archived_records, key_hash
 
 from gantry_broker.archive.errors import ArchiveError, Damaged, Missing
 from gantry_broker.archive.sealing import Plain, Sealer
 from gantry_broker.protocol.codes import CONTROL_TOPIC, SCHEDULE_TOPIC
 from gantry_broker.protocol.limits import MAX_KEYS
-from gantry_broker.store.index.key_hash import KeyHasher
 from gantry_broker.store.log.epochs import EpochStart, epoch_of
 from gantry_broker.store.log.record_reader import (
     Damage,
@@ -230,7 +229,6 @@ class SegmentWriter:
         self._added: list[tuple[int, int, int, int, Future[bytes] | bytes]] = []
         """Start, end, lowest and highest store time of each block, and its stored bytes."""
         self._queues: dict[tuple[bytes, int], _Queue] = {}
-        self._hashers: dict[bytes, KeyHasher] = {}
         self._keys: list[bytes] = []
         self._epochs: list[EpochStart] = []
         self._records = 0
@@ -331,10 +329,8 @@ class SegmentWriter:
             row = _NEW_ROW.pack(record.phys, record.size, tag, ms)
             found.runs.append((record.topic, record.queue_id, record.queue_offset, row))
         if in_index(record.sys_flag) and record.topic != CONTROL_TOPIC.encode():
-            hasher = self._hashers.get(record.topic)
-            if hasher is None:
-                hasher = self._hashers[record.topic] = KeyHasher(record.topic.decode("utf-8", "replace"))
-            found.keys += [_NEW_KEY.pack(hasher.hash(key), record.phys) for key in index_keys(record.properties)]
+            topic = record.topic.decode("utf-8", "replace")
+            found.keys += [_NEW_KEY.pack(key_hash(topic, key), record.phys) for key in index_keys(record.properties)]
         found.note_ms(ms, ms)
         found.records += 1
 

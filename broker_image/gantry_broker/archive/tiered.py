@@ -18,6 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
+from gantry_core import key_hash
+
 from gantry_broker.archive.chain import GroupArchive
 from gantry_broker.archive.errors import ArchiveError, Damaged, Missing, Replaced, TooWide, Unavailable
 from gantry_broker.archive.manifest import Part, State
@@ -26,7 +28,6 @@ from gantry_broker.archive.read_cache import ReadCache
 from gantry_broker.archive.segment import Block, Columns, Directory, RangeReader
 from gantry_broker.archive.threads import in_background
 from gantry_broker.protocol.message import Record, RecordError, decode_record
-from gantry_broker.store.index.key_hash import KeyHasher
 from gantry_broker.store.log.record_reader import is_record_of
 
 T = TypeVar("T")
@@ -398,7 +399,7 @@ class TieredLog:
         """
         self._check_complete(start)
         parts = self._index.parts_between(begin_ms, end_ms, start)
-        key_hash = KeyHasher(topic).hash(key)
+        hashed = key_hash(topic, key)
         found: list[Record] = []
         read = 0
         for number, begins in enumerate(parts if unique else reversed(parts)):
@@ -412,7 +413,7 @@ class TieredLog:
                     f"{len(parts)} objects of the archive may have the key, a query looks into {MAX_PARTS}: "
                     "write a shorter time range"
                 )
-            for place in reversed(self._places_of(part, topic, key_hash, offline)):
+            for place in reversed(self._places_of(part, topic, hashed, offline)):
                 if len(found) >= most or read > max_bytes:
                     break
                 if not visible_from <= place < start:
@@ -431,7 +432,7 @@ class TieredLog:
             )
         return found[:most]
 
-    def _places_of(self, part: Outlined, topic: str, key_hash: int, offline: bool) -> list[int]:
+    def _places_of(self, part: Outlined, topic: str, hashed: int, offline: bool) -> list[int]:
         """Return the places of an object's records that may have a key."""
         if part.keys is not None:
             hashes = self._loaded(
@@ -441,7 +442,7 @@ class TieredLog:
                 part,
                 offline,
             )
-            low, high = bisect_left(hashes[0], key_hash), bisect_left(hashes[0], key_hash + 1)
+            low, high = bisect_left(hashes[0], hashed), bisect_left(hashes[0], hashed + 1)
             return list(hashes[1][low:high])
         # Written before archives had keys: all records of the topic.
         places: list[int] = []

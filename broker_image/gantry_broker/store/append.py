@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Final
 
-from gantry_core import batch_records, place_sends
+from gantry_core import batch_records, key_hash, place_sends
 
 from gantry_broker.protocol.codes import CONTROL_TOPIC, SysFlag
 from gantry_broker.protocol.frame import Sends
@@ -193,7 +193,7 @@ class Appender:
                     )
                 if indexed and sys_flag & 12 != 12:
                     for key in names:
-                        keys += pack_key(topic.hasher.hash(key), phys, now_ms)
+                        keys += pack_key(key_hash(topic.name, key), phys, now_ms)
                 if topic.is_control:
                     made.control.append((phys, body))
                 stored.append(_make(Stored, (phys, size, number)))

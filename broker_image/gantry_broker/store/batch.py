@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from gantry_core import plain_records
+from gantry_core import key_hash, plain_records
 
 from gantry_broker.protocol.codes import CONTROL_TOPIC, SCHEDULE_TOPIC
 from gantry_broker.protocol.limits import MAX_KEYS
@@ -175,7 +175,7 @@ def _add(batch: Batch, meta: Meta, data: bytes, queues: QueueTable, delays: Sequ
         batch.entries.append((queue, meta.queue_offset, ENTRY.pack(meta.phys, meta.size, code)))
     if batch.keys is not None and in_index(meta.sys_flag):
         for key in index_keys(meta.properties):
-            batch.keys += KEY.pack(topic.hasher.hash(key), meta.phys, meta.store_ms)
+            batch.keys += KEY.pack(key_hash(topic.name, key), meta.phys, meta.store_ms)
     if topic.is_control:
         batch.control.append((meta.phys, bytes(data[meta.body_at : meta.body_at + meta.body_size])))
         epoch = epoch_of(meta)

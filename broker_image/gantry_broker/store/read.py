@@ -9,7 +9,7 @@ from itertools import islice, pairwise, repeat
 from struct import Struct
 from typing import Final
 
-from gantry_core import gather_records, records_named, records_whole, wanted_records
+from gantry_core import gather_records, key_hash, records_named, records_whole, wanted_records
 
 from gantry_broker.protocol.codes import GetStatus
 from gantry_broker.protocol.message import FIXED_V4, Record, RecordError, decode_record, tags_hash
@@ -17,7 +17,6 @@ from gantry_broker.store.compaction.table import CompactionTable
 from gantry_broker.store.errors import BadRecords, OffsetGone
 from gantry_broker.store.index.compacted import QueueRows, key_of
 from gantry_broker.store.index.consume_queue import BLANK_SIZE, ENTRY, ENTRY_SIZE, ConsumeQueue
-from gantry_broker.store.index.key_hash import KeyHasher
 from gantry_broker.store.index.key_index import KeyIndex
 from gantry_broker.store.index.queue_table import QueueTable, TopicQueues
 from gantry_broker.store.indexing import Indexer
@@ -770,16 +769,14 @@ class Reader:
         records that it has read have `max_bytes` bytes.
         """
         index = self._index
-        known = self._queues.topics.get(topic)
         if index is None or not key or max_num <= 0:
             return []
-        hasher = KeyHasher(topic) if known is None else known.hasher
         visible_from = self._queues.visible_from(topic, self._log.start)
         found: list[Record] = []
         seen: set[int] = set()
         read = 0
         # Hashes collide: the checks below reject some candidates.
-        for phys in index.find(hasher.hash(key), begin_ms, end_ms, max_num * 2 + 16, self._indexed_ms):
+        for phys in index.find(key_hash(topic, key), begin_ms, end_ms, max_num * 2 + 16, self._indexed_ms):
             if phys in seen or phys < visible_from:
                 continue
             if len(found) >= max_num or read > max_bytes:

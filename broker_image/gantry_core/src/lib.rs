@@ -35,5 +35,6 @@ fn gantry_core_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(reads::records_named, module)?)?;
     module.add_function(wrap_pyfunction!(reads::records_whole, module)?)?;
     module.add_function(wrap_pyfunction!(index::set_slots, module)?)?;
+    module.add_function(wrap_pyfunction!(text::hash_of_key, module)?)?;
     Ok(())
 }

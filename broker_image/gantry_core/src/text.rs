@@ -1,5 +1,7 @@
 //! Properties and the hashes of texts.
 
+use pyo3::prelude::*;
+
 pub const NAME_END: u8 = 1;
 pub const PIECE_END: u8 = 2;
 
@@ -20,6 +22,11 @@ pub fn hash_on(value: u32, text: &str) -> u32 {
 pub fn key_hash(seed: u32, key: &str) -> i32 {
     // The least number has no absolute value.
     (hash_on(seed, key) as i32).checked_abs().unwrap_or(0)
+}
+
+#[pyfunction(name = "key_hash")]
+pub fn hash_of_key(topic: &str, key: &str) -> i32 {
+    key_hash(hash_on(hash_on(0, topic), "#"), key)
 }
 
 /// The values of the properties that the broker indexes; the last one of a name counts.

@@ -16,7 +16,6 @@ from gantry_broker.protocol.message import MAGIC_V1, MAGIC_V2
 from gantry_broker.store.clock_steps import ClockSteps
 from gantry_broker.store.files import FdCache
 from gantry_broker.store.index.consume_queue import ENTRY_SIZE, ConsumeQueue
-from gantry_broker.store.index.key_hash import KeyHasher
 from gantry_broker.store.index.queue_ends import QueueEnds
 
 MAX_TOPIC_BYTES: Final = 255
@@ -26,7 +25,7 @@ MAX_TOPIC_BYTES: Final = 255
 class TopicQueues:
     """The queues of a topic, and values for the hot path that are computed once."""
 
-    __slots__ = ("fixed", "hasher", "is_control", "is_schedule", "magic", "name", "name_field", "queues")
+    __slots__ = ("fixed", "is_control", "is_schedule", "magic", "name", "name_field", "queues")
 
     def __init__(self, name: str) -> None:
         encoded = name.encode()
@@ -41,7 +40,6 @@ class TopicQueues:
         """Length and name as a record has them after its body."""
         self.fixed = 90 + len(self.name_field)
         """Bytes of a record without body and properties, with IPv4 hosts."""
-        self.hasher = KeyHasher(name)
         self.queues: dict[int, ConsumeQueue] = {}
         self.is_schedule = name == SCHEDULE_TOPIC
         self.is_control = name == CONTROL_TOPIC
