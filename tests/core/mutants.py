@@ -112,6 +112,7 @@ MUTANTS = (
     ("sends.rs", "all.sort_unstable();", "", "the order of signed fields"),
     ("sends.rs", "        made.extend_from_slice(body);\n        let size", "        let size", "signed bodies"),
     ("sends.rs", "            signed.clear();\n", "", "a send without a signature among others"),
+    ("sends.rs", ".filter(|count| *count >= 0)", "", "counts of keys below 0"),
     ("signature.rs", "valid |= other == 0", "valid |= other < 255", "bytes of a signature"),
     ("signature.rs", "valid |= other == 0", "valid = other == 0", "several keys"),
     ("signature.rs", "        !parts.is_empty()\n", "        true\n", "no signatures"),

@@ -158,7 +158,8 @@ def send_frame(rng: random.Random, fields: dict[str, Any], body: bytes, key: byt
     if rng.random() < 0.04:
         old, new = rng.choice(
             (
-                (":", ": "), ("}", "}\n"), ("TBW", "\\ud83d\\ude00"), ("TBW", "\\ud83d"), ("TBW", "\\u00E4\\/\\b\\f"),
+                (":", ": "), ("}", "}\n"), ("TBW", "\\ud83d\\ude00"), ("TBW", "\\ud83d"), ("TBW", "\\ud83d\\ue000"),
+                ("TBW", "\\u00E4\\/\\b\\f"),
                 ('"flag":0', '"flag":-0'), ('"flag":0', '"flag":00'), ('"flag":0', '"flag":0,"flag":2'),
                 ('"code"', '"code":9,"code"'), ("399", "399e0"), ("JAVA", "JAVA\t"), ("PG", "\\uZZZZ"), ("PG", "\\q"),
                 ('"version"', '"\\u0076ersion"'), ("399", "nul"), ("399", "NaN"), ("399", "1" * 19), ("}", "},"),
@@ -307,7 +308,7 @@ def compare_sends(rng: random.Random, other: Any) -> tuple[Any, Any]:
         rng.choice((0, 2048)), 1_795_240_234_099, HOST[::-1],
     )  # fmt: skip
     first = rng.choice((0, 7, (1 << 63) - 2))
-    code, cut = rng.choice((0, 10, 1)), rng.random() < 0.1
+    code, cut = rng.choice((0, 10, 1)), rng.randrange(1 << 30) if rng.random() < 0.1 else None
     exact = (rng.randrange(1, 6), rng.choice((7, 8, 9))) if rng.random() < 0.2 else None
     found = []
     for body_of in (python, other):
@@ -319,8 +320,8 @@ def compare_sends(rng: random.Random, other: Any) -> tuple[Any, Any]:
             if exact is not None:  # Room for some of the records and a filler, or a byte less or more.
                 sizes = [int.from_bytes(rows[at : at + 4], "big") for at in range(0, len(rows), 19)]
                 place = (place[0], sum(sizes[: exact[0]]) + exact[1], 0, *place[3:])
-            if cut:
-                seed = random.Random(most)
+            if cut is not None:
+                seed = random.Random(cut)
                 records, rows, hashes = mutated(seed, records), mutated(seed, rows), mutated(seed, hashes)
             made = outcome(body_of.place_sends, records, rows, hashes, [first] * len(split[6]), *place)
             if isinstance(made, tuple):
@@ -355,7 +356,7 @@ def compare_signed(rng: random.Random, other: Any) -> tuple[Any, Any]:
     )
     if rng.random() < 0.3:
         data = mutated(rng, data)
-    keys = rng.choice(([key], [key], [key], [b"other", key], [b"other"], []))
+    keys = rng.choice(([key], [key], [key], [b"other", key], [key, b"other"], [b"other"], []))
     cut = rng.random() < 0.2
     found = []
     for body_of in (python, other):
@@ -393,11 +394,16 @@ def compare_reads(rng: random.Random, other: Any) -> tuple[Any, Any]:
         whole = [entries[place : place + 20] for place in range(0, len(entries), 20)]
         rng.shuffle(whole)
         entries = b"".join(whole)
+    if len(entries) >= 20 and rng.random() < 0.1:
+        place = rng.randrange(len(entries) // 20) * 20 + 8
+        entries = entries[:place] + rng.choice((0, 0x7FFFFFFE, 0x7FFFFFFF)).to_bytes(4, "big") + entries[place + 4 :]
+    some = sum(python.entry_sizes(entries)[: rng.randrange(1, 6)]) + rng.choice((0, 0, -1))
     limits = (
-        rng.choice((0, 200, 1 << 20)), rng.choice((base, base, base + 100, -1)), rng.choice((at, at, at - 1, 1 << 62)),
+        rng.choice((0, 200, 1 << 20, max(some, 0))), rng.choice((base, base, base + 100, -1)),
+        rng.choice((at, at, at - 1, 1 << 62)),
     )  # fmt: skip
     first = rng.choice((number - len(entries) // 20, number - len(entries) // 20, 0))
-    asked = rng.choice((topic, topic, "T" * 256)).encode()
+    asked, queue = rng.choice((topic, topic, topic[:-1], "T" * 256)).encode(), rng.choice((1, 1, 1, 2))
     found = []
     for body_of in (python, other):
         wanted = outcome(body_of.wanted_records, entries, *limits)
@@ -408,7 +414,7 @@ def compare_reads(rng: random.Random, other: Any) -> tuple[Any, Any]:
             (
                 wanted,
                 data,
-                outcome(body_of.records_named, records, entries, count, asked, 1, first),
+                outcome(body_of.records_named, records, entries, count, asked, queue, first),
                 outcome(body_of.records_whole, records, entries, count),
             )
         )

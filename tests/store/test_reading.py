@@ -87,6 +87,28 @@ def test_reads_of_many_queues_together_find_the_same_records(
     assert found > 500
 
 
+@pytest.mark.parametrize(("most", "calls"), [(32, 3), (3, 1)])
+def test_records_that_follow_one_another_are_one_read(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch, most: int, calls: int
+) -> None:
+    """Many of them alone; a few as a piece, which the further reads share; none record by record."""
+    put(store, 64)
+    log_read, reads = store.log.read, []
+
+    def counted(at: int, count: int) -> bytes:
+        reads.append(count)
+        return log_read(at, count)
+
+    monkeypatch.setattr(store.log, "read", counted)
+    monkeypatch.setattr(read.LogPieces, "read", failing)
+    pieces = store.reader.together()
+    for offset in (5, 5, 6):
+        got = pieces.found("Orders", 0, offset, most, 10**6)
+        assert got is not None
+        assert numbers(got.data) == list(range(offset, offset + most))
+    assert len(reads) == calls
+
+
 def test_reads_together_leave_damage_and_what_is_old_to_the_other_read(
     store: MessageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

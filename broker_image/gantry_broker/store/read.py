@@ -41,6 +41,8 @@ _SPREAD: Final = 8
 """Records are read in one go if that reads at most this many times the wanted bytes."""
 _PIECE: Final = 1 << 16
 _MAX_PIECES: Final = 16
+_SHARED: Final = 16
+"""Records that fill more than this part of a piece are read alone: the rest of a piece costs more than it helps."""
 _PLACE: Final = Struct(">i8xi4xqq48xi")
 """Of a record with IPv4 hosts: size, queue, queue offset, own offset, bytes of the body."""
 _REPAIR_STEPS: Final = 4
@@ -247,13 +249,24 @@ class LogPieces:
             elif self._start <= first and last <= self._start + len(self._data):
                 data = gather_records(self._data, self._start, entries, count)
             else:
-                places = ENTRY.iter_unpack(entries[: count * ENTRY_SIZE])
-                data = b"".join([self.read(phys, size) for phys, size, _ in places])
+                data = self._gather(entries, count, first, last, total)
         except OSError:
             return None
         if in_files and offset < queue.trusted_from and not are_named(queue, offset, entries, count, data):
             return None
         return Got(GetStatus.FOUND, data, count, offset + count, low, high)
+
+    def _gather(self, entries: bytes, count: int, first: int, last: int, total: int) -> bytes:
+        """Return the records of the first entries, which the present piece has not. Raises OSError."""
+        span = last - first
+        if span == total >= _PIECE // _SHARED:  # No other queue has records between them.
+            return self._log.read(first, span)
+        if span <= _PIECE:
+            self._turn_to(first, span)
+            if last <= self._start + len(self._data):
+                return gather_records(self._data, self._start, entries, count)
+        places = ENTRY.iter_unpack(entries[: count * ENTRY_SIZE])
+        return b"".join([self.read(phys, size) for phys, size, _ in places])
 
     def read(self, phys: int, size: int) -> bytes:
         """Return the bytes of a confirmed record. Raises OSError."""
@@ -769,6 +782,7 @@ class Reader:
         records that it has read have `max_bytes` bytes.
         """
         index = self._index
+        known = self._queues.topics.get(topic)
         if index is None or not key or max_num <= 0:
             return []
         visible_from = self._queues.visible_from(topic, self._log.start)

@@ -531,7 +531,7 @@ pub fn place_sends<'py>(
         let size = int(row, 0).and_then(|size| usize::try_from(size).ok()).ok_or_else(wrong)?;
         let group = int(row, 4).and_then(|group| usize::try_from(group).ok()).ok_or_else(wrong)?;
         let code = int(row, 13).map(i64::from).ok_or_else(wrong)?;
-        let count = short(row, 17).ok_or_else(wrong)?;
+        let count = short(row, 17).filter(|count| *count >= 0).ok_or_else(wrong)?;
         let own = phys.checked_add(at as i64).ok_or_else(wrong)?;
         let number = numbers.get_mut(group).ok_or_else(wrong)?;
         let following = number.checked_add(1).ok_or_else(wrong)?;
