@@ -10,6 +10,8 @@ import contextlib
 from dataclasses import dataclass
 
 MAX_REMOTING = 10_000
+CONNECTIONS_OF_ADDRESS = 5_000
+"""Connections of one address at a process without a setting for it."""
 MAX_HTTP = 512
 BACKLOG = 64
 """Connections that the system holds until they are accepted. All of them may be accepted at once."""

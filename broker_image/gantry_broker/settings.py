@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
+from gantry_broker.descriptors import CONNECTIONS_OF_ADDRESS
 from gantry_broker.protocol.digits import whole_number
-from gantry_broker.remoting.budget import CONNECTIONS_OF_ADDRESS
 
 
 class BrokerSettings(BaseModel):
     """Settings of a broker, named as in RocketMQ's broker.conf."""
 
-    model_config = ConfigDict(extra="forbid", populate_by_name=True, strict=True)
+    model_config = ConfigDict(extra="forbid", populate_by_name=True, strict=True, defer_build=True)
 
     autoCreateTopicEnable: bool = Field(True, description="Create a topic when a producer sends to an unknown one.")
     autoCreateSubscriptionGroup: bool = Field(True, description="Create a group when an unknown one consumes.")

@@ -49,6 +49,43 @@ def test_help_teaches(tmp_path: Path) -> None:
     assert "Exit codes" in said
 
 
+CONTROL = ("httpx", "gantry_operator.cluster.platform", "gantry_operator.failover", "gantry_broker.contracts.models")
+
+
+@pytest.mark.parametrize(
+    ("command", "unneeded"),
+    [
+        ("--version", ("gantry_operator.api", "gantry_broker.client", "pydantic")),
+        ("topic list --dir", CONTROL),
+        ("group list --dir", CONTROL),
+        ("user list --dir", CONTROL),
+        ("status --dir", ("fastapi", "kopf", "aiohttp", "gantry_operator.console")),
+    ],
+)
+def test_a_command_imports_what_it_needs(tmp_path: Path, command: str, unneeded: tuple[str, ...]) -> None:
+    """Imports are most of the time of a command: half of it were the control of a cluster, which it never used."""
+    folder = ClusterFolder(tmp_path / "c")
+    folder.make()
+    save_manifest(folder, BrokerCluster.make("t", brokerGroups=[{"name": "a", "members": 1}]))
+    code = (
+        "import sys\n"
+        "from gantry_operator.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print('LOADED', *sys.modules)\n"
+        "api = sys.modules.get('gantry_operator.api')\n"
+        "print('BUILT', api is not None and api.ConsumerGroup.__pydantic_complete__)"
+    )
+    words = command.split() + ([str(folder.root)] if "--dir" in command else [])
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=60, check=True,
+        env=os.environ | {"XDG_STATE_HOME": str(tmp_path)},
+    )  # fmt: skip
+    loaded, built = done.stdout.splitlines()[-2:]
+    assert not {module for module in loaded.split() if module.startswith(unneeded)}
+    assert built == "BUILT False", "the schema of a model that the command does not use"
+
+
 def test_without_a_cluster_it_says_how_to_start_one(tmp_path: Path) -> None:
     commands = ("status", "switchover a", "down", "topic list", "dlq list", "dlq resend g", "produce T --count 1")
     for args in (command.split() for command in commands):

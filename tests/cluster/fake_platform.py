@@ -23,10 +23,10 @@ from gantry_operator.cluster.platform import (
     Processes,
     ProcessState,
     Resources,
-    StoreUnavailable,
     TableRun,
 )
 from gantry_operator.cluster.second_site import SiteState
+from gantry_operator.cluster.store_unavailable import StoreUnavailable
 from gantry_operator.cluster.upgrade_check import Running, Upgrade
 from gantry_operator.plan import Plan, member_name
 from gantry_operator.registry import Entry

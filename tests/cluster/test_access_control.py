@@ -15,7 +15,7 @@ from gantry_operator.access import AccessState, Observed, UserResult, wanted_adm
 from gantry_operator.api import BrokerUser, Security
 from gantry_operator.cluster import access_control as module
 from gantry_operator.cluster.access_control import AccessControl
-from gantry_operator.cluster.platform import StoreUnavailable
+from gantry_operator.cluster.store_unavailable import StoreUnavailable
 
 
 @pytest.fixture(autouse=True)

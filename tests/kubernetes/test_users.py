@@ -15,7 +15,7 @@ from gantry_operator.access import AccessState
 from gantry_operator.api import BrokerCluster, BrokerUser
 from gantry_operator.cluster import access_control
 from gantry_operator.cluster.access_control import AccessControl
-from gantry_operator.cluster.platform import StoreUnavailable
+from gantry_operator.cluster.store_unavailable import StoreUnavailable
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.api.client import KINDS, KubeApi
 from gantry_operator.platforms.kubernetes.api.events import EventRecorder

@@ -13,6 +13,7 @@ from gantry_operator.actions.target import LoggedRemarks
 from gantry_operator.api import BrokerTopic, ConsumerGroup
 from gantry_operator.platforms.local import topics
 from gantry_operator.platforms.local.folder import ClusterFolder
+from gantry_operator.platforms.local.topic_store import LocalTopicStore
 from gantry_operator.topics.model import RecordedState, Result, State
 
 KINDS: list[Any] = [BrokerTopic, ConsumerGroup]
@@ -52,19 +53,19 @@ async def test_what_is_written_after_a_deletion_holds_and_is_said(folder: Cluste
 
 
 async def test_a_resource_that_is_created_again_has_nothing_of_the_former_ones_status(folder: ClusterFolder) -> None:
-    store = topics.LocalTopicStore(folder, lambda *_: None)
+    store = LocalTopicStore(folder, lambda *_: None)
     keep_local(folder, [BrokerTopic.make("x", "t", queuesPerGroup=8)], [])
     found = store.observe()
     assert found is not None
     good = State("True", "Created")
     await store.report(found, {"x": Result(good, good, RecordedState("Created", 1, {"a": (8, 8, "ReadWrite")}))}, {})
-    again = topics.LocalTopicStore(folder, lambda *_: None).observe()
+    again = LocalTopicStore(folder, lambda *_: None).observe()
     assert again is not None
     assert again.topics[0].known.generation == 1
     await LocalResources(folder, "t", LoggedRemarks()).delete("BrokerTopic", "x")
     keep_local(folder, [BrokerTopic.make("x", "t", queuesPerGroup=2)], [])
     assert topics.described(folder, "BrokerTopic")[0]["status"] == {}
-    for one in (store, topics.LocalTopicStore(folder, lambda *_: None)):
+    for one in (store, LocalTopicStore(folder, lambda *_: None)):
         found = one.observe()
         assert found is not None
         assert found.topics[0].known == RecordedState()
@@ -80,7 +81,7 @@ async def test_a_topic_whose_table_is_to_be_dropped_waits_for_that(folder: Clust
 
 
 async def test_a_deletion_that_is_done_removes_no_resource_that_was_written_again(folder: ClusterFolder) -> None:
-    store = topics.LocalTopicStore(folder, lambda *_: None)
+    store = LocalTopicStore(folder, lambda *_: None)
     keep_local(folder, [BrokerTopic.make("x", "t", deletionPolicy="Delete")], [])
     await LocalResources(folder, "t", LoggedRemarks()).delete("BrokerTopic", "x")
     found = store.observe()

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 from gantry_broker.protocol import plausible
+from gantry_broker.protocol.bad_field import BadField
 from gantry_broker.protocol.digits import MAX_DIGITS, MAX_LONG, whole_number
 from gantry_broker.protocol.fastjson import JsonError, loads
 from gantry_broker.protocol.fields import BodyError, Fields
-from gantry_broker.protocol.headers import BadField, parse_int
+from gantry_broker.protocol.headers import parse_int
 
 ROOT = Path(__file__).resolve().parents[2]
 NO_NUMBERS = [

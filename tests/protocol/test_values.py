@@ -6,6 +6,7 @@ from contextlib import suppress
 
 import pytest
 from gantry_broker.protocol import fastjson, headers
+from gantry_broker.protocol.bad_field import BadField
 from gantry_broker.protocol.bodies import (
     BodyError,
     Heartbeat,
@@ -20,7 +21,7 @@ from gantry_broker.protocol.bodies import (
 )
 from gantry_broker.protocol.fastjson import JsonError, MessageQueue
 from gantry_broker.protocol.frame import Frame
-from gantry_broker.protocol.headers import BadField, PullHeader, QueueHeader, RegisterBrokerHeader, SendHeader
+from gantry_broker.protocol.headers import PullHeader, QueueHeader, RegisterBrokerHeader, SendHeader
 from hypothesis import given
 from hypothesis import strategies as st
 

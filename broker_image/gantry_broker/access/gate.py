@@ -16,10 +16,10 @@ from gantry_broker.access.decide import DISABLED, PERMISSIVE, Policy, Quota, Use
 from gantry_broker.access.guesses import UNSIGNED_A_SECOND, Guesses
 from gantry_broker.access.quota import Meter
 from gantry_broker.access.signature import ACCESS_KEY, SIGNATURE, Check, is_valid, repeated
+from gantry_broker.protocol.bad_field import BadField
 from gantry_broker.protocol.bodies import BodyError
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame, Sends
-from gantry_broker.protocol.headers import BadField
 from gantry_broker.protocol.message import MAX_BATCH
 from gantry_broker.protocol.requests import ADMINISTRATIVE, NAMED, NAMES, PLACES, RIGHTS, SENDS, USER_CODES
 from gantry_broker.protocol.rights import MAX_NAME, Need, Records

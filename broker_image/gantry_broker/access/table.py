@@ -36,7 +36,7 @@ Rate = Annotated[int, Field(ge=1, le=2**53)]
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, defer_build=True)
 
 
 class Rule(_Model):

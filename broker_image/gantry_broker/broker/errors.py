@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 
 from gantry_broker.broker.send.messages import MessageIllegal
+from gantry_broker.protocol.bad_field import BadField
 from gantry_broker.protocol.bodies import BodyError
 from gantry_broker.protocol.codes import ResponseCode
 from gantry_broker.protocol.frame import Frame, FrameError
-from gantry_broker.protocol.headers import BadField, error_answer
+from gantry_broker.protocol.headers import error_answer
 from gantry_broker.protocol.message import RecordError
 from gantry_broker.store.errors import MessageTooLarge, StoreError, StoreFull
 

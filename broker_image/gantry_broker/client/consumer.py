@@ -30,11 +30,11 @@ from gantry_broker.client.spans import Spans, spans_of
 from gantry_broker.client.subscription import subscription
 from gantry_broker.client.trace import GROUP_PREFIX, MessageTrace, consumed, now_ms
 from gantry_broker.protocol.allocation import Strategy, averagely
+from gantry_broker.protocol.bad_field import BadField
 from gantry_broker.protocol.bodies import BodyError, ConsumerData, SubscriptionData
 from gantry_broker.protocol.codes import RETRY_PREFIX, RequestCode, ResponseCode
 from gantry_broker.protocol.fastjson import MessageQueue, dumps
 from gantry_broker.protocol.frame import Frame
-from gantry_broker.protocol.headers import BadField
 from gantry_broker.protocol.message import RecordError
 from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.remoting.tls import TlsOptions

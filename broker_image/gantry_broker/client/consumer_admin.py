@@ -9,12 +9,12 @@ from typing import Any, Protocol
 from gantry_broker.client.message import ReceivedMessage, restore_topic
 from gantry_broker.client.process_queue import ProcessQueue
 from gantry_broker.protocol import fastjson
+from gantry_broker.protocol.bad_field import BadField
 from gantry_broker.protocol.bodies import BodyError, SubscriptionData, offset_table
 from gantry_broker.protocol.codes import MQ_VERSION, RequestCode, ResponseCode
 from gantry_broker.protocol.fastjson import MessageQueue
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import (
-    BadField,
     ConsumeDirectlyHeader,
     ConsumerStatusHeader,
     ResetOffsetHeader,

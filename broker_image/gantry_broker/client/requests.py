@@ -17,10 +17,11 @@ from gantry_broker.client.errors import InvalidMessage, RequestFailed
 from gantry_broker.client.message import Message, ReceivedMessage, Reply, SendResult
 from gantry_broker.client.producer import Producer
 from gantry_broker.client.session import Session
+from gantry_broker.protocol.bad_field import BadField
 from gantry_broker.protocol.codes import REPLY_TOPIC_SUFFIX, Prop, RequestCode, ResponseCode
 from gantry_broker.protocol.compression import decompress
 from gantry_broker.protocol.frame import Frame
-from gantry_broker.protocol.headers import BadField, PushReplyHeader
+from gantry_broker.protocol.headers import PushReplyHeader
 from gantry_broker.protocol.message import RecordError, parse_properties
 
 MAX_REPLY = 64 * 1024 * 1024

@@ -24,13 +24,13 @@ from gantry_broker.client.errors import BrokerError, ClientError, NoRoute
 from gantry_broker.client.message import FromWhere, ReceivedMessage, check_group, check_topic
 from gantry_broker.client.session import BACKOFF_FIRST, Session, next_backoff, session_of
 from gantry_broker.client.subscription import subscription, wanted
+from gantry_broker.protocol.bad_field import BadField
 from gantry_broker.protocol.bodies import BodyError, ConsumerData, SubscriptionData
 from gantry_broker.protocol.codes import Perm, Prop, RequestCode, ResponseCode
 from gantry_broker.protocol.digits import whole_number
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import (
     AckHeader,
-    BadField,
     ChangeInvisibleAnswerHeader,
     ChangeInvisibleHeader,
     Long,

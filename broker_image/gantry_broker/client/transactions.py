@@ -15,9 +15,10 @@ from gantry_broker.client.producer import Producer
 from gantry_broker.client.session import Session
 from gantry_broker.client.trace import ended, now_ms
 from gantry_broker.client.transaction_state import Check, TransactionState
+from gantry_broker.protocol.bad_field import BadField
 from gantry_broker.protocol.codes import Prop, RequestCode, ResponseCode, SendStatus, SysFlag
 from gantry_broker.protocol.frame import Frame
-from gantry_broker.protocol.headers import BadField, CheckTransactionHeader, EndTransactionHeader, Long
+from gantry_broker.protocol.headers import CheckTransactionHeader, EndTransactionHeader, Long
 from gantry_broker.protocol.message import RecordError, decode_record, parse_message_id
 from gantry_broker.remoting.connection import Connection
 from gantry_broker.remoting.errors import RemotingError

@@ -26,7 +26,7 @@ Incarnation = Annotated[str, Field(min_length=1, max_length=plausible.MAX_INCARN
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", defer_build=True)
 
 
 class MemberRef(_Model):
@@ -193,7 +193,7 @@ class ArchiveStatus(_Model):
 class SiteRequest(_Model):
     """PUT /v1/site: the part of the cluster in a pair of sites. One that is not newer changes nothing."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", defer_build=True)
 
     role: Literal["Active", "Sealed", "Standby"]
     generation: Version
@@ -230,7 +230,7 @@ class SiteLook(_Model):
 class CloseRequest(_Model):
     """POST /v1/site/close, on the leader of a sealed group: archive the last byte, and end there."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", defer_build=True)
 
     token: str = Field(min_length=8, max_length=128)
 
@@ -247,7 +247,7 @@ class CloseAnswer(_Model):
 class TakeRequest(_Model):
     """POST /v1/site/take, on a standby: make its cluster the owner of the archive."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", defer_build=True)
 
     token: str = Field(max_length=128, description="Empty: there is none.")
     accept_loss: bool = False
@@ -273,7 +273,7 @@ class GroupMarks(_Model):
 class MarksRequest(_Model):
     """PUT /v1/marks, on the master. An absent field stays as it is."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", defer_build=True)
 
     drain: Literal["", "closing", "closed"] | None = None
     joined: bool | None = None
@@ -283,7 +283,7 @@ class MarksRequest(_Model):
 class ConfigsRequest(_Model):
     """POST /v1/configs, on the master: creates those topics and consumer groups that it does not have yet."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", defer_build=True)
 
     topics: list[dict[str, JsonValue]] = Field(
         default_factory=list, max_length=MAX_CONFIGS, description="As in RocketMQ's topics.json."

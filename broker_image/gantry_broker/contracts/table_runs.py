@@ -27,7 +27,7 @@ another writer came first. CatalogFailed, SourceFailed: the catalog or the broke
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", defer_build=True)
 
 
 class TableOrder(_Model):

@@ -18,6 +18,7 @@ import orjson
 from gantry_broker import descriptors
 from gantry_broker.access.decide import DISABLED
 from gantry_broker.admission import admit, left, owners_of
+from gantry_broker.descriptors import CONNECTIONS_OF_ADDRESS
 from gantry_broker.exposition import Family, Kind, text_page
 from gantry_broker.http.families import access_families, build_info, refused_values
 from gantry_broker.loopwatch import LoopWatch, loop_families
@@ -27,6 +28,7 @@ from gantry_broker.namesrv.kv import MAX_VALUE, KvConfig, KvFull
 from gantry_broker.namesrv.registration import decode_registration, registration_steps
 from gantry_broker.namesrv.routes import EXPIRE_MS, Entry, Fenced, NotHeld, Registration, RouteTable, WrongGroup
 from gantry_broker.protocol import fastjson, plausible
+from gantry_broker.protocol.bad_field import BadField
 from gantry_broker.protocol.bodies import BodyError, DataVersion, RegisterBody, TopicConfigs, parse, topic_list
 from gantry_broker.protocol.codes import (
     ACCESS_VERSION,
@@ -39,7 +41,6 @@ from gantry_broker.protocol.codes import (
 )
 from gantry_broker.protocol.frame import Frame, encode_frame
 from gantry_broker.protocol.headers import (
-    BadField,
     ClusterHeader,
     DeleteTopicInNamesrvHeader,
     GetKvHeader,
@@ -53,7 +54,7 @@ from gantry_broker.protocol.headers import (
 )
 from gantry_broker.protocol.requests import REQUESTS
 from gantry_broker.refusals import Refusals
-from gantry_broker.remoting.budget import CONNECTIONS_OF_ADDRESS, memory_limit, remoting_budget
+from gantry_broker.remoting.budget import memory_limit, remoting_budget
 from gantry_broker.remoting.connection import Connection, Shared
 from gantry_broker.remoting.members import HandshakeGuard
 from gantry_broker.remoting.tls_ports import PortsTls

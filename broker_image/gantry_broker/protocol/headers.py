@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar, Final, NewType, Self, get_type_hints
 
+from gantry_broker.protocol.bad_field import BadField
 from gantry_broker.protocol.codes import EXPRESSION_TAG, FLAG_RESPONSE, RequestCode, ResponseCode
 from gantry_broker.protocol.digits import whole_number
 from gantry_broker.protocol.frame import Frame
@@ -26,18 +27,6 @@ LONG_FIELDS: Final = {
     "gantryAddresses": 1 << 16, "value": 1 << 21, "exp": 1 << 16,
 }  # fmt: skip
 """Character limits of fields that are longer than a name."""
-
-
-class BadField(ValueError):
-    """A header field is absent or of the wrong type; `code` is the answer's code."""
-
-    def __init__(self, field: str, value: str | None, expected: str, code: int = ResponseCode.SYSTEM_ERROR) -> None:
-        self.field = field
-        self.value = value
-        self.expected = expected
-        self.code = int(code)
-        what = "is absent" if value is None else f"is {value[:80]!r}"
-        super().__init__(f"the field {field} {what}; {expected} is expected")
 
 
 def parse_int(name: str, value: str | None, low: int = _INT_RANGE[0], high: int = _INT_RANGE[1]) -> int:

@@ -9,7 +9,7 @@ from typing import Final
 from pydantic import Field, field_validator
 
 from gantry_broker.config import Authentication, FileConfig, InternalTlsConfig, TlsConfig
-from gantry_broker.remoting.budget import CONNECTIONS_OF_ADDRESS
+from gantry_broker.descriptors import CONNECTIONS_OF_ADDRESS
 
 _ADDRESS: Final = re.compile(r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]{1,253}):([0-9]{1,5})$")
 

@@ -12,10 +12,11 @@ from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 from gantry_broker.client.errors import BrokerError, NoRoute
+from gantry_broker.protocol.bad_field import BadField
 from gantry_broker.protocol.codes import EXPRESSION_SQL92, EXPRESSION_TAG, Prop, RequestCode, ResponseCode
 from gantry_broker.protocol.digits import whole_number
 from gantry_broker.protocol.frame import Frame
-from gantry_broker.protocol.headers import LONG_RANGE, BadField, Long, SendBackHeader, ViewMessageHeader, parse_int
+from gantry_broker.protocol.headers import LONG_RANGE, Long, SendBackHeader, ViewMessageHeader, parse_int
 from gantry_broker.protocol.message import Record, RecordError, decode_record, decode_records
 from gantry_broker.protocol.pop_batches import batch_frame, batch_of, without_effect
 from gantry_broker.protocol.pop_handle import (

@@ -13,6 +13,7 @@ from typing import Any, Final
 from gantry_broker.client.message import Message, SendResult
 from gantry_broker.client.producer import Begun, Producer
 from gantry_broker.client.selection import QueueSelector
+from gantry_broker.protocol.bad_field import BadField
 from gantry_broker.protocol.codes import (
     AUTO_CREATE_TOPIC,
     MASTER_ID,
@@ -24,7 +25,7 @@ from gantry_broker.protocol.codes import (
 )
 from gantry_broker.protocol.fastjson import MessageQueue
 from gantry_broker.protocol.frame import Frame
-from gantry_broker.protocol.headers import BadField, CheckTransactionHeader, EndTransactionHeader, Long
+from gantry_broker.protocol.headers import CheckTransactionHeader, EndTransactionHeader, Long
 from gantry_broker.protocol.message import (
     BatchItem,
     RecordError,

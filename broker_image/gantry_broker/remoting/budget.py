@@ -16,8 +16,6 @@ from gantry_broker.protocol.digits import whole_number
 from gantry_broker.protocol.frame import MAX_FRAME
 
 MIB: Final = 1 << 20
-CONNECTIONS_OF_ADDRESS: Final = 5_000
-"""Connections of one address at a process without a setting for it."""
 CGROUP_FILES: Final = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 """The memory limit of this process's own cgroup as a container sees it: version 2, then version 1."""
 

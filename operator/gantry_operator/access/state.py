@@ -12,7 +12,7 @@ MAX_VERSION = 2**53
 class Keys(BaseModel):
     """The secret keys of one user. The former key is remembered after its end, too: a Secret may still hold it."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, defer_build=True)
 
     current: str
     former: str = ""
@@ -27,7 +27,7 @@ class Keys(BaseModel):
 class AccessState(BaseModel):
     """Kept durably before any effect of it is visible."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, defer_build=True)
 
     version: int = Field(0, ge=0, le=MAX_VERSION)
     digest: str = ""

@@ -115,7 +115,7 @@ class Strict(BaseModel):
     true nor "1" is a whole number.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)
 
 
 class Model(Strict):

@@ -60,7 +60,7 @@ class BesideCluster(Model):
 class ResourceCondition(BaseModel):
     """One aspect of the state, as in every Kubernetes object."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", defer_build=True)
 
     type: Literal["Ready", "Synced", "TableCurrent"] = Field(
         description="Ready: clients can use it. Synced: the brokers have it exactly as the spec says. TableCurrent: "
@@ -76,7 +76,7 @@ class ResourceCondition(BaseModel):
 class ManagedStatus(BaseModel):
     """The state of a topic or group that a resource manages."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", defer_build=True)
 
     observedGeneration: int | None = Field(None, description="Generation of the spec that this describes.")
     origin: Literal["Created", "Adopted"] | None = Field(

@@ -73,7 +73,7 @@ class ConsumerGroupSpec(Model):
 class GroupRow(BaseModel):
     """The group's configuration in one broker group."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", defer_build=True)
 
     name: str = Field(description="Name of the broker group, as in spec.brokerGroups.")
     retryMax: int = Field(description="Deliveries of a message after the first one.")
@@ -86,7 +86,7 @@ class GroupRow(BaseModel):
 class ResetQueue(BaseModel):
     """One queue in an offset reset."""
 
-    model_config = ConfigDict(extra="ignore", populate_by_name=True)
+    model_config = ConfigDict(extra="ignore", populate_by_name=True, defer_build=True)
 
     topic: str = Field(description="The topic.")
     group: str = Field(description="The broker group.")
@@ -100,7 +100,7 @@ class ResetQueue(BaseModel):
 class ResetStatus(BaseModel):
     """An offset reset that the annotation gantry.dev/reset-offsets asks for."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", defer_build=True)
 
     request: str = Field(description="The annotation's text, without the confirmation.")
     state: Literal["Preview", "Running", "Done", "Refused"] = Field(

@@ -21,7 +21,7 @@ Phase = Literal[
 
 
 class _Status(BaseModel):
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", defer_build=True)
 
 
 class Condition(_Status):
@@ -179,7 +179,7 @@ class LastFailover(_Status):
     durationMs: int = Field(0, description="Milliseconds from the detection until the new master has taken the role.")
     planned: bool = Field(False, description="True: a switchover. False: a failover.")
 
-    model_config = ConfigDict(extra="ignore", populate_by_name=True)
+    model_config = ConfigDict(extra="ignore", populate_by_name=True, defer_build=True)
 
 
 class Addresses(_Status):

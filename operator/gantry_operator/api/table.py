@@ -274,7 +274,7 @@ class Tables(Model):
 class TableStatus(BaseModel):
     """The table of a topic, as its last run left it."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", defer_build=True)
 
     name: str = Field("", description="Name of the table in its catalog, with the namespace before it.")
     lastRun: str | None = Field(None, description="Start of the last run.")

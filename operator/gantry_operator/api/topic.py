@@ -168,7 +168,7 @@ class BrokerTopicSpec(Model):
 class TopicRow(BaseModel):
     """The topic in one broker group."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", defer_build=True)
 
     name: str = Field(description="Name of the broker group, as in spec.brokerGroups.")
     writeQueues: int = Field(description="Queues that take messages.")

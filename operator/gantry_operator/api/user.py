@@ -162,7 +162,7 @@ class BrokerUserSpec(Strict):
 class UserCondition(BaseModel):
     """One aspect of the state, as in every Kubernetes object."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", defer_build=True)
 
     type: Literal["Ready"] = Field(description="Ready: the brokers know the user as the spec says.")
     status: Literal["True", "False", "Unknown"] = Field(description="Whether the condition is true.")
@@ -175,7 +175,7 @@ class UserCondition(BaseModel):
 class BrokerUserStatus(BaseModel):
     """The state of the user. It contains no secret."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", defer_build=True)
 
     observedGeneration: int | None = Field(None, description="Generation of the spec that this describes.")
     accessKey: str = Field("", description="The user's name in clients.")

@@ -186,8 +186,8 @@ def _from_cluster(
 
     target = find_target(directory, name, context, namespace)
     if isinstance(target, LocalTarget):
+        from gantry_operator.platforms.local.addresses import why_nothing_runs
         from gantry_operator.platforms.local.manifest import load_saved
-        from gantry_operator.platforms.local.status import why_nothing_runs
 
         cluster = load_saved(target.folder)
         if why_nothing_runs(target.folder, cluster):

@@ -22,7 +22,8 @@ from gantry_operator.access import ADMIN, AccessState, Decision, decide
 from gantry_operator.cluster.member_client import JSON, SEND_TIMEOUT_S
 from gantry_operator.cluster.member_http import httpx
 from gantry_operator.cluster.member_watch import MemberWatch
-from gantry_operator.cluster.platform import AccessStore, StoreUnavailable
+from gantry_operator.cluster.platform import AccessStore
+from gantry_operator.cluster.store_unavailable import StoreUnavailable
 
 log = logging.getLogger(__name__)
 

@@ -423,10 +423,6 @@ class TableRuns(Protocol):
         ...
 
 
-class StoreUnavailable(Exception):
-    """The platform could not read or write something now. The text is the reason."""
-
-
 class AccessStore(Protocol):
     """The durable side of the access table."""
 

@@ -17,7 +17,8 @@ from gantry_broker.contracts.table_runs import TableOrder, TableReport
 
 from gantry_operator.api.status import TableRow
 from gantry_operator.api.table import DEFAULT_EVERY, Tables, TableStatus
-from gantry_operator.cluster.platform import StoreUnavailable, TableRun, TableRuns, TopicStore
+from gantry_operator.cluster.platform import TableRun, TableRuns, TopicStore
+from gantry_operator.cluster.store_unavailable import StoreUnavailable
 from gantry_operator.tables.outcome import GOOD, after_run, condition, utc
 from gantry_operator.tables.schedule import (
     CONTINUOUS_S,

@@ -23,7 +23,8 @@ from gantry_operator.api.table import TableStatus
 from gantry_operator.cluster.group_controller import GroupController
 from gantry_operator.cluster.member_http import httpx
 from gantry_operator.cluster.offset_reset import ResetFailed, Resets
-from gantry_operator.cluster.platform import Resources, StoreUnavailable, TopicStore
+from gantry_operator.cluster.platform import Resources, TopicStore
+from gantry_operator.cluster.store_unavailable import StoreUnavailable
 from gantry_operator.cluster.topic_requests import Refused, TryLater, carry_out
 from gantry_operator.topics import (
     BadTables,

@@ -16,6 +16,7 @@ from gantry_broker.broker.handlers.topicadmin import MAX_TOPICS_AT_ONCE
 from gantry_broker.broker.metadata.tables import offset_key, position
 from gantry_broker.broker.metadata.topics import group_fault
 from gantry_broker.protocol import fastjson
+from gantry_broker.protocol.bad_field import BadField
 from gantry_broker.protocol.bodies import (
     BodyError,
     ConsumeOffset,
@@ -27,7 +28,6 @@ from gantry_broker.protocol.codes import RETRY_PREFIX, RequestCode, ResponseCode
 from gantry_broker.protocol.fastjson import MessageQueue
 from gantry_broker.protocol.frame import CREDENTIALS, Frame
 from gantry_broker.protocol.headers import (
-    BadField,
     BrokerConsumeStatsHeader,
     CloneOffsetHeader,
     ConsumeDirectlyHeader,

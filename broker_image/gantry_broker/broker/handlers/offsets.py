@@ -10,16 +10,11 @@ from gantry_broker.broker.handlers.requests import ok
 from gantry_broker.broker.metadata.creation_limits import MAX_OFFSET_QUEUES
 from gantry_broker.broker.metadata.tables import offset_key
 from gantry_broker.broker.metadata.topics import group_fault, topic_fault
+from gantry_broker.protocol.bad_field import BadField
 from gantry_broker.protocol.bodies import TopicConfig
 from gantry_broker.protocol.codes import ResponseCode
 from gantry_broker.protocol.frame import Frame
-from gantry_broker.protocol.headers import (
-    BadField,
-    QueryOffsetHeader,
-    QueueHeader,
-    SearchOffsetHeader,
-    UpdateOffsetHeader,
-)
+from gantry_broker.protocol.headers import QueryOffsetHeader, QueueHeader, SearchOffsetHeader, UpdateOffsetHeader
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine

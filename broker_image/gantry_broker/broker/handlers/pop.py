@@ -27,13 +27,13 @@ from gantry_broker.broker.pop.requests import (
 )
 from gantry_broker.broker.pop.retry import retry_target
 from gantry_broker.broker.pop.state import offsets_of
+from gantry_broker.protocol.bad_field import BadField
 from gantry_broker.protocol.bodies import BatchAck, BatchAcks, TopicConfig
 from gantry_broker.protocol.codes import EXPRESSION_SQL92, EXPRESSION_TAG, FAQ, RETRY_PREFIX, Perm, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import (
     POPPED,
     AckHeader,
-    BadField,
     ChangeInvisibleAnswerHeader,
     ChangeInvisibleHeader,
     Long,

@@ -14,9 +14,10 @@ from gantry_broker.broker.handlers.requests import ok
 from gantry_broker.broker.handlers.retry import Parts as RetryParts
 from gantry_broker.broker.handlers.retry import stored_record
 from gantry_broker.broker.metadata.topics import topic_fault
+from gantry_broker.protocol.bad_field import BadField
 from gantry_broker.protocol.codes import GetStatus, ResponseCode
 from gantry_broker.protocol.frame import Frame
-from gantry_broker.protocol.headers import BadField, ConsumeQueueHeader, QueryMessageHeader, ViewMessageHeader
+from gantry_broker.protocol.headers import ConsumeQueueHeader, QueryMessageHeader, ViewMessageHeader
 from gantry_broker.protocol.message import Record, decode_records, tags_hash
 
 if TYPE_CHECKING:

@@ -12,9 +12,10 @@ from gantry_broker.broker.errors import RequestRejected
 from gantry_broker.broker.handlers.requests import ok
 from gantry_broker.broker.metadata.topics import dlq_topic, group_fault, retry_topic
 from gantry_broker.broker.send.messages import BROKER_ONLY, copy_of, delayed
+from gantry_broker.protocol.bad_field import BadField
 from gantry_broker.protocol.codes import Perm, Prop, ResponseCode, SendStatus
 from gantry_broker.protocol.frame import Frame
-from gantry_broker.protocol.headers import BadField, SendBackHeader
+from gantry_broker.protocol.headers import SendBackHeader
 from gantry_broker.protocol.message import Record, RecordError, parse_properties
 from gantry_broker.store.errors import StoreError
 

@@ -11,6 +11,7 @@ from gantry_broker.broker.handlers.requests import json_body, json_object, ok
 from gantry_broker.broker.metadata import attributes
 from gantry_broker.broker.metadata.topics import is_system_topic, topic_fault
 from gantry_broker.protocol import fastjson
+from gantry_broker.protocol.bad_field import BadField
 from gantry_broker.protocol.bodies import (
     FILTER_TYPES,
     BodyError,
@@ -29,7 +30,7 @@ from gantry_broker.protocol.codes import (
 )
 from gantry_broker.protocol.fastjson import MessageQueue
 from gantry_broker.protocol.frame import Frame
-from gantry_broker.protocol.headers import BadField, CreateTopicHeader, TopicHeader, TopicStatsHeader
+from gantry_broker.protocol.headers import CreateTopicHeader, TopicHeader, TopicStatsHeader
 from gantry_broker.protocol.limits import MAX_QUEUES
 
 if TYPE_CHECKING:

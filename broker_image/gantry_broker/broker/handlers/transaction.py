@@ -13,6 +13,7 @@ from gantry_broker.broker.handlers.requests import Result, ok
 from gantry_broker.broker.handlers.retry import Parts as RetryParts
 from gantry_broker.broker.handlers.retry import stored_record
 from gantry_broker.broker.send.messages import copy_of
+from gantry_broker.protocol.bad_field import BadField
 from gantry_broker.protocol.codes import (
     TRANS_CHECK_MAX_TIME_TOPIC,
     TRANS_HALF_TOPIC,
@@ -22,7 +23,7 @@ from gantry_broker.protocol.codes import (
     SysFlag,
 )
 from gantry_broker.protocol.frame import Frame
-from gantry_broker.protocol.headers import BadField, EndTransactionHeader, ResumeCheckHeader
+from gantry_broker.protocol.headers import EndTransactionHeader, ResumeCheckHeader
 from gantry_broker.protocol.message import parse_message_id, parse_properties
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
+from gantry_broker.protocol.bad_field import BadField
 from gantry_broker.protocol.codes import ResponseCode
 from gantry_broker.protocol.digits import MAX_LONG, whole_number
-from gantry_broker.protocol.headers import BadField
 
 MESSAGE_TYPE: Final = "message.type"
 MIXED: Final = "MIXED"

@@ -16,9 +16,10 @@ from gantry_broker.broker.metadata.tables import offset_key
 from gantry_broker.broker.metadata.topics import group_fault, topic_fault
 from gantry_broker.broker.pull.held import HeldPull
 from gantry_broker.broker.pull.sql92 import Filter, FilterSyntaxError
+from gantry_broker.protocol.bad_field import BadField
 from gantry_broker.protocol.codes import FAQ, FLAG_ONEWAY, Perm, PullFlag, ResponseCode, SerializeType
 from gantry_broker.protocol.frame import RepeatedPull
-from gantry_broker.protocol.headers import BadField, PullHeader
+from gantry_broker.protocol.headers import PullHeader
 
 if TYPE_CHECKING:
     from gantry_broker.broker.clients import ClientTable, ConsumerGroup

@@ -350,23 +350,3 @@ def live_facts(folder: ClusterFolder) -> LiveCluster:
 def _member_url(cluster: BrokerCluster, ports: Ports, m: MemberPlan) -> str:
     """Of its HTTP interface. A member without a port yet has port 0, which answers no one."""
     return f"{scheme(cluster)}://127.0.0.1:{ports.taken.get(f'{m.name}/http', 0)}"
-
-
-def name_server_addresses(folder: ClusterFolder) -> str:
-    """Return the NameServer addresses for clients. Raises OSError, pydantic.ValidationError, NoPort."""
-    ports = Ports.load(folder.ports)
-    return ";".join(ports.address(s.name) for s in plan(load_saved(folder)).name_servers)
-
-
-def why_asleep(cluster: BrokerCluster) -> str:
-    """Return what to do with a cluster that hibernates; empty: it does not."""
-    if not cluster.spec.hibernate:
-        return ""
-    return f"{cluster.name} hibernates: write spec.hibernate: false in its manifest, then gantry up FILE"
-
-
-def why_nothing_runs(folder: ClusterFolder, cluster: BrokerCluster) -> str:
-    """Why no NameServer of a cluster runs, and what to do; empty: one does."""
-    if any(_pid(folder, s.name) is not None for s in plan(cluster).name_servers):
-        return ""
-    return why_asleep(cluster) or f"no NameServer of {cluster.name} runs: gantry up --dir {folder.root} starts it"

@@ -16,7 +16,8 @@ from gantry_operator.access import secret_name
 from gantry_operator.api import BrokerCluster
 from gantry_operator.api.archive import ENCRYPTION_KEY
 from gantry_operator.api.table import Tables
-from gantry_operator.cluster.platform import StoreUnavailable, TableRun
+from gantry_operator.cluster.platform import TableRun
+from gantry_operator.cluster.store_unavailable import StoreUnavailable
 from gantry_operator.platforms.local.certificates import client_options
 from gantry_operator.platforms.local.folder import ClusterFolder, make_private, read_json, secret_folder
 from gantry_operator.platforms.local.process import ProcessRecord, load_record, reap, save_record, send, start

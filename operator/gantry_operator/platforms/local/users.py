@@ -12,9 +12,8 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gantry_broker.client.credentials import Credentials
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gantry_operator.access import (
@@ -29,11 +28,14 @@ from gantry_operator.access import (
 )
 from gantry_operator.access.wanted import ADMIN_NAME, PROXY_NAME, SECRET_KEY
 from gantry_operator.api import Authentication, BrokerCluster, BrokerUser
-from gantry_operator.cluster.platform import StoreUnavailable
+from gantry_operator.cluster.store_unavailable import StoreUnavailable
 from gantry_operator.cluster.timestamps import utc
 from gantry_operator.platforms.local.folder import ClusterFolder, make_private, read_json
 from gantry_operator.platforms.local.ports import on_loopback
 from gantry_operator.registry.file import write_durably
+
+if TYPE_CHECKING:
+    from gantry_broker.client.credentials import Credentials
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +45,7 @@ MAX_KEY_FILE = 65_536
 class Users(BaseModel):
     """The file with the users."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", defer_build=True)
 
     users: dict[str, BrokerUser] = Field(default_factory=dict)
     rotateAdmin: str = ""
@@ -212,6 +214,8 @@ def described(users: Users, answer: Mapping[str, Any] | None) -> list[dict[str, 
 
 def super_user(folder: ClusterFolder) -> Credentials | None:
     """Return the keys of the super user; None: they are not made yet."""
+    from gantry_broker.client.credentials import Credentials
+
     cluster = (read_json(folder.manifest) or {}).get("metadata", {}).get("name", "")
     found = read_secret(key_file(folder, secret_name(cluster, ADMIN_NAME)))
     key = found.get(SECRET_KEY)

@@ -11,7 +11,8 @@ from gantry_operator.api import BrokerTopic, ConsumerGroup, ManifestError, consu
 from gantry_operator.api import topic as api_topic
 from gantry_operator.api.consumer_group import RESET_OFFSETS
 from gantry_operator.api.topic import FINALIZER
-from gantry_operator.cluster.platform import Resources, StoreUnavailable
+from gantry_operator.cluster.platform import Resources
+from gantry_operator.cluster.store_unavailable import StoreUnavailable
 from gantry_operator.cluster.timestamps import utc
 from gantry_operator.platforms.kubernetes.api.client import (
     BROKER_TOPIC,

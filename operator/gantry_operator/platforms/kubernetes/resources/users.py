@@ -23,7 +23,7 @@ from gantry_operator.access.wanted import ADMIN_NAME, PROXY_NAME
 from gantry_operator.api import API_VERSION, BrokerCluster, ManifestError, parse_user
 from gantry_operator.api import user as api_user
 from gantry_operator.api.user import BrokerUserStatus, UserCondition
-from gantry_operator.cluster.platform import StoreUnavailable
+from gantry_operator.cluster.store_unavailable import StoreUnavailable
 from gantry_operator.cluster.timestamps import utc
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.api.client import (

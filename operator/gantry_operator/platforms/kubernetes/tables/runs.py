@@ -9,7 +9,8 @@ from gantry_broker.contracts.table_runs import RunReport, TableOrder, from_text
 
 from gantry_operator.api import BrokerCluster
 from gantry_operator.api.table import Tables
-from gantry_operator.cluster.platform import StoreUnavailable, TableRun
+from gantry_operator.cluster.platform import TableRun
+from gantry_operator.cluster.store_unavailable import StoreUnavailable
 from gantry_operator.plan import Plan
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.analytics.jobs import ended
