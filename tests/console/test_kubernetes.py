@@ -325,8 +325,9 @@ def test_the_chart_grants_the_verbs_that_the_console_uses() -> None:
     assert found is not None
     rules = {resource: set(rule["verbs"]) for rule in yaml.safe_load(found[1]) for resource in rule["resources"]}
     assert rules == {
-        "brokerclusters": {"get", "list", "patch"}, "brokerusers": {"get", "create"},
-        "brokertopics": {"list", "create"},
+        "brokerclusters": {"get", "list", "patch"}, "brokerusers": {"get", "list", "create", "patch", "delete"},
+        "brokertopics": {"get", "list", "create", "patch", "delete"},
+        "consumergroups": {"get", "list", "create", "patch", "delete"},
         "secrets": {"get"},
         "events": {"list"},
     }  # fmt: skip

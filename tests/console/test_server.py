@@ -267,7 +267,8 @@ def test_who_may_only_read_changes_nothing() -> None:
             assert "You may read this cluster, but not change it" in page
             form = {"csrf": csrf_of(page), "topic": "T", "queues": "8", "group": "a", "which": "waiting", "to_ms": "-1"}
             for path in ("actions/topic", "actions/switchover", "actions/user", "actions/pause", "dead/billing/resend",
-                         "groups/billing/reset", "delete/topics/T", "messages"):  # fmt: skip
+                         "groups/billing/reset", "delete/topics/T", "messages", "topics/T/edit", "users/u/edit",
+                         "users/u/rotate"):  # fmt: skip
                 assert client.post(f"{HERE}/{path}", data=form).status_code == 403, path
 
 

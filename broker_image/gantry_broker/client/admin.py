@@ -72,6 +72,8 @@ ADMIN_SECONDS: Final = 5.0
 ROUTE_LOOK_S: Final = 0.1
 """Seconds between two looks for the route of a new topic."""
 MAX_LONG: Final = 2**63 - 1
+MAX_HELD: Final = 1_024
+"""Queues of one client that its answer is read for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,16 @@ class GroupConnections:
     from_where: str
     subscriptions: dict[str, str]
     """Topic to expression."""
+
+
+@dataclass(slots=True, frozen=True)
+class ClientState:
+    """What a client says of itself, for one consumer group."""
+
+    subscriptions: dict[str, str]
+    """Topic to expression."""
+    queues: tuple[MessageQueue, ...]
+    """The queues that it holds now; none: it pops, or has none."""
 
 
 class Admin:
@@ -226,8 +238,14 @@ class Admin:
                     raise
             await asyncio.sleep(ROUTE_LOOK_S)
 
-    async def create_topic_at(self, address: str, config: TopicConfig) -> None:
-        """Create or change a topic on one broker."""
+    async def create_topic_at(
+        self, address: str, config: TopicConfig, attributes: Sequence[str] | None = None
+    ) -> None:  # fmt: skip
+        """Create or change a topic on one broker. `attributes`: changes such as `+retention.ms=60000` and
+        `-retention.ms`, in place of those of `config`.
+        """
+        if attributes is None:
+            attributes = [f"+{name}={value}" for name, value in config.attributes.items()]
         header = CreateTopicHeader(
             config.name,
             AUTO_CREATE_TOPIC,
@@ -237,7 +255,7 @@ class Admin:
             config.filter_type,
             config.sys_flag,
             config.order,
-            attributes=",".join(f"+{name}={value}" for name, value in config.attributes.items()) or None,
+            attributes=",".join(attributes) or None,
         )
         await self._call(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header, f"creation of topic {config.name}")
 
@@ -353,12 +371,18 @@ class Admin:
 
     async def client_subscriptions(self, address: str, group: str, client_id: str) -> dict[str, str]:
         """Asks one client of a group through a broker, and returns its own subscriptions: topic to expression."""
+        return (await self.client_state(address, group, client_id)).subscriptions
+
+    async def client_state(self, address: str, group: str, client_id: str) -> ClientState:
+        """Ask one client of a group through a broker what it does: RocketMQ's ConsumerRunningInfo."""
         header = RunningInfoHeader(group, client_id)
         answer = await self._call(
             address, RequestCode.GET_CONSUMER_RUNNING_INFO, header, f"subscriptions of {client_id}"
         )
-        found = [SubscriptionData.from_json(item) for item in parse(answer.body, "running").items("subscriptionSet")]
-        return {data.topic: data.expression for data in found}
+        fields = parse(answer.body, "running")
+        found = [SubscriptionData.from_json(item) for item in fields.items("subscriptionSet")]
+        held = (queue for queue in fields.map("mqTable") if isinstance(queue, MessageQueue))
+        return ClientState({data.topic: data.expression for data in found}, tuple(sorted(held)[:MAX_HELD]))
 
     async def producer_connections(self, group: str, topic: str) -> list[ClientConnection]:
         """Return the clients that produce as a group now, as the brokers of a topic know them."""

@@ -267,6 +267,7 @@ class Admin(_Facade[aio.Admin]):
     create_topic = _waiting(aio.Admin.create_topic)
     ensure_topic = _waiting(aio.Admin.ensure_topic)
     create_topic_at = _waiting(aio.Admin.create_topic_at)
+    client_state = _waiting(aio.Admin.client_state)
     delete_topic = _waiting(aio.Admin.delete_topic)
     topic_stats = _waiting(aio.Admin.topic_stats)
     topic_consumers = _waiting(aio.Admin.topic_consumers)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from gantry_operator.actions.errors import ActionError
+from gantry_operator.actions.errors import ActionError, Cause
+from gantry_operator.actions.managed import merged
 from gantry_operator.actions.target import Remarks
 from gantry_operator.api import BrokerTopic, ConsumerGroup
+from gantry_operator.api.manifest import problems_of
 from gantry_operator.platforms.local import control, topics
 from gantry_operator.platforms.local.folder import ClusterFolder
 
@@ -43,6 +45,23 @@ class LocalResources:
                 raise ActionError(f"{resource.kind} {resource.name} exists already: delete it, or change your manifest")
             if known.keep(resource):
                 self._remarks.note(taken_back(resource))
+
+    async def change(self, kind: topics.Kind, name: str, changes: Mapping[str, Any]) -> int:
+        """Change fields of the spec (a merge patch). Returns the new generation. Raises ActionError."""
+        with readable(self._folder.resources), topics.changed_resources(self._folder) as known:
+            former = known.of(kind).get(name)
+            if former is None:
+                raise ActionError(f"there is no {kind} {name}")
+            if former.metadata.deletionTimestamp is not None:
+                raise ActionError(f"{kind} {name} is being deleted")
+            spec = merged(former.spec.model_dump(mode="json", exclude_none=True), changes)
+            try:
+                changed = type(former).make(name, spec.pop("cluster"), former.metadata.namespace, **spec)
+            except ValidationError as error:
+                said = "; ".join(map(str, problems_of(error.errors(), type(former))))
+                raise ActionError(said, Cause.BAD_INPUT) from None
+            known.keep(changed)
+            return int(changed.metadata.generation or 1)
 
     async def delete(self, kind: topics.Kind, name: str) -> None:
         with readable(self._folder.resources), topics.changed_resources(self._folder) as known:

@@ -8,11 +8,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from gantry_operator.access import ADMIN, secret_name
 from gantry_operator.access.wanted import ACCESS_KEY
-from gantry_operator.actions.errors import ActionError
+from gantry_operator.actions.errors import ActionError, Cause
 from gantry_operator.actions.local_resources import readable
+from gantry_operator.actions.managed import merged
 from gantry_operator.api import BrokerUser
+from gantry_operator.api.manifest import problems_of
 from gantry_operator.api.user import ROTATE
 from gantry_operator.platforms.local import control, users
 from gantry_operator.platforms.local.folder import ClusterFolder
@@ -48,6 +52,22 @@ class LocalUsers:
             if user.name in known.users:
                 raise ActionError(f"{user.name} exists already: delete it first, or change it in your manifest")
             known.users[user.name] = user
+
+    async def change(self, name: str, changes: Mapping[str, Any]) -> None:
+        """Change fields of the spec (a merge patch). Raises ActionError."""
+        with readable(self._folder.users), users.changed_users(self._folder) as known:
+            former = known.users.get(name)
+            if former is None:
+                raise ActionError(f"there is no user {name}, but {', '.join(sorted(known.users)) or 'none'}")
+            spec = merged(former.spec.model_dump(mode="json", exclude_none=True), changes)
+            try:
+                changed = BrokerUser.make(name, spec.pop("cluster"), former.metadata.namespace, **spec)
+            except ValidationError as error:
+                said = "; ".join(map(str, problems_of(error.errors(), BrokerUser)))
+                raise ActionError(said, Cause.BAD_INPUT) from None
+            changed.metadata = former.metadata
+            known.users[name] = changed
+        await self._read_by_supervisor()
 
     async def delete(self, name: str) -> None:
         with readable(self._folder.users), users.changed_users(self._folder) as known:

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import re
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
 
 from gantry_operator.actions.errors import ActionError, Cause
 from gantry_operator.actions.target import Remarks, Target
-from gantry_operator.api import BrokerTopic, ConsumerGroup
+from gantry_operator.api import BrokerTopic, BrokerUser, ConsumerGroup
 from gantry_operator.api.manifest import problems_of
 from gantry_operator.api.names import MAX_RESOURCE_NAME
 
 IN_FORCE_S: Final = 20.0
 """Seconds to wait until the brokers have a change."""
 POLL_S: Final = 0.2
+
+REFUSALS: Final = ("NameTaken", "SystemTopic", "SystemGroup", "InvalidSpec", "RefusedByBroker")
+"""Reasons of `Ready` that end only by another spec."""
+R = TypeVar("R", BrokerTopic, ConsumerGroup, BrokerUser)
 
 NAME_FIELDS: Final = {"BrokerTopic": "topicName", "ConsumerGroup": "groupName"}
 """By kind: the field of the spec with the name at the brokers."""
@@ -87,6 +92,64 @@ async def create_resource(
         await in_force(resources, resource, target.remarks)
 
 
+def validated(model: type[R], changes: Mapping[str, Any]) -> R:
+    """Return a resource with only these fields, to check their values. Raises ActionError that names a bad one."""
+    config = {k: v for k, v in (changes.get("config") or {}).items() if v is not None}
+    given = {k: v for k, v in changes.items() if v is not None and k != "config"}
+    given |= {"config": config} if config else {}
+    try:
+        return model.make("name", "cluster", **given)
+    except ValidationError as error:
+        raise ActionError("; ".join(map(str, problems_of(error.errors(), model))), Cause.BAD_INPUT) from None
+
+
+def merged(spec: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a spec after a JSON merge patch (RFC 7386): None removes a field, and maps are merged."""
+    found = dict(spec)
+    for name, value in changes.items():
+        if value is None:
+            found.pop(name, None)
+        elif isinstance(value, Mapping):
+            found[name] = merged(found[name] if isinstance(found.get(name), Mapping) else {}, value)
+        else:
+            found[name] = value
+    return found
+
+
+def digest_of(shown: Any) -> str:
+    """Return a digest of what a person saw, by which a change of others is noticed."""
+    return hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def refuse_changed(digest: str, now: str, name: str) -> None:
+    """Raise ActionError if others have changed what a person saw. Empty `digest`: it does not matter."""
+    if digest and digest != now:
+        raise ActionError(f"{name} was changed by others meanwhile: look at it again, then change it", Cause.BAD_INPUT)
+
+
+async def change_managed(
+    target: Target, model: type[BrokerTopic] | type[ConsumerGroup], name: str, changes: Mapping[str, Any]
+) -> str:
+    """Change fields of a resource's spec, and wait until its state is known. Returns a sentence. Raises ActionError."""
+    kind = model.__name__
+    async with target.resources() as resources:
+        generation = await resources.change(kind, name, changes)
+        if not resources.waits_for:
+            return f"{kind} {name} is changed; no `gantry up` runs, which would carry it out"
+        deadline = time.monotonic() + IN_FORCE_S
+        while time.monotonic() < deadline:
+            found = [o for o in await resources.list(kind) if o["metadata"]["name"] == name]
+            if found and (found[0].get("status") or {}).get("observedGeneration", 0) >= generation:
+                ready, synced = condition(found[0], "Ready"), condition(found[0], "Synced")
+                if ready.get("reason") in REFUSALS:
+                    raise ActionError(f"{name} is refused: {ready.get('message')}")
+                said = synced.get("message") if synced.get("status") != "True" else ready.get("message")
+                return f"{kind} {name} is changed: {said or 'the brokers have it'}"
+            await asyncio.sleep(POLL_S)
+        said = f"{kind} {name} is changed, and {resources.waits_for} has not seen it after {IN_FORCE_S:.0f} s"
+        raise ActionError(said, Cause.NOT_IN_TIME)
+
+
 async def delete_managed(target: Target, kind: str, name: str, force: bool) -> str | None:
     """Delete the resource that manages this topic or group. Returns what happens then; None: no resource manages it.
 
@@ -125,7 +188,7 @@ async def in_force(found: Any, resource: BrokerTopic | ConsumerGroup, remarks: R
         ready = condition(obj, "Ready")
         if ready.get("status") == "True":
             return
-        if ready.get("reason") in ("NameTaken", "SystemTopic", "SystemGroup", "InvalidSpec", "RefusedByBroker"):
+        if ready.get("reason") in REFUSALS:
             raise ActionError(f"{resource.name} is refused: {ready.get('message')}")
         said = ready.get("message") or said
         await asyncio.sleep(POLL_S)

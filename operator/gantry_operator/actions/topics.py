@@ -1,46 +1,185 @@
-"""Create, list, describe and delete topics."""
+"""Create, change, list, describe and delete topics."""
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, get_args
 
-from gantry_broker.broker.metadata.attributes import CLEANUP, TOMBSTONES
+from gantry_broker.broker.metadata.attributes import CLEANUP, RETENTION, TOMBSTONES
 from gantry_broker.client import Admin, BrokerError, InvalidMessage, NoRoute
-from gantry_broker.protocol.bodies import BodyError
-from gantry_broker.protocol.codes import SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS, ResponseCode
+from gantry_broker.protocol.bodies import BodyError, TopicConfig
+from gantry_broker.protocol.codes import SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS, Perm, ResponseCode
 
 from gantry_operator.actions.errors import ActionError, Cause
-from gantry_operator.actions.managed import create_resource, delete_managed, managed_by, refuse_managed
+from gantry_operator.actions.managed import (
+    change_managed,
+    create_resource,
+    delete_managed,
+    digest_of,
+    managed_by,
+    refuse_changed,
+    refuse_managed,
+    validated,
+)
 from gantry_operator.actions.target import Target, admin_of
 from gantry_operator.api import BrokerTopic
 from gantry_operator.api.base import parse_duration
 from gantry_operator.api.names import reserved_topic
-from gantry_operator.api.topic import CLEANUP_VALUES, permission_name
+from gantry_operator.api.topic import (
+    CLEANUP_VALUES,
+    DEFAULT_QUEUES,
+    MESSAGE_TYPE,
+    PERMISSIONS,
+    MessageType,
+    permission_name,
+)
 
 AT_ONCE: Final = 16
+QUIET_MS: Final = 60_000
+"""A queue that takes no more messages may get some from producers with a former route for this time."""
+READ_WRITE: Final = Perm.READ | Perm.WRITE
 
 
-async def create_topic(target: Target, topic: str, queues: int, managed: bool = False) -> list[str]:
-    """Create or change a topic. Returns the broker groups that have it.
+async def create_topic(
+    target: Target, topic: str, settings: Mapping[str, Any], managed: bool = False
+) -> list[str]:  # fmt: skip
+    """Create or change a topic. `settings`: fields of a BrokerTopic's spec. Returns the broker groups that have it.
 
     `managed`: by a resource, which is made. Raises ActionError.
     """
-    await refuse_managed(target, "BrokerTopic", topic, "change spec.queuesPerGroup or spec.queues there")
+    settings = {"queuesPerGroup": DEFAULT_QUEUES, **settings}
+    await refuse_managed(target, "BrokerTopic", topic, "`gantry topic change` changes it there")
     if managed:
-        await create_resource(target, BrokerTopic, topic, {"queuesPerGroup": queues})
+        await create_resource(target, BrokerTopic, topic, settings)
     async with admin_of(target) as admin:
-        groups = sorted(await admin.masters())
-        if not groups:
+        masters = await admin.masters()
+        if not masters:
             raise ActionError("no group has a master now: see `gantry status`")
         if managed:
-            return groups
-        try:
-            await admin.create_topic(topic, queues=queues)
-        except InvalidMessage as error:
-            raise ActionError(str(error), Cause.BAD_INPUT) from None
-        return groups
+            return sorted(masters)
+        attributes_of(settings)  # A wrong value changes nothing at all.
+        for address in masters.values():
+            known = (await admin.topic_config(address)).topics.get(topic)
+            number = settings["queuesPerGroup"]
+            config = replace(known or TopicConfig(topic), read_queues=number, write_queues=number)
+            await _put(admin, address, config, known, settings)
+        return sorted(masters)
+
+
+def attributes_of(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the attributes that fields of a spec mean. Raises ActionError for a value that is none."""
+    return validated(BrokerTopic, settings).attributes
+
+
+def attribute_changes(now: Mapping[str, str], settings: Mapping[str, Any]) -> list[str]:
+    """Return what changes the attributes `now`: `+name=value`, `-name`. A setting of None is removed."""
+    changes = [f"+{k}={v}" for k, v in sorted(attributes_of(settings).items()) if now.get(k) != v]
+    names = {"messageType": MESSAGE_TYPE, "retention": RETENTION}
+    gone = [name for field, name in names.items() if field in settings and settings[field] is None]
+    gone += [name for name, value in (settings.get("config") or {}).items() if value is None]
+    return changes + [f"-{name}" for name in sorted(gone) if name in now]
+
+
+async def _put(
+    admin: Admin, address: str, config: TopicConfig, known: TopicConfig | None, settings: Mapping[str, Any]
+) -> None:
+    """Write a topic on one broker, with permission and attributes of the settings. Raises ActionError."""
+    if settings.get("permission") is not None:
+        config = replace(config, perm=(config.perm & ~READ_WRITE) | PERMISSIONS[settings["permission"]])
+    changes = attribute_changes({} if known is None else known.attributes, settings)
+    if known is not None and not changes and replace(config, attributes={}) == replace(known, attributes={}):
+        return
+    try:
+        await admin.create_topic_at(address, config, changes)
+    except InvalidMessage as error:
+        raise ActionError(str(error), Cause.BAD_INPUT) from None
+
+
+async def topic_settings(target: Target, topic: str) -> dict[str, Any]:
+    """Return what `change_topic` changes, as it is now. Raises ActionError.
+
+    `settings`: fields of a BrokerTopic's spec; `resource`: the name of the one that manages it, or empty; `digest`: for
+    `change_topic`.
+    """
+    found = await describe_topic(target, topic)
+    resource = found["resource"]
+    if resource is not None:
+        fields = ("queues", "queuesPerGroup", "permission", "messageType", "retention", "config")
+        settings = {f: resource["spec"][f] for f in fields if resource["spec"].get(f) is not None}
+    else:
+        settings = {"config": dict(found["attributes"])}
+        kind, retention = settings["config"].pop(MESSAGE_TYPE, ""), settings["config"].pop(RETENTION, "")
+        queues = {row["writeQueues"] for row in found["groups"]}
+        if len(queues) == 1:  # Otherwise a person decides whether they become equal.
+            settings["queuesPerGroup"] = queues.pop()
+        permissions = {row["permission"] for row in found["groups"]}
+        if len(permissions) == 1:
+            settings["permission"] = permissions.pop()
+        known = {name.upper(): name for name in get_args(MessageType)}
+        if kind in known:
+            settings["messageType"] = known[kind]
+        if retention:
+            settings["retention"] = f"{int(retention) // 1000}s"
+    owner = "" if resource is None else str(resource["metadata"]["name"])
+    return {"settings": settings, "resource": owner, "digest": digest_of([settings, owner])}
+
+
+async def change_topic(target: Target, topic: str, changes: Mapping[str, Any], digest: str = "") -> str:
+    """Change a topic that exists, or the resource that manages it. Returns a sentence.
+
+    `changes`: fields of a BrokerTopic's spec; None: as a new topic has it. `digest`: of the `topic_settings` that the
+    person saw; empty: it does not matter. Raises ActionError, also when others have changed it meanwhile.
+    """
+    before = await topic_settings(target, topic)
+    refuse_changed(digest, before["digest"], topic)
+    for one, other in (("queuesPerGroup", "queues"), ("queues", "queuesPerGroup")):
+        if changes.get(one) is not None and other in before["settings"] and before["resource"]:
+            said = f"BrokerTopic {before['resource']} says spec.{other}: change that, not {one}"
+            raise ActionError(said, Cause.BAD_INPUT)
+    attributes_of(changes)
+    if before["resource"]:
+        return await change_managed(target, BrokerTopic, before["resource"], changes)
+    if reserved_topic(topic):
+        raise ActionError(f"{topic} is a topic of the system: it cannot be changed", Cause.BAD_INPUT)
+    if changes.get("queues") is not None:
+        said = f"no resource manages {topic}, so its queues are counted in each broker group: write queuesPerGroup"
+        raise ActionError(said, Cause.BAD_INPUT)
+    said = ""
+    async with admin_of(target, whole=True) as admin:
+        for group, address in sorted((await admin.masters()).items()):
+            known = (await admin.topic_config(address)).topics.get(topic)
+            if known is None:
+                continue
+            number = known.write_queues if changes.get("queuesPerGroup") is None else changes["queuesPerGroup"]
+            read = max(known.read_queues, number)
+            if read > number and known.write_queues == number and await _are_read(admin, topic, group, number):
+                read = number
+            elif read > number:
+                said += f"; queues {number} to {read - 1} of {group} take no more messages and are still read"
+            await _put(admin, address, replace(known, read_queues=read, write_queues=number), known, changes)
+    if said:
+        said += ". The same change removes them once every group has read them, and they are quiet for a minute"
+    return f"{topic} is changed{said}"
+
+
+async def _are_read(admin: Admin, topic: str, group: str, number: int) -> bool:
+    """Whether every consumer group has read the queues from `number` on, which have been quiet for a while."""
+    stats = await admin.topic_stats(topic)
+    gone = {q: o for q, o in stats.items() if q.broker == group and q.queue_id >= number}
+    left = {q: o for q, o in gone.items() if o.max_offset > o.min_offset}
+    if not left:
+        return True
+    readers: Sequence[str] = await admin.topic_consumers(topic)
+    if not readers or max(o.last_update for o in left.values()) > time.time() * 1000 - QUIET_MS:
+        return False
+    for reader in readers:
+        read = await admin.consume_stats(reader, topic)
+        if any(q not in read or read[q].consumer_offset < o.max_offset for q, o in left.items()):
+            return False
+    return True
 
 
 async def compact_topic(target: Target, topic: str, tombstones: str, off: bool = False) -> list[str]:

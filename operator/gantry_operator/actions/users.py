@@ -1,10 +1,10 @@
-"""Create, list, import and delete users, and rotate their keys."""
+"""Create, change, list, import and delete users, and rotate their keys."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from gantry_operator.access import ADMIN
 from gantry_operator.access.wanted import ACCESS_KEY, SECRET_KEY
 from gantry_operator.actions.errors import ActionError, Cause
+from gantry_operator.actions.managed import digest_of, refuse_changed, validated
 from gantry_operator.actions.plain_acl import Account
 from gantry_operator.actions.target import Remarks, Target
 from gantry_operator.api import BrokerUser
@@ -39,22 +40,34 @@ class NewUser:
 def rule_of(text: str, decision: str) -> dict[str, Any]:
     """Return a rule from `TYPE:NAME:ACTIONS`: Topic:orders-*:Pub,Sub. A `*` at the end is a prefix, alone every name.
 
-    Raises ActionError.
+    `@NETWORKS` behind it: only from there, as Topic:orders-*:Pub@10.0.0.0/8,192.168.1.7. Raises ActionError.
     """
-    parts = text.split(":")
-    if len(parts) != 3 or not all(parts):
+    before, at, networks = text.partition("@")
+    parts = before.split(":")
+    sources = [s.strip() for s in networks.split(",") if s.strip()]
+    if len(parts) != 3 or not all(parts) or bool(at) != bool(sources):
         raise ActionError(
-            f"{text!r} is no rule: write TYPE:NAME:ACTIONS, for example Topic:orders-*:Pub,Sub", Cause.BAD_INPUT
+            f"{text!r} is no rule: write TYPE:NAME:ACTIONS, for example Topic:orders-*:Pub,Sub, with @NETWORKS behind "
+            "it where the rule is for some addresses only",
+            Cause.BAD_INPUT,
         )
     kind, name, actions = parts
     pattern = "Any" if name == "*" else "Prefix" if name.endswith("*") else "Literal"
-    return {
+    return ({"sources": sources} if sources else {}) | {
         "type": kind,
         "name": "" if pattern == "Any" else name.removesuffix("*"),
         "pattern": pattern,
         "actions": [a.strip() for a in actions.split(",") if a.strip()],
         "decision": decision,
     }
+
+
+def rule_text(rule: Mapping[str, Any]) -> str:
+    """Return the text of a rule as `rule_of` reads it."""
+    pattern = rule.get("pattern") or "Literal"
+    name = {"Any": "*", "Prefix": f"{rule.get('name', '')}*"}.get(pattern, rule.get("name", ""))
+    sources = ",".join(rule.get("sources") or ())
+    return f"{rule['type']}:{name}:{','.join(rule['actions'])}" + (f"@{sources}" if sources else "")
 
 
 def user_of(wanted: NewUser, cluster: str, namespace: str) -> BrokerUser:
@@ -89,6 +102,51 @@ async def list_users(target: Target) -> list[dict[str, Any]]:
     """Return the BrokerUsers by name, without their keys. Raises ActionError."""
     async with target.users() as users:
         return sorted(await users.list(), key=lambda u: str(u["metadata"]["name"]))
+
+
+async def user_settings(target: Target, name: str) -> dict[str, Any]:
+    """Return what `change_user` changes, as it is now. Raises ActionError.
+
+    `superUser`, `allow` and `deny` (rules as text), `generation`, and `digest` for `change_user`.
+    """
+    if name == ADMIN:
+        raise ActionError(f"{ADMIN} is the super user that every cluster has: it cannot be changed", Cause.BAD_INPUT)
+    found = [u for u in await list_users(target) if u["metadata"]["name"] == name]
+    if not found:
+        raise ActionError(f"there is no user {name}: `gantry user list` shows those that exist")
+    spec = found[0]["spec"]
+    by_decision: dict[str, list[str]] = {"Allow": [], "Deny": []}
+    for rule in spec.get("rules") or ():
+        by_decision[rule.get("decision") or "Allow"].append(rule_text(rule))
+    settings = {"superUser": bool(spec.get("superUser")), "allow": by_decision["Allow"], "deny": by_decision["Deny"]}
+    return settings | {"digest": digest_of(settings)}
+
+
+async def change_user(
+    target: Target,
+    name: str,
+    *,
+    super_user: bool | None = None,
+    allow: Sequence[str] | None = None,
+    deny: Sequence[str] | None = None,
+    digest: str = "",
+) -> str:
+    """Change what a user may do; None: it stays. Returns a sentence. `digest`: of the `user_settings` that the person
+    saw; empty: it does not matter. Raises ActionError, also when others have changed it meanwhile.
+    """
+    before = await user_settings(target, name)
+    refuse_changed(digest, before["digest"], name)
+    changes: dict[str, Any] = {} if super_user is None else {"superUser": super_user}
+    if allow is not None or deny is not None:
+        allowed, denied = before["allow"] if allow is None else allow, before["deny"] if deny is None else deny
+        changes["rules"] = [rule_of(t, "Allow") for t in allowed] + [rule_of(t, "Deny") for t in denied]
+    if not changes:
+        raise ActionError("nothing to change: write what the user may do, or may not do", Cause.BAD_INPUT)
+    validated(BrokerUser, changes)
+    async with target.users() as users:
+        await users.change(name, changes)
+        await _in_force(users, name, target.remarks)
+    return f"{name} is changed"
 
 
 async def delete_user(target: Target, name: str) -> str:

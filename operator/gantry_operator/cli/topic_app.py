@@ -41,6 +41,23 @@ ToOption = Annotated[
 ConfirmOption = Annotated[bool, typer.Option("--confirm", help="Carry it out. Else it is only shown.")]
 
 
+PermissionOption = Annotated[
+    str | None, typer.Option("--permission", help="ReadWrite, ReadOnly or WriteOnly.", show_default=False)
+]
+TypeOption = Annotated[
+    str | None,
+    typer.Option("--type", help="Normal, FIFO, Delay, Transaction or Mixed, or none to remove it.", show_default=False),
+]
+RetentionOption = Annotated[
+    str | None,
+    typer.Option("--retention", help="How long messages are readable, as 7d; none to remove it.", show_default=False),
+]
+AttributeOption = Annotated[
+    list[str] | None,
+    typer.Option("--attribute", help="name=value, or name= to remove it; may be repeated.", show_default=False),
+]
+
+
 def register(app: typer.Typer, epilog: str) -> None:
     """Add the commands."""
     _topics(epilog)
@@ -60,15 +77,46 @@ def _topics(epilog: str) -> None:
         queues: Annotated[
             int, typer.Option("--queues", "-q", min=1, max=1024, help="Queues in each broker group.")
         ] = 8,
+        permission: PermissionOption = None,
+        kind: TypeOption = None,
+        retention: RetentionOption = None,
+        attribute: AttributeOption = None,
         managed: ManagedOption = False,
     ) -> None:
         """Create a topic in every broker group, or change the number of its queues.
 
         A topic that exists gets its queues on groups that were added later, too.
         """
-        from gantry_operator.cli.topics import create
+        from gantry_operator.cli.topics import create, settings_of
 
-        create(target, topic, queues, managed, as_json)
+        settings = settings_of(queues, None, permission, kind, retention, attribute or ())
+        create(target, topic, settings, managed, as_json)
+
+    @topic_app.command("change", epilog=epilog)
+    @on_cluster
+    def topic_change(
+        target: Target,
+        as_json: bool,
+        topic: TopicArgument,
+        queues: Annotated[
+            int | None, typer.Option("--queues", "-q", min=1, max=1024, help="Queues in each broker group.")
+        ] = None,
+        total: Annotated[
+            int | None,
+            typer.Option("--queues-in-total", min=1, max=65_536, help="For a BrokerTopic that says spec.queues."),
+        ] = None,
+        permission: PermissionOption = None,
+        kind: TypeOption = None,
+        retention: RetentionOption = None,
+        attribute: AttributeOption = None,
+    ) -> None:
+        """Change a topic that exists, or the resource that manages it. What is not given stays.
+
+        Fewer queues: those that go take no more messages at once. They are read until they are empty.
+        """
+        from gantry_operator.cli.topics import change, settings_of
+
+        change(target, topic, settings_of(queues, total, permission, kind, retention, attribute or ()), as_json)
 
     @topic_app.command("list", epilog=epilog)
     @on_cluster

@@ -2,20 +2,64 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any, Final
+
 from gantry_operator.actions.managed import condition
 from gantry_operator.actions.target import Target
-from gantry_operator.actions.topics import compact_topic, create_topic, delete_topic, describe_topic, list_topics
+from gantry_operator.actions.topics import (
+    change_topic,
+    compact_topic,
+    create_topic,
+    delete_topic,
+    describe_topic,
+    list_topics,
+)
+from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.output import print_json, print_table, say
 from gantry_operator.cli.target import run_async
 
+NONE: Final = "none"
+"""The value of an option that removes a setting."""
 
-def create(target: Target, topic: str, queues: int, managed: bool, as_json: bool) -> None:
+
+def settings_of(
+    queues: int | None,
+    total: int | None,
+    permission: str | None,
+    kind: str | None,
+    retention: str | None,
+    attributes: Sequence[str],
+) -> dict[str, Any]:
+    """Return the fields of a BrokerTopic's spec for options that were given; `none` removes one. Raises CliError."""
+    given = {
+        "queuesPerGroup": queues, "queues": total, "permission": permission, "messageType": kind,
+        "retention": retention,
+    }  # fmt: skip
+    settings: dict[str, Any] = {k: None if v == NONE else v for k, v in given.items() if v is not None}
+    for text in attributes:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise CliError(f"--attribute {text!r}: write name=value, or name= to remove it", Exit.USAGE)
+        settings.setdefault("config", {})[name] = value or None
+    return settings
+
+
+def create(target: Target, topic: str, settings: dict[str, Any], managed: bool, as_json: bool) -> None:
     """Create or change a topic. Raises CliError."""
-    groups = run_async(create_topic(target, topic, queues, managed))
+    groups = run_async(create_topic(target, topic, settings, managed))
     if as_json:
-        print_json({"topic": topic, "queues": queues, "groups": groups})
+        print_json({"topic": topic, "queues": settings["queuesPerGroup"], "groups": groups})
     else:
-        say(f"{topic}: {queues} queues in {', '.join(groups)}")
+        say(f"{topic}: {settings['queuesPerGroup']} queues in {', '.join(groups)}")
+
+
+def change(target: Target, topic: str, settings: dict[str, Any], as_json: bool) -> None:
+    """Change a topic that exists, or its resource. Raises CliError."""
+    if not settings:
+        raise CliError("nothing to change: write an option, as --queues 16 or --retention 7d", Exit.USAGE)
+    said = run_async(change_topic(target, topic, settings))
+    print_json({"topic": topic, "done": said}) if as_json else say(said)
 
 
 def show(target: Target, all_topics: bool, as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from gantry_operator.actions.plain_acl import PlainAclError, read_accounts
 from gantry_operator.actions.target import Target
 from gantry_operator.actions.users import (
     NewUser,
+    change_user,
     create_user,
     delete_user,
     import_accounts,
@@ -30,6 +32,19 @@ def create(target: Target, wanted: NewUser, as_json: bool) -> None:
         return
     say(f"{wanted.name}: its keys are in {place}")
     note(f"Show the secret key: gantry user key {wanted.name}")
+
+
+def change(
+    target: Target,
+    name: str,
+    super_user: bool | None,
+    allow: Sequence[str] | None,
+    deny: Sequence[str] | None,
+    as_json: bool,
+) -> None:
+    """Change what a user may do. Raises CliError."""
+    said = run_async(change_user(target, name, super_user=super_user, allow=allow, deny=deny))
+    print_json({"changed": name}) if as_json else say(said)
 
 
 def show(target: Target, as_json: bool) -> None:

@@ -19,6 +19,8 @@ from typing import Any, Final
 import orjson
 
 from gantry_operator.cluster.member_http import httpx
+from gantry_operator.console.queue_holders import QueueHolders
+from gantry_operator.console.resends import Resends
 from gantry_operator.console.rows import GroupTables, combine
 from gantry_operator.console.snapshot import MemberSeen, Point, Snapshot, with_point
 from gantry_operator.console.sources import MemberUrl, Source, SourceError
@@ -48,6 +50,8 @@ class Collector:
     def __init__(self, source: Source, clock: Callable[[], float] = time.time) -> None:
         self.source = source
         self.snapshot = Snapshot(source.key)
+        self.holders = QueueHolders(source)
+        self.resends = Resends(source)
         self.ended = False
         """The console ends."""
         self._clock = clock
@@ -100,6 +104,8 @@ class Collector:
             for task in self._tasks.values():
                 task.cancel()
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            await self.holders.close()
+            await self.resends.close()
 
     async def first(self) -> None:
         """One turn, with everything that it begins: for a first page with figures."""

@@ -41,8 +41,8 @@ from gantry_operator.topics.resets import ResetPreview
 
 FOUND: Final = 64
 """Messages of one search."""
-LETTERS: Final = 200
-"""Dead letters of one page."""
+CHOSEN: Final = 200
+"""Dead letters that one form sends again, at most."""
 EXPORTED: Final = 10_000
 """Dead letters of one export."""
 OPERATION_S: Final = 40.0
@@ -54,12 +54,21 @@ class OperationError(Exception):
 
 @asynccontextmanager
 async def one_line_errors() -> AsyncIterator[None]:
-    """Turn errors of clusters into one line. Raises OperationError."""
+    """Turn errors of clusters into one line, and end after `OPERATION_S`. Raises OperationError."""
     try:
-        async with asyncio.timeout(OPERATION_S):
+        async with asyncio.timeout(OPERATION_S), in_one_line():
             yield
     except TimeoutError:
         raise OperationError(f"the cluster did not answer within {OPERATION_S:.0f} s") from None
+
+
+@asynccontextmanager
+async def in_one_line() -> AsyncIterator[None]:
+    """Turn errors of clusters into one line. Raises OperationError."""
+    try:
+        yield
+    except TimeoutError:
+        raise
     except (CannotTell, ActionError, ClientError, RemotingError, BodyError, RecordError, OSError) as error:
         raise OperationError(str(error) or type(error).__name__) from error
 
@@ -124,8 +133,7 @@ async def message_at(source: Source, topic: str, broker: str, queue: int, offset
 # Dead letters
 
 
-async def letters_of(source: Source, group: str, count: int = LETTERS) -> list[ReceivedMessage]:
-    """Read dead letters of a group. Raises OperationError."""
+async def _letters_of(source: Source, group: str, count: int) -> list[ReceivedMessage]:
     found: list[ReceivedMessage] = []
     async with one_line_errors():
         await read_letters(source.target, Choice(group, (), None, count, False), found.append)
@@ -145,17 +153,17 @@ async def letter(source: Source, group: str, message_id: str) -> ReceivedMessage
 
 
 async def resend(source: Source, group: str, ids: Sequence[str]) -> str:
-    """Send the letters again; without ids all that wait. Returns a sentence. Raises OperationError."""
+    """Send some letters again. Returns a sentence. Raises OperationError. For all that wait: `resends.Resends`."""
     async with one_line_errors():
-        result = await resend_letters(source.target, Choice(group, tuple(ids), None, None, not ids))
+        result = await resend_letters(source.target, Choice(group, tuple(ids), None, None, False))
     if result["problem"]:
         raise OperationError(f"stopped after {result['sent']} letters: {result['problem']}")
     return f"{result['sent']} of {result['found']} dead letters were sent to {result['to']}"
 
 
 async def export(source: Source, group: str) -> bytes:
-    """Return a line of JSON for each letter. Raises OperationError."""
-    letters = await letters_of(source, group, EXPORTED)
+    """Return a line of JSON for each letter, of the first `EXPORTED` ones. Raises OperationError."""
+    letters = await _letters_of(source, group, EXPORTED)
     return "".join(exported(group, found) for found in letters).encode()
 
 
@@ -196,6 +204,8 @@ class ClientSubscriptions:
     client: str
     subscriptions: Mapping[str, str]
     problem: str = ""
+    queues: Sequence[MessageQueue] = ()
+    """Those that it holds."""
 
 
 async def subscriptions_of(source: Source, group: str, clients: Sequence[str]) -> list[ClientSubscriptions]:
@@ -207,7 +217,8 @@ async def subscriptions_of(source: Source, group: str, clients: Sequence[str]) -
             problem = "no broker group has a master"
             for address in masters:
                 try:
-                    return ClientSubscriptions(client, await admin.client_subscriptions(address, group, client))
+                    state = await admin.client_state(address, group, client)
+                    return ClientSubscriptions(client, state.subscriptions, queues=state.queues)
                 except (BrokerError, RemotingError, BodyError) as error:
                     problem = str(error)
             return ClientSubscriptions(client, {}, problem)

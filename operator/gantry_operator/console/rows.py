@@ -42,6 +42,7 @@ class TopicRow:
     readable: bool = True
     writable: bool = True
     consumers: list[str] = field(default_factory=list)
+    attributes: dict[str, str] = field(default_factory=dict)
 
     @property
     def mean_bytes(self) -> float | None:
@@ -181,6 +182,7 @@ def _topics(parts: Mapping[str, GroupTables]) -> dict[str, TopicRow]:
             row.messages += sum(end - first for first, end in found["queues"])
             row.received += found["in"]
             row.received_bytes += found["bytes_in"]
+            row.attributes |= (found.get("config") or {}).get("attributes") or {}
             row.readable = bool(found["perm"] & Perm.READ)
             row.writable = bool(found["perm"] & Perm.WRITE)
         for lag in part.data["lags"]:
@@ -280,6 +282,36 @@ def queues_of(tables: Tables, topic: str) -> list[QueueRow]:
 
 
 @dataclass(frozen=True, slots=True)
+class TopicReader:
+    """One consumer group of a topic. `lags`: its unread messages by (broker group, queue)."""
+
+    group: ConsumerGroupRow
+    lag: int
+    lags: Mapping[tuple[str, int], int]
+
+
+def readers_of(tables: Tables, topic: TopicRow) -> list[TopicReader]:
+    """Return the consumer groups of a topic, the one with the most unread messages in it first."""
+    found = []
+    for name in topic.consumers:
+        group = tables.groups.get(name)
+        if group is not None:
+            lags = {(q.broker, q.queue): q.lag for q in group.queues if q.topic == topic.name}
+            found.append(TopicReader(group, sum(lags.values()), lags))
+    return sorted(found, key=lambda r: (-r.lag, r.group.name))
+
+
+def marks_of(tables: Tables, group: str) -> dict[tuple[str, int], int]:
+    """Return by (broker group, queue) the offset before which the dead letters of a group were sent again."""
+    marks: dict[tuple[str, int], int] = {}
+    for broker, part in tables.parts.items():
+        for lag in part.data["lags"]:
+            if lag["group"] == MARK_GROUP and lag["topic"] == DLQ_PREFIX + group:
+                marks |= {(broker, queue): committed for queue, _, committed in lag["queues"]}
+    return marks
+
+
+@dataclass(frozen=True, slots=True)
 class PageOf(Generic[T]):
     """One page of rows."""
 
@@ -339,6 +371,12 @@ def _ordered(rows: list[T], orders: Mapping[str, Callable[[T], Any]], order: str
     """`order`: one of `orders`, the other way round with "-" before it."""
     key = orders.get(order.removeprefix("-"), orders[usual])
     return sorted(rows, key=key, reverse=order.startswith("-"))
+
+
+def choose_dead(rows: Iterable[DeadRow], search: str) -> list[DeadRow]:
+    """Return groups with dead letters and `search` in their name, those with the most waiting ones first."""
+    text = search.lower()
+    return sorted((r for r in rows if text in r.group.lower()), key=lambda r: (-r.waiting, r.group))
 
 
 def choose_clients(rows: Iterable[ClientRow], search: str) -> list[ClientRow]:

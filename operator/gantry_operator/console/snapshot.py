@@ -150,6 +150,22 @@ class Snapshot:
         return self.tables.received, self.tables.sent
 
     @property
+    def groups_by_broker(self) -> dict[str, str]:
+        """The names of the broker groups by RocketMQ's name of each, where the two differ."""
+        listed = (self.resource.get("spec") or {}).get("brokerGroups") or []
+        return {str(g["brokerName"]): str(g["name"]) for g in listed if g.get("brokerName")}
+
+    @property
+    def masters(self) -> dict[str, str]:
+        """The member that leads each broker group; without a group whose master does not answer."""
+        led = [
+            (int(m.status["epoch"]), m.group, m.name)
+            for m in self.members.values()
+            if m.status is not None and not m.problem and m.status.get("role") == "Master"
+        ]
+        return {group: name for _, group, name in sorted(led)}
+
+    @property
     def status(self) -> Mapping[str, Any]:
         found: Mapping[str, Any] = self.resource.get("status") or {}
         return found

@@ -59,7 +59,7 @@ async def switchover(request: Request, change: Change) -> Response:
 async def make_topic(request: Request, change: Change) -> Response:
     async def work(place: ClusterRequest, form: Form) -> tuple[str, str]:
         name, queues, managed = one(form, "topic"), number(form, "queues", 1, 1024), bool(one(form, "managed"))
-        groups = await create_topic(place.source.target, name, queues, managed)
+        groups = await create_topic(place.source.target, name, {"queuesPerGroup": queues}, managed)
         said = f"{name}: {queues} queues in {', '.join(groups)}"
         more = ["--managed"] if managed else []
         return said, do.gantry(place.source, "topic", "create", name, "--queues", str(queues), *more)

@@ -50,8 +50,12 @@ async def group(request: Request, place: Here, group: str) -> Response:
     if row is None:
         raise absent(place, f"no broker knows a consumer group {group}")
     queues = sorted(row.queues, key=lambda x: (x.topic, x.broker, x.queue))
+    names = place.snapshot.groups_by_broker
+    found = place.collector.holders.of(group, list(row.clients))
+    held = {(q.topic, names.get(q.broker, q.broker), q.queue_id): who for q, who in found.by_queue.items()}
     return page(
         request, place, "group.html", "groups", live=True, group=row, queues=queues[:1024], all_queues=len(queues),
+        held=held, holders=found,
     )  # fmt: skip
 
 

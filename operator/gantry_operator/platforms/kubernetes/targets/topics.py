@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from gantry_operator.api import BrokerTopic, ConsumerGroup
 from gantry_operator.platforms.kubernetes.api.client import KINDS, ApiError, KubeApi, Object
-from gantry_operator.platforms.kubernetes.targets.users import UserError
+from gantry_operator.platforms.kubernetes.targets.users import UserError, patch_of
 
 
 class TargetTopics:
@@ -39,6 +42,20 @@ class TargetTopics:
                 raise
             said = f"{resource.kind} {resource.name} exists already: delete it, or change it with kubectl"
             raise UserError(said) from None
+
+    async def change(self, kind: str, name: str, changes: Mapping[str, Any]) -> int:
+        """Change fields of the spec (a merge patch). Returns the new generation."""
+        found = await self._api.get(KINDS[kind], self.namespace, name)
+        if found is None:
+            raise UserError(f"there is no {kind} {name} in namespace {self.namespace}")
+        patch = patch_of({"kind": kind} | found, changes)
+        try:
+            written = await self._api.merge(KINDS[kind], self.namespace, name, patch)
+        except ApiError as error:
+            if error.reason != "Conflict":
+                raise
+            raise UserError(f"{kind} {name} was changed by others meanwhile: try again") from None
+        return int(written["metadata"].get("generation") or 0)
 
     async def delete(self, kind: str, name: str) -> None:
         await self._api.delete(KINDS[kind], self.namespace, name)

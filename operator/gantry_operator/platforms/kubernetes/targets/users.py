@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, Final
 
 from gantry_operator.access import ADMIN, secret_name
 from gantry_operator.access.wanted import ACCESS_KEY, ADMIN_NAME, SECRET_KEY
@@ -12,9 +13,33 @@ from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.api.client import BROKER_USER, SECRET, ApiError, KubeApi, Object
 from gantry_operator.platforms.kubernetes.resources.users import decoded, encoded
 
+KEEPERS: Final = {
+    "argocd.argoproj.io/tracking-id": "Argo CD",
+    "argocd.argoproj.io/instance": "Argo CD",
+    "kustomize.toolkit.fluxcd.io/name": "Flux",
+    "helm.toolkit.fluxcd.io/name": "Flux",
+    "app.kubernetes.io/managed-by=Helm": "Helm",
+}
+"""By label or annotation (with =: and its value): the program that writes an object again as its repository has it."""
+
 
 class UserError(Exception):
     """A user that does not exist, or without a key. The text names the remedy."""
+
+
+def patch_of(obj: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the patch that changes fields of a spec, if the object is still as it was read.
+
+    Raises UserError for an object that a program writes from a repository: the program would take the change back.
+    """
+    meta = obj["metadata"]
+    marks = {**(meta.get("labels") or {}), **(meta.get("annotations") or {})}
+    for mark, keeper in KEEPERS.items():
+        name, _, value = mark.partition("=")
+        if name in marks and value in ("", marks[name]):
+            kind = obj.get("kind", "the object")
+            raise UserError(f"{keeper} keeps {kind} {meta['name']}: change it in its repository")
+    return {"metadata": {"resourceVersion": meta["resourceVersion"]}, "spec": dict(changes)}
 
 
 class TargetUsers:
@@ -38,6 +63,11 @@ class TargetUsers:
             if error.reason != "AlreadyExists":
                 raise
             raise UserError(f"{user.name} exists already: delete it first, or change it with kubectl") from None
+
+    async def change(self, name: str, changes: Mapping[str, Any]) -> None:
+        """Change fields of the spec (a merge patch). Raises UserError if another program keeps the object."""
+        user = await self._user(name)
+        await self._api.merge(BROKER_USER, self.namespace, name, patch_of(user, changes))
 
     async def delete(self, name: str) -> None:
         await self._user(name)

@@ -1,0 +1,96 @@
+"""Sending all dead letters of a group again: as long as it takes, beside the pages, with its progress."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Final
+
+from gantry_operator.actions.dead_letters import Choice, resend_letters
+from gantry_operator.console import operations as do
+from gantry_operator.console.sources import Source
+
+KEPT: Final = 64
+"""Groups whose last run is kept."""
+
+
+@dataclass(slots=True)
+class Resend:
+    """One run. `done` of `total` letters; `said`: what came of it; `problem`: why it stopped before the end."""
+
+    group: str
+    done: int = 0
+    total: int = 0
+    said: str = ""
+    problem: str = ""
+    stopping: bool = False
+    task: asyncio.Task[None] | None = field(default=None, repr=False)
+
+    @property
+    def running(self) -> bool:
+        return not (self.said or self.problem)
+
+
+class _Stopped(Exception):
+    """A person has stopped it."""
+
+
+class Resends:
+    """The runs of one cluster, one of a group at a time."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._known: dict[str, Resend] = {}
+
+    def of(self, group: str) -> Resend | None:
+        """Return the run of a group, or its last one; None: there was none."""
+        return self._known.get(group)
+
+    def start(self, group: str) -> Resend:
+        """Start a run; one that is under way goes on."""
+        found = self._known.get(group)
+        if found is not None and found.running:
+            return found
+        self._known.pop(group, None)
+        ended = [name for name, run in self._known.items() if not run.running]
+        for name in ended[: max(len(self._known) - KEPT + 1, 0)]:
+            del self._known[name]
+        found = self._known[group] = Resend(group)
+        found.task = asyncio.create_task(self._run(found))
+        return found
+
+    def stop(self, group: str) -> None:
+        """Stop a run after the letters that are under way: those behind them still wait."""
+        found = self._known.get(group)
+        if found is not None:
+            found.stopping = True
+
+    async def close(self) -> None:
+        """End all runs. Letters that were sent since the last mark are sent once more by the next run."""
+        tasks = [run.task for run in self._known.values() if run.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self, run: Resend) -> None:
+        def counted(done: int, total: int) -> None:
+            run.done, run.total = done, max(total, done)
+            if run.stopping:
+                raise _Stopped
+
+        try:
+            async with do.in_one_line():
+                result = await resend_letters(
+                    self._source.target, Choice(run.group, (), None, None, True), on_progress=counted
+                )
+        except _Stopped:
+            run.problem = f"stopped after {run.done} letters; the others wait"
+        except do.OperationError as error:
+            run.problem = f"stopped after {run.done} letters: {error}"
+        except Exception as error:  # The page says it; a task has no one else who reads it.
+            run.problem = f"stopped after {run.done} letters: {str(error) or type(error).__name__}"
+        else:
+            if result["problem"]:
+                run.problem = f"stopped after {result['sent']} letters: {result['problem']}"
+            else:
+                run.said = f"{result['sent']} of {result['found']} dead letters were sent to {result['to']}"
