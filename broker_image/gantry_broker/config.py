@@ -20,7 +20,7 @@ from gantry_broker.settings import BrokerSettings
 class FileConfig(BaseModel):
     """A configuration that a file holds."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -175,6 +175,9 @@ class BrokerConfig(FileConfig):
         description="Never changes. As a slave its brokerId is member + 1; the master's is 0.",
     )
     name: str = Field(description="The member's name, e.g. demo-a-0.")
+    fenced: bool = Field(
+        False, description="The broker is stopped and its files are closed, while the process stays. It is followed."
+    )
     data_dir: Path
     mode: Literal["MasterSlave", "Raft"] = "MasterSlave"
     members: dict[int, str] = Field(

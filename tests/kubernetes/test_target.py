@@ -12,15 +12,15 @@ import pytest
 from gantry_operator.actions.errors import ActionError
 from gantry_operator.actions.kubernetes_target import KubernetesTarget
 from gantry_operator.api import BrokerCluster, BrokerTopic, BrokerUser
-from gantry_operator.api.cluster import RESTART
+from gantry_operator.api.cluster import FENCED, RESTART
 from gantry_operator.cli import analytics_on_demand as ondemand
 from gantry_operator.cli.errors import CliError
-from gantry_operator.platforms.kubernetes.api.client import ApiError, KubeApi
+from gantry_operator.platforms.kubernetes.api.client import KINDS, ApiError, KubeApi
 from gantry_operator.platforms.kubernetes.switchover_request import SWITCHOVER, SWITCHOVER_RESULT
 from gantry_operator.platforms.kubernetes.targets import target as kube_target
 from gantry_operator.platforms.kubernetes.targets.target import KubeTarget, TargetError
 from gantry_operator.platforms.kubernetes.targets.topics import TargetTopics
-from gantry_operator.platforms.kubernetes.targets.users import TargetUsers
+from gantry_operator.platforms.kubernetes.targets.users import TargetUsers, UserError
 
 from tests.kubernetes.fake_api import FakeApi
 
@@ -78,6 +78,95 @@ async def test_a_restart_marks_the_pods(fake: FakeApi, api: KubeApi) -> None:
     assert marked == [1]
     with pytest.raises(TargetError, match="has no member 'demo-a-9', but demo-a-0"):
         await target.restart(["a", "demo-a-9"])
+
+
+async def test_a_fence_is_a_name_in_an_annotation(
+    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    target = opened(fake, api, {}, mode=7)  # The spec is refused: what runs may be fenced all the same.
+    fake.objects["BrokerCluster", "mq", "demo"]["status"] = RUNS
+    await target.fence("demo-a-1", True)
+    await target.fence("demo-b-0", True)
+
+    def fenced() -> str | None:
+        found: str | None = fake.objects["BrokerCluster", "mq", "demo"]["metadata"]["annotations"].get(FENCED)
+        return found
+
+    assert fenced() == "demo-a-1,demo-b-0"
+    with pytest.raises(TargetError, match="has no member 'demo-a-9', but demo-a-0"):
+        await target.fence("demo-a-9", True)
+    merge, refused = api.merge, []
+
+    async def too_late(kind: Any, namespace: str, name: str, patch: dict[str, Any]) -> Any:
+        if not refused:
+            refused.append(1)
+            await merge(kind, namespace, name, {"metadata": {"annotations": {FENCED: "demo-a-0,demo-a-1,demo-b-0"}}})
+            raise ApiError(409, "Conflict", "the object has been modified")
+        return await merge(kind, namespace, name, patch)
+
+    monkeypatch.setattr(api, "merge", too_late)
+    await target.fence("demo-b-0", False)
+    assert refused
+    assert fenced() == "demo-a-0,demo-a-1", "what somebody else has fenced meanwhile stays"
+    for name in ("demo-a-0", "demo-a-1"):
+        await target.fence(name, False)
+    assert fenced() is None
+
+
+async def test_volumes_of_members_that_are_gone_are_listed_and_deleted(fake: FakeApi, api: KubeApi) -> None:
+    target = opened(fake, api, {})
+    mine = {"gantry.dev/cluster": "demo", "gantry.dev/component": "broker"}
+    kept = ("demo-a-0", "demo-a-3", "demo-a-4", "demo-b-0", "demo-c-0")
+    for name in kept:
+        meta = {"name": f"data-{name}", "namespace": "mq", "labels": mine}
+        fake.put({"kind": "PersistentVolumeClaim", "metadata": meta, "spec": {},
+                  "status": {"capacity": {"storage": "10Gi"}}})  # fmt: skip
+    # Member 4 still runs, and group b is leaving.
+    fake.put({"kind": "Pod", "metadata": {"name": "demo-a-4", "namespace": "mq", "labels": mine}})
+    fake.put({"kind": "StatefulSet", "metadata": {"name": "demo-b", "namespace": "mq", "labels": mine},
+              "spec": {"replicas": 1}})  # fmt: skip
+    found = {c.volume.member: c.volume for c in await target.volumes()}
+    assert set(found) == set(kept)
+    assert {name for name, volume in found.items() if not volume.used_by} == {"demo-a-3", "demo-c-0"}
+    assert found["demo-a-3"].bytes == 10 << 30
+    for used, why in (("demo-a-0", "member demo-a-0 uses it"), ("demo-a-4", "pod demo-a-4 runs"),
+                      ("demo-b-0", "demo-b-0 is leaving"), ("demo-x-0", "does not exist any more")):  # fmt: skip
+        with pytest.raises(TargetError, match=why):
+            await target.delete_volume(f"data-{used}")
+    await target.delete_volume("data-demo-a-3")
+    assert {c.volume.member for c in await target.volumes()} == set(kept) - {"demo-a-3"}
+
+
+async def test_a_resource_is_changed_unless_a_repository_keeps_it(fake: FakeApi, api: KubeApi) -> None:
+    topic = BrokerTopic.make("orders", "demo", "mq", queuesPerGroup=4, retention="2h", config={"reserve.time": "-1"})
+    fake.put(topic.model_dump(mode="json", exclude={"status"}, exclude_none=True))
+    user = BrokerUser.make("clerk", "demo", "mq", superUser=True)
+    fake.put(user.model_dump(mode="json", exclude={"status"}, exclude_none=True))
+    topics, users = TargetTopics(api, "mq", "demo"), TargetUsers(api, "mq", "demo")
+    generation = await topics.change(
+        "BrokerTopic", "orders", {"queuesPerGroup": 6, "retention": None, "config": {"reserve.time": None}}
+    )
+    found = fake.objects["BrokerTopic", "mq", "orders"]
+    assert (found["spec"]["queuesPerGroup"], found["spec"].get("retention"), found["spec"]["config"]) == (6, None, {})
+    assert generation == found["metadata"]["generation"]
+    await users.change("clerk", {"superUser": False})
+    assert fake.objects["BrokerUser", "mq", "clerk"]["spec"]["superUser"] is False
+    for mark, keeper in (
+        ({"annotations": {"argocd.argoproj.io/tracking-id": "shop:x"}}, "Argo CD"),
+        ({"labels": {"kustomize.toolkit.fluxcd.io/name": "shop"}}, "Flux"),
+        ({"labels": {"app.kubernetes.io/managed-by": "Helm"}}, "Helm"),
+    ):
+        for kind, name in (("BrokerTopic", "orders"), ("BrokerUser", "clerk")):
+            await api.merge(KINDS[kind], "mq", name, {"metadata": mark})
+        with pytest.raises(UserError, match=f"{keeper} keeps BrokerTopic orders: change it in its repository"):
+            await topics.change("BrokerTopic", "orders", {"queuesPerGroup": 8})
+        with pytest.raises(UserError, match=f"{keeper} keeps"):
+            await users.change("clerk", {"superUser": True})
+        undo = {part: dict.fromkeys(marks) for part, marks in mark.items()}
+        for kind, name in (("BrokerTopic", "orders"), ("BrokerUser", "clerk")):
+            await api.merge(KINDS[kind], "mq", name, {"metadata": undo})
+    with pytest.raises(UserError, match="there is no BrokerTopic other"):
+        await topics.change("BrokerTopic", "other", {"queuesPerGroup": 8})
 
 
 async def test_clients_of_a_cluster_that_hibernates_get_one_sentence(fake: FakeApi, api: KubeApi) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from gantry_broker.config import BrokerConfig, NameServerConfig
 from gantry_operator.api import BrokerCluster
+from gantry_operator.api.cluster import with_fence
 from gantry_operator.plan import ArchiveFiles, BrokerAddresses, broker_config, name_server_config, plan
 from gantry_operator.plan.process_config import restarts, text_of
 from hypothesis import given, settings
@@ -79,6 +80,25 @@ def test_a_process_of_an_older_image_reads_an_archive_with_defaults(tmp_path: Pa
             assert ("read_cache_bytes" in text) == written
             assert "read_rate_bytes" not in text
             assert "max_local_lag_bytes" in text
+
+
+def test_a_fence_changes_the_file_of_one_member_and_restarts_none(tmp_path: Path) -> None:
+    """A process follows the field. A process of an older image reads a file without it."""
+    files = ArchiveFiles("uid", lambda use, name: tmp_path / name)
+    addresses = BrokerAddresses(10911, 10921, 10912, "a:10912", "a:10911", "m:10911", None, {})
+    fenced = with_fence(with_fence(CLUSTER, "demo-a-1", True), "demo-b-0", True)
+    assert with_fence(fenced, "demo-b-0", False).fenced == {"demo-a-1"}
+    for name, written in (("demo-a-0", False), ("demo-a-1", True)):
+        before, after = (
+            broker_config(
+                cluster, plan(cluster).member(name), addresses, listen_host="0.0.0.0", data_dir=tmp_path,
+                name_servers=["n:9876"], registration_addresses=["n:9878"], token_file=tmp_path / "t", archives=files,
+            )
+            for cluster in (CLUSTER, fenced)
+        )  # fmt: skip
+        assert "fenced" not in text_of(before)
+        assert ("fenced" in text_of(after)) is after.fenced is written
+        assert restarts(before) == restarts(after)
 
 
 def test_name_server_config(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from gantry_broker import descriptors, logs
 from gantry_broker.archive.errors import ArchiveError
-from gantry_broker.broker import restoring
+from gantry_broker.broker import fencing, restoring
 from gantry_broker.broker.migration import member as migrating
 from gantry_broker.broker.site import load_site, mark_origin, prepare_disk
 from gantry_broker.broker.wiring import wire
@@ -167,25 +167,28 @@ class BrokerProcess:
 
 
 async def run(config: BrokerConfig, followed: Path | None = None) -> None:
-    """Run until a signal. `followed`: the config file whose log level counts from now on."""
+    """Run until a signal. `followed`: the config file whose log level and fence count from now on."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
-    following = None if followed is None else asyncio.create_task(follow(followed))
+    fence = fencing.Fence(followed, config.fenced)
+    following = [] if followed is None else [asyncio.create_task(work) for work in (follow(followed), fence.follow())]
     try:
-        while await _one_life(config, stopped):
-            log.info("%s starts again in its new part", config.name)
+        while await _one_life(config, stopped, fence):
+            log.info("%s starts again", config.name)
     finally:
-        if following is not None:
-            following.cancel()
+        for task in following:
+            task.cancel()
         for number in (signal.SIGTERM, signal.SIGINT):
             with contextlib.suppress(ValueError):
                 loop.remove_signal_handler(number)
 
 
-async def _one_life(config: BrokerConfig, stopped: asyncio.Event) -> bool:
-    """Run until a signal, or until the cluster has another part in a pair of sites; True: start once more."""
+async def _one_life(config: BrokerConfig, stopped: asyncio.Event, fence: fencing.Fence) -> bool:
+    """Run until a signal, a fence, or another part of the cluster in a pair of sites; True: start once more."""
+    if fence.up.is_set() and not await _until(fencing.wait(config, fence), stopped):
+        return False
     prepare_disk(config.data_dir, load_site(config.data_dir, follows=config.follow is not None))
     if restoring.is_wanted(config) and not await _until(restoring.restore_first(config), stopped):
         return False
@@ -196,7 +199,8 @@ async def _one_life(config: BrokerConfig, stopped: asyncio.Event) -> bool:
     gc.collect()
     gc.freeze()
     again = process.broker.sites.must_restart
-    ends = [asyncio.ensure_future(event.wait()) for event in (stopped, process.broker.health.must_end, again)]
+    events = (stopped, process.broker.health.must_end, again, fence.up)
+    ends = [asyncio.ensure_future(event.wait()) for event in events]
     try:
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -205,7 +209,7 @@ async def _one_life(config: BrokerConfig, stopped: asyncio.Event) -> bool:
         await process.stop()
     if process.store.state.failed is not None:
         raise FlushFailed(f"the disk failed: {process.store.state.failed}; a start opens the store again")
-    return again.is_set() and not stopped.is_set()
+    return (again.is_set() or fence.up.is_set()) and not stopped.is_set()
 
 
 async def _until(filling: Coroutine[None, None, None], stopped: asyncio.Event) -> bool:

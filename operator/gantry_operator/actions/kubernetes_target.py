@@ -11,6 +11,7 @@ from gantry_operator.actions.errors import ActionError, Cause, api_server_error
 from gantry_operator.actions.target import Clients, LoggedRemarks, Remarks, Where
 
 if TYPE_CHECKING:
+    from gantry_operator.actions.volumes import Volume
     from gantry_operator.api import BrokerCluster
     from gantry_operator.cluster.live_watch import Source
 
@@ -66,6 +67,18 @@ class KubernetesTarget:
         async with self._open() as target:
             restarted: list[str] = await target.restart(names)
             return restarted
+
+    async def fence(self, member: str, on: bool) -> None:
+        async with self._open() as target:
+            await target.fence(member, on)
+
+    async def volumes(self) -> list[Volume]:
+        async with self._open() as target:
+            return [claimed.volume for claimed in await target.volumes()]
+
+    async def delete_volume(self, volume: Volume) -> None:
+        async with self._open() as target:
+            await target.delete_volume(volume.name)
 
     async def demote(self, accept_loss: bool, timeout_s: float) -> str:
         async with self._open() as target:

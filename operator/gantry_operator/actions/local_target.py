@@ -11,6 +11,7 @@ from gantry_operator.actions.target import Clients, LoggedRemarks, Remarks, Wher
 from gantry_operator.platforms.local.folder import ClusterFolder
 
 if TYPE_CHECKING:
+    from gantry_operator.actions.volumes import Volume
     from gantry_operator.api import BrokerCluster
     from gantry_operator.cluster.live_watch import Source
 
@@ -48,8 +49,8 @@ class LocalTarget:
 
     async def switchover(self, group: str, to: str | None) -> str:
         from gantry_operator.platforms.local import control
+        from gantry_operator.platforms.local.addresses import why_asleep
         from gantry_operator.platforms.local.manifest import load_saved
-        from gantry_operator.platforms.local.status import why_asleep
         from gantry_operator.platforms.local.switchover_once import switchover_once
 
         asleep = why_asleep(load_saved(self.folder))
@@ -65,8 +66,8 @@ class LocalTarget:
 
     async def restart(self, names: Sequence[str]) -> list[str]:
         from gantry_operator.platforms.local import control
+        from gantry_operator.platforms.local.addresses import why_asleep
         from gantry_operator.platforms.local.manifest import load_saved
-        from gantry_operator.platforms.local.status import why_asleep
 
         asleep = why_asleep(load_saved(self.folder))
         if asleep:
@@ -76,6 +77,31 @@ class LocalTarget:
         except control.ControlError as error:
             raise ActionError(str(error)) from None
         return [str(name) for name in answer["members"]]
+
+    async def fence(self, member: str, on: bool) -> None:
+        from gantry_operator.platforms.local import control
+
+        try:
+            await control.ask(self.folder, "fence", SWITCHOVER_S, member=member, on=on)
+        except control.ControlError as error:
+            raise ActionError(str(error)) from None
+
+    async def volumes(self) -> list[Volume]:
+        import asyncio
+
+        from gantry_operator.platforms.local.volumes import volumes_of
+
+        return await asyncio.to_thread(volumes_of, self.folder)
+
+    async def delete_volume(self, volume: Volume) -> None:
+        import asyncio
+
+        from gantry_operator.platforms.local.volumes import VolumeInUse, delete_volume
+
+        try:
+            await asyncio.to_thread(delete_volume, self.folder, volume.name)
+        except (VolumeInUse, OSError) as error:
+            raise ActionError(f"{volume.name} is not deleted: {error}") from None
 
     async def demote(self, accept_loss: bool, timeout_s: float) -> str:
         answer = await self._of_sites("demote", timeout_s, acceptLoss=accept_loss)
@@ -94,10 +120,10 @@ class LocalTarget:
 
     @asynccontextmanager
     async def clients(self) -> AsyncIterator[Clients]:
+        from gantry_operator.platforms.local.addresses import name_server_addresses, why_nothing_runs
         from gantry_operator.platforms.local.certificates import client_options
         from gantry_operator.platforms.local.leaving_groups import running_cluster
         from gantry_operator.platforms.local.manifest import load_saved
-        from gantry_operator.platforms.local.status import name_server_addresses, why_nothing_runs
         from gantry_operator.platforms.local.users import super_user
 
         saved = load_saved(self.folder)

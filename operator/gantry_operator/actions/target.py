@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gantry_broker.client import Admin, Credentials, DeadLetters
     from gantry_broker.remoting.tls import TlsOptions
 
+    from gantry_operator.actions.volumes import Volume
     from gantry_operator.api import BrokerCluster
     from gantry_operator.cluster.live_watch import Source
 
@@ -85,6 +86,20 @@ class Target(Protocol):
 
         Slaves are replaced first, masters hand over. Raises ActionError for a name that is not there.
         """
+        ...
+
+    async def fence(self, member: str, on: bool) -> None:
+        """Stop the broker of a member while its pod or process stays, or start it again. `actions.fencing` checks
+        before whether the group can do without. Raises ActionError for a name that is not there.
+        """
+        ...
+
+    async def volumes(self) -> list[Volume]:
+        """Return the disks of all members, also of those that are gone. Raises ActionError."""
+        ...
+
+    async def delete_volume(self, volume: Volume) -> None:
+        """Delete a disk that is still as it was listed. Raises ActionError."""
         ...
 
     async def demote(self, accept_loss: bool, timeout_s: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -27,6 +28,9 @@ SHORT_NAME = "bc"
 PAUSED = f"{GROUP}/paused"
 """Annotation: while "true", the operator changes no planned object. Failover goes on."""
 
+FENCED = f"{GROUP}/fenced"
+"""Annotation: names of members, joined by commas. Their brokers are stopped while their pods, or processes, stay."""
+
 RESTART = f"{GROUP}/restart"
 """Annotation of a member's pod, with any value: the operator replaces the pod as in a planned change."""
 
@@ -37,7 +41,7 @@ _NAME = r"[a-z]([-a-z0-9]*[a-z0-9])?"
 class Metadata(BaseModel):
     """The used part of Kubernetes' object metadata."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", defer_build=True)
 
     name: str
     namespace: str = "default"
@@ -123,6 +127,11 @@ class BrokerCluster(Model):
         return {g.broker_name: g.name for g in self.spec.brokerGroups}
 
     @property
+    def fenced(self) -> frozenset[str]:
+        """Members whose broker is to be stopped."""
+        return fenced_in(self.metadata.annotations)
+
+    @property
     def paused(self) -> bool:
         return self.metadata.annotations.get(PAUSED) == "true"
 
@@ -137,3 +146,16 @@ class BrokerCluster(Model):
                 "spec": spec,
             }
         )
+
+
+def fenced_in(annotations: Mapping[str, str]) -> frozenset[str]:
+    """Return the names of the fenced members in the annotations of a cluster."""
+    return frozenset(name for part in annotations.get(FENCED, "").split(",") if (name := part.strip()))
+
+
+def with_fence(cluster: BrokerCluster, member: str, on: bool) -> BrokerCluster:
+    """Return the cluster with one more fenced member, or with one less."""
+    names = cluster.fenced | {member} if on else cluster.fenced - {member}
+    changed = cluster.model_copy(deep=True)
+    changed.metadata.annotations[FENCED] = ",".join(sorted(names))
+    return changed

@@ -260,6 +260,80 @@ def restart(
     restart_members(target, names or [], as_json)
 
 
+fence_app = typer.Typer(
+    no_args_is_help=True,
+    help="Fence a member for a look: its broker is stopped and its files are closed, while its pod, or process, "
+    "stays.\n\n[bold]gantry fence on demo-a-1[/bold], then `gantry debug` or `kubectl exec`; [bold]gantry fence off "
+    "demo-a-1[/bold] starts it again.",
+    rich_markup_mode="rich",
+)
+app.add_typer(fence_app, name="fence")
+MemberArgument = Annotated[str, typer.Argument(help="The member, like demo-a-1.", show_default=False)]
+
+
+@fence_app.command("on", epilog=EPILOG)
+@on_cluster
+def fence_on(
+    target: Target,
+    as_json: bool,
+    member: MemberArgument,
+    force: Annotated[bool, typer.Option("--force", help="Also where the group takes no messages then.")] = False,
+) -> None:
+    """Stop the broker of a member. A master hands over first. It stays stopped over restarts of its pod or process."""
+    from gantry_operator.cli.show import fence
+
+    fence(target, member, force, as_json)
+
+
+@fence_app.command("off", epilog=EPILOG)
+@on_cluster
+def fence_off(
+    target: Target,
+    as_json: bool,
+    member: MemberArgument,
+) -> None:
+    """Start the broker of a member again. It follows its master and joins the in-sync set."""
+    from gantry_operator.cli.show import unfence
+
+    unfence(target, member, as_json)
+
+
+volume_app = typer.Typer(
+    no_args_is_help=True,
+    help="The disks of members: volumes of pods, folders on this machine. That of a member that was removed stays "
+    "until it is deleted here.",
+    rich_markup_mode="rich",
+)
+app.add_typer(volume_app, name="volume")
+
+
+@volume_app.command("list", epilog=EPILOG)
+@on_cluster
+def volume_list(
+    target: Target,
+    as_json: bool,
+    gone: Annotated[bool, typer.Option("--gone", help="Only those of members that are gone.")] = False,
+) -> None:
+    """List the disks of members, and what uses each."""
+    from gantry_operator.cli.volumes import show
+
+    show(target, gone, as_json)
+
+
+@volume_app.command("delete", epilog=EPILOG)
+@on_cluster
+def volume_delete(
+    target: Target,
+    as_json: bool,
+    volume: Annotated[str, typer.Argument(help="Its name, or that of the member.", show_default=False)],
+    confirm: Annotated[bool, typer.Option("--confirm", help="Delete it. Else it is only shown.")] = False,
+) -> None:
+    """Delete the disk of a member that is gone, with all messages on it. One that is used is refused."""
+    from gantry_operator.cli.volumes import delete
+
+    delete(target, volume, confirm, as_json)
+
+
 TimeoutOption = Annotated[float, typer.Option(min=1, help="Seconds to wait. What has begun goes on afterwards.")]
 
 
@@ -470,6 +544,30 @@ def user_create(
 
     wanted = NewUser(user, access_key, super_user, allow or (), deny or ())
     create(target, wanted, as_json)
+
+
+@user_app.command("change", epilog=EPILOG)
+@on_cluster
+def user_change(
+    target: Target,
+    as_json: bool,
+    user: UserArgument,
+    super_user: Annotated[
+        bool | None, typer.Option("--super/--no-super", help="It may do everything.", show_default=False)
+    ] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(help="In place of all rules that allow; as for create, '' for none.", metavar="RULE"),
+    ] = None,
+    deny: Annotated[
+        list[str] | None, typer.Option(help="In place of all rules that refuse; '' for none.", metavar="RULE")
+    ] = None,
+) -> None:
+    """Change what a user may do. What is not given stays. Its keys stay valid."""
+    from gantry_operator.cli.users import change
+
+    allowed, denied = (None if given is None else [rule for rule in given if rule] for given in (allow, deny))
+    change(target, user, super_user, allowed, denied, as_json)
 
 
 @user_app.command("list", epilog=EPILOG)

@@ -8,6 +8,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from gantry_operator.actions.fencing import fence_member, unfence_member
 from gantry_operator.actions.target import Target
 from gantry_operator.api import ManifestError, parse_manifest
 from gantry_operator.cli.next_steps import Step, next_steps
@@ -45,6 +46,18 @@ def restart_members(target: Target, names: Sequence[str], as_json: bool) -> None
         print_json({"members": members})
     else:
         say(f"{', '.join(members)}: restarted one after the other; gantry status shows the steps")
+
+
+def fence(target: Target, member: str, force: bool, as_json: bool) -> None:
+    """Fence a member. Raises CliError."""
+    said = run_async(fence_member(target, member, force=force))
+    print_json({"member": member, "fenced": True}) if as_json else say(said)
+
+
+def unfence(target: Target, member: str, as_json: bool) -> None:
+    """Take a fence away. Raises CliError."""
+    said = run_async(unfence_member(target, member))
+    print_json({"member": member, "fenced": False}) if as_json else say(said)
 
 
 def _promise(spec: dict[str, Any]) -> str:

@@ -58,13 +58,14 @@ class TlsFolders:
 
 
 NO_TLS = TlsFolders()
-LIVE_FIELDS = frozenset({"authentication", "follow", "log_level", "migrate", "restore"})
-"""Fields whose change needs no restart: the access table has the authentication, a process reads its log level, and
-only an empty disk is restored or migrated to.
+LIVE_FIELDS = frozenset({"authentication", "fenced", "follow", "log_level", "migrate", "restore"})
+"""Fields whose change needs no restart: the access table has the authentication, a process reads its log level and its
+fence, and only an empty disk is restored or migrated to.
 """
 ADDED_FIELDS = frozenset(
     {
         "archive",
+        "fenced",
         "follow",
         "log_level",
         "migrate",
@@ -240,6 +241,7 @@ def broker_config(
         resource_group="" if cluster.broker_name(member.group) == member.group else member.group,
         member=member.number,
         name=member.name,
+        fenced=member.name in cluster.fenced,
         data_dir=data_dir,
         mode=spec.mode,
         members=dict(raft_members or {}) if spec.mode == "Raft" else {},

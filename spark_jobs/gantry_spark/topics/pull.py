@@ -14,9 +14,10 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from gantry_broker.protocol.bad_field import BadField
 from gantry_broker.protocol.codes import PullFlag, RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
-from gantry_broker.protocol.headers import BadField, Long, PullAnswer, PullHeader
+from gantry_broker.protocol.headers import Long, PullAnswer, PullHeader
 
 from gantry_spark.errors import SourceError
 from gantry_spark.layout import Ints

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, TypeVar
 
 from gantry_broker.client.selection import readable_queues
+from gantry_broker.protocol.bad_field import BadField
 from gantry_broker.protocol.bodies import BodyError, TopicRoute
 from gantry_broker.protocol.codes import (
     DLQ_PREFIX,
@@ -25,7 +26,7 @@ from gantry_broker.protocol.codes import (
 from gantry_broker.protocol.digits import whole_number
 from gantry_broker.protocol.fastjson import JsonError, MessageQueue, loads
 from gantry_broker.protocol.frame import Frame, FrameDecoder, FrameError, encode_frame
-from gantry_broker.protocol.headers import BadField, OffsetAnswer, QueueHeader
+from gantry_broker.protocol.headers import OffsetAnswer, QueueHeader
 
 from gantry_spark.errors import SourceError
 from gantry_spark.topics.queues import Bounds

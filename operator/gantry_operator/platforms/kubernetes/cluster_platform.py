@@ -174,6 +174,7 @@ class ClusterPlatform:
         self.cluster, self.plan = cluster, plan
         self.registry.owner = volumes.owner(cluster) if cluster.spec.reclaim == "Delete" else None
         self.pods.planned = {g.name: len(g.members) for g in plan.groups}
+        self.pods.fenced = cluster.fenced
         for g in plan.groups:
             live = self.objects.live("StatefulSet", names.group_set(self.name, g.name))
             running = 0 if live is None else int(live["spec"].get("replicas", 0))

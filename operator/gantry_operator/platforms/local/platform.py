@@ -46,7 +46,7 @@ from gantry_operator.platforms.local.process import listens
 from gantry_operator.platforms.local.process_replacement import ProcessReplacement
 from gantry_operator.platforms.local.site import LocalSiteStore
 from gantry_operator.platforms.local.tables import LocalTableRuns
-from gantry_operator.platforms.local.topics import LocalTopicStore
+from gantry_operator.platforms.local.topic_store import LocalTopicStore
 from gantry_operator.platforms.local.users import LocalAccessStore
 from gantry_operator.registry import FileRegistry
 from gantry_operator.registry.file import write_whole
@@ -194,7 +194,9 @@ class LocalPlatform:
         ]
 
     def process_state(self, name: str) -> ProcessState:
-        return ProcessState(gone=not self.children.running(name), deleting=name in self.leaving)
+        return ProcessState(
+            gone=not self.children.running(name), deleting=name in self.leaving or name in self.cluster.fenced
+        )
 
     async def announce(self, group: str, master: MemberEndpoint, epoch: int) -> None:
         """Make the master serve the group's port. Kill a frozen former master that still holds it.

@@ -21,6 +21,7 @@ from gantry_broker import logs
 from pydantic import ValidationError
 
 from gantry_operator.api import BrokerCluster
+from gantry_operator.api.cluster import FENCED, with_fence
 from gantry_operator.cluster import wall_clock
 from gantry_operator.cluster.access_control import LOOK_S
 from gantry_operator.cluster.control import ClusterControl
@@ -234,6 +235,8 @@ class Supervisor:
             return await self._switchover(str(arguments["group"]), arguments.get("to"))
         if op == "restart":
             return self._restart([str(name) for name in arguments["names"]])
+        if op == "fence":
+            return await self._fence(str(arguments["member"]), bool(arguments["on"]))
         if op in ("demote", "promote"):
             return await self._site(op, arguments)
         if op == "apply":
@@ -312,6 +315,26 @@ class Supervisor:
         self.control.rolling.start(f"a restart of {', '.join(members)} was asked for")
         return {"members": members}
 
+    async def _fence(self, name: str, on: bool) -> dict[str, Any]:
+        """Fence a member, or take its fence away: its process follows its config file."""
+        try:
+            self.platform.plan.member(name)
+        except KeyError as error:
+            raise control.ControlError(str(error.args[0])) from None
+        wanted = with_fence(self.wanted, name, on)
+        with await asyncio.to_thread(acquire_port_lock) as lock:
+            try:
+                save_manifest(self.folder, wanted)
+            except OSError as error:
+                raise control.ControlError(
+                    f"the fence cannot be written to disk, so nothing changes: {error}"
+                ) from None
+            self.control.take(wanted)
+            self.bring_up(lock)
+        said = f"{name} is fenced: its broker stops, its process stays" if on else f"{name} is not fenced any more"
+        self.events.add("Normal", "Fenced" if on else "FenceRemoved", said, name)
+        return {"fenced": sorted(wanted.fenced)}
+
     def _retake(self) -> None:
         """Take the manifest again: the groups of the folder have changed."""
         self.control.take(self.wanted)
@@ -321,6 +344,8 @@ class Supervisor:
             wanted = BrokerCluster.model_validate(manifest)
         except ValidationError as error:
             raise control.ControlError(str(error)) from None
+        if FENCED in self.wanted.metadata.annotations:  # As `kubectl apply` keeps what a manifest does not name.
+            wanted.metadata.annotations.setdefault(FENCED, self.wanted.metadata.annotations[FENCED])
         with await asyncio.to_thread(acquire_port_lock) as lock:
             return self._go_on_with(wanted, lock)
 

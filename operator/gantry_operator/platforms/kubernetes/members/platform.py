@@ -39,6 +39,8 @@ class KubernetesPlatform:
         self.sizes: dict[str, int] = {}
         """Running members by group, leaving ones included."""
         self.planned: dict[str, int] = {}
+        self.fenced: frozenset[str] = frozenset()
+        """Members whose broker is to stop while their pods stay: they leave the in-sync set, and lead nothing."""
         """Planned members by group."""
         self.admin_token: str | None = None
         self.answers: Callable[[str, str], bool] = lambda group, name: False
@@ -82,7 +84,8 @@ class KubernetesPlatform:
         number = int(name.rsplit("-", 1)[1])
         group = name.removeprefix(f"{self._cluster}-").rsplit("-", 1)[0]
         claim = self._claims.get(self._namespace, names.claim(name))
-        return process_state_of(pod, claim, leaving=number >= self.planned.get(group, number + 1))
+        leaving = number >= self.planned.get(group, number + 1) or name in self.fenced
+        return process_state_of(pod, claim, leaving=leaving)
 
     def token(self) -> str | None:
         return self.admin_token

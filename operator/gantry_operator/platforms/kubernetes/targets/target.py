@@ -11,8 +11,9 @@ import logging
 import os
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence, Set
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,10 @@ from typing import Any
 from gantry_broker.client import Credentials
 
 from gantry_operator.access import ADMIN
+from gantry_operator.actions.volumes import Volume
 from gantry_operator.api import BrokerCluster, ManifestError, parse_manifest
-from gantry_operator.api.cluster import RESTART
+from gantry_operator.api.base import parse_quantity
+from gantry_operator.api.cluster import FENCED, RESTART, fenced_in
 from gantry_operator.cluster.live import LiveCluster, MemberPlace
 from gantry_operator.cluster.live_watch import Source
 from gantry_operator.cluster.maintenance import wait_for
@@ -34,6 +37,8 @@ from gantry_operator.platforms.kubernetes.api.client import (
     EVENT,
     POD,
     SECRET,
+    STATEFUL_SET,
+    VOLUME_CLAIM,
     ApiError,
     ApiUnavailable,
     KubeApi,
@@ -59,9 +64,35 @@ SWITCHOVER_S = 45.0
 """Seconds. An operator may need 35 s: to learn the leader, for the request, and for a handover under way."""
 
 
+FENCE_TRIES = 5
+"""Writes of the annotation while others change the resource."""
 EVENTS_SHOWN = 20
 FACTS_S = 2.0
 """Seconds between two requests to the API server for a live view."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedVolume:
+    """A volume claim. `uid`: of this incarnation."""
+
+    volume: Volume
+    uid: str
+
+
+def claimed_volume(claim: Object, planned: Set[str], running: Set[str], wanted: Set[str]) -> ClaimedVolume:
+    """Return a claim with what uses it: a member of the plan, a pod, or a StatefulSet that wants one."""
+    meta = claim["metadata"]
+    member = str(meta["name"]).removeprefix(names.claim(""))
+    used_by = ""
+    if member in planned:
+        used_by = f"member {member} uses it"
+    elif member in running:
+        used_by = f"pod {member} runs"
+    elif member in wanted:
+        used_by = f"{member} is leaving the cluster"
+    size = (claim.get("status") or {}).get("capacity", {}).get("storage")
+    volume = Volume(str(meta["name"]), member, None if size is None else int(parse_quantity(size)), used_by)
+    return ClaimedVolume(volume, str(meta["uid"]))
 
 
 class TargetError(Exception):
@@ -245,6 +276,51 @@ class KubeTarget:
                     raise
                 raise TargetError(f"pod {name} does not exist: it is being started") from None
         return members
+
+    async def fence(self, member: str, on: bool) -> None:
+        """Name a member in the annotation of fenced ones, or take it out. Raises TargetError."""
+        for _ in range(FENCE_TRIES):
+            resource = await self.resource()
+            try:
+                plan(cluster_that_runs(resource)).member(member)
+            except KeyError as error:
+                raise TargetError(str(error.args[0])) from None
+            meta = resource["metadata"]
+            names = fenced_in(meta.get("annotations") or {})
+            wanted = names | {member} if on else names - {member}
+            patch = {
+                "annotations": {FENCED: ",".join(sorted(wanted)) or None},
+                "resourceVersion": meta["resourceVersion"],
+            }
+            try:
+                await self.api.merge(BROKER_CLUSTER, self.namespace, self.name, {"metadata": patch})
+                return
+            except ApiError as error:
+                if error.reason != "Conflict":
+                    raise
+        raise TargetError(f"{self.name} is changed by others all the time: try again")
+
+    async def volumes(self) -> list[ClaimedVolume]:
+        """Return the volume claims of all brokers, also of members that are gone."""
+        resource = await self.resource()
+        chosen = f"{names.CLUSTER_LABEL}={self.name},{names.COMPONENT_LABEL}={names.BROKER}"
+        claims, _ = await self.api.list(VOLUME_CLAIM, self.namespace, chosen)
+        pods, _ = await self.api.list(POD, self.namespace, chosen)
+        sets, _ = await self.api.list(STATEFUL_SET, self.namespace, chosen)
+        planned = {m.name for m in plan(cluster_that_runs(resource)).members}
+        running = {str(p["metadata"]["name"]) for p in pods}
+        wanted = {
+            f"{s['metadata']['name']}-{number}" for s in sets for number in range(int(s["spec"].get("replicas") or 0))
+        }
+        return [claimed_volume(claim, planned, running, wanted) for claim in claims]
+
+    async def delete_volume(self, name: str) -> None:
+        """Delete the claim of a member that is gone, by its present incarnation. Raises TargetError."""
+        found = next((c for c in await self.volumes() if c.volume.name == name), None)
+        if found is None or found.volume.used_by:
+            why = "it does not exist any more" if found is None else found.volume.used_by
+            raise TargetError(f"{name} is not deleted: {why}")
+        await self.api.delete(VOLUME_CLAIM, self.namespace, name, uid=found.uid)
 
     async def ask_site(self, op: str, token: str, *, accept_loss: bool, timeout_s: float) -> str:
         """Ask the operator to demote or promote the cluster. Returns its answer. Raises TargetError with the reason."""
