@@ -59,6 +59,7 @@ class InterimServer:
                 host=config.listen_host,
                 port=config.http_port,
                 lifespan="off",
+                interface="asgi3",  # uvicorn takes a method for the former interface
                 access_log=False,
                 log_config=None,
                 ws="none",

@@ -11,9 +11,9 @@ from gantry_operator.actions.errors import ActionError, Cause, api_server_error
 from gantry_operator.actions.target import Clients, LoggedRemarks, Remarks, Where
 
 if TYPE_CHECKING:
-    from gantry_operator.actions.volumes import Volume
     from gantry_operator.api import BrokerCluster
     from gantry_operator.cluster.live_watch import Source
+    from gantry_operator.cluster.volume import Volume
 
 
 class KubernetesTarget:

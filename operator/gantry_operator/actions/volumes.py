@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gantry_operator.actions.errors import ActionError, Cause
 from gantry_operator.actions.target import Target
-
-
-@dataclass(frozen=True, slots=True)
-class Volume:
-    """One disk. `used_by`: why it is not to be deleted; empty: its member is gone."""
-
-    name: str
-    member: str
-    bytes: int | None
-    """On Kubernetes the size of the volume, on one machine what the folder holds; None: not known."""
-    used_by: str = ""
+from gantry_operator.cluster.volume import Volume
 
 
 async def list_volumes(target: Target, gone: bool) -> list[Volume]:

@@ -318,7 +318,7 @@ class Supervisor:
     async def _fence(self, name: str, on: bool) -> dict[str, Any]:
         """Fence a member, or take its fence away: its process follows its config file."""
         try:
-            self.platform.plan.member(name)
+            name = self.platform.plan.member(name).name
         except KeyError as error:
             raise control.ControlError(str(error.args[0])) from None
         wanted = with_fence(self.wanted, name, on)

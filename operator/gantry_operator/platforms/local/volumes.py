@@ -9,7 +9,7 @@ from pathlib import Path
 from gantry_broker.store.errors import StoreError
 from gantry_broker.store.recovery import lock_store
 
-from gantry_operator.actions.volumes import Volume
+from gantry_operator.cluster.volume import Volume
 from gantry_operator.plan import plan
 from gantry_operator.platforms.local.folder import ClusterFolder
 from gantry_operator.platforms.local.leaving_groups import running_cluster

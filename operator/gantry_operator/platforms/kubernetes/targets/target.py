@@ -21,7 +21,6 @@ from typing import Any
 from gantry_broker.client import Credentials
 
 from gantry_operator.access import ADMIN
-from gantry_operator.actions.volumes import Volume
 from gantry_operator.api import BrokerCluster, ManifestError, parse_manifest
 from gantry_operator.api.base import parse_quantity
 from gantry_operator.api.cluster import FENCED, RESTART, fenced_in
@@ -29,6 +28,7 @@ from gantry_operator.cluster.live import LiveCluster, MemberPlace
 from gantry_operator.cluster.live_watch import Source
 from gantry_operator.cluster.maintenance import wait_for
 from gantry_operator.cluster.member_http import make_client, tls_context
+from gantry_operator.cluster.volume import Volume
 from gantry_operator.migration.steps import Record, Refused
 from gantry_operator.plan import AUTHORITIES, CERTIFICATE, KEY, plan
 from gantry_operator.platforms.kubernetes import migration_request, names, site_request
@@ -282,7 +282,7 @@ class KubeTarget:
         for _ in range(FENCE_TRIES):
             resource = await self.resource()
             try:
-                plan(cluster_that_runs(resource)).member(member)
+                member = plan(cluster_that_runs(resource)).member(member).name
             except KeyError as error:
                 raise TargetError(str(error.args[0])) from None
             meta = resource["metadata"]
