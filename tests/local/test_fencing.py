@@ -79,8 +79,12 @@ async def test_a_fenced_master_hands_over_and_its_files_are_free(cluster: Cluste
         # The fence outlives another `gantry up` of the manifest, which does not name it, and a restart of its process.
         await asyncio.to_thread(cluster.up)
         os.kill(pid, 9)
-        cluster.until("it is back", lambda: cluster.members()[name].get("pid") not in (None, pid), 30)
-        cluster.until("it is fenced again", lambda: "it is fenced" in cluster.members()[name].get("reason", ""), 30)
+        await asyncio.to_thread(
+            cluster.until, "it is back", lambda: cluster.members()[name].get("pid") not in (None, pid), 30
+        )
+        await asyncio.to_thread(
+            cluster.until, "it is fenced again", lambda: "it is fenced" in cluster.members()[name].get("reason", ""), 30
+        )
         said = await asyncio.to_thread(cluster.gantry, "fence", "off", name, *where)
         assert "not fenced any more" in said.stdout
         await asyncio.to_thread(cluster.until, "whole again", cluster.whole, 60)
