@@ -34,7 +34,7 @@ def facts(**more: Any) -> Facts:
 
 
 def kinds(found: Facts) -> dict[str, tuple[str, str]]:
-    return {f.item: (f.kind, f.amount) for f in findings(found, SETTINGS)}
+    return {f.item: (f.kind, f.amount) for f in findings(found, SETTINGS, None)}
 
 
 def test_what_comes_has_its_size_and_what_is_not_known_has_a_dash() -> None:
@@ -49,6 +49,8 @@ def test_what_comes_has_its_size_and_what_is_not_known_has_a_dash() -> None:
     ("more", "item", "kind"),
     [
         ({"look": look(aclEnable="true")}, "users and rules", "changed"),
+        ({"look": look(aclEnable="true")}, "signatures", "changed"),
+        ({"look": look(aclEnable="true"), "users": None}, "users and rules", "missing"),
         ({"look": look(messageStorePlugIn="org.apache.rocketmq.tieredstore.X")}, "tiered storage", "missing"),
         ({"look": look(enableLmq="true")}, "light queues (%LMQ%)", "missing"),
         ({"look": look(messageDelayLevel="1s 2s")}, "delay levels", "changed"),

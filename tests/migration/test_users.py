@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from gantry_broker.broker.migration.errors import MigrationError
-from gantry_operator.actions.plain_acl import accounts_of
+from gantry_operator.actions.plain_acl import Account, accounts_of
+from gantry_operator.actions.users import importable
 from gantry_operator.migration.users import Found, lines, managed, merged, plain
 
 KEY = "a-secret-key-of-the-source"
@@ -17,6 +18,12 @@ def account(name: str, **more: Any) -> dict[str, Any]:
     """As 4.9.7 gives it: what is not set is null."""
     usual = dict.fromkeys(("whiteRemoteAddress", "defaultTopicPerm", "defaultGroupPerm", "topicPerms", "groupPerms"))
     return {"accessKey": name, "secretKey": KEY, "admin": False, **usual, **more}
+
+
+def made_of(found: Found, **known: str) -> list[Account]:
+    accounts, left_out = accounts_of(found.users, known, known.values())
+    assert not left_out
+    return accounts
 
 
 def read_plain(*accounts: Any, addresses: Any = None) -> Found:
@@ -45,7 +52,7 @@ def test_accounts_of_4_9_come_with_keys_and_permissions() -> None:
         account("orders", topicPerms=["Orders=PUB|SUB", "Secret=DENY"], groupPerms=["billing=SUB"]),
         account("all", defaultTopicPerm="PUB", defaultGroupPerm="SUB"),
     )
-    made = {one.name: one for one in accounts_of(found.users)}
+    made = {one.name: one for one in made_of(found)}
     assert made["root"].admin
     assert {one.secret for one in made.values()} == {KEY}
     assert [(r["type"], r["name"], r["actions"], r["decision"]) for r in made["orders"].rules] == [
@@ -68,7 +75,7 @@ def test_users_of_5_come_with_keys_and_rules() -> None:
             acl("orders", entry("*", "All", decision="Deny"), policy="Default"),
         ],
     )
-    made = {one.name: one for one in accounts_of(found.users)}
+    made = {one.name: one for one in made_of(found)}
     assert [(r["type"], r["name"], r["pattern"], r["actions"], r["decision"]) for r in made["orders"].rules] == [
         ("Topic", "Orders", "Literal", ["Pub"], "Allow"),
         ("Group", "b", "Prefix", ["Sub"], "Allow"),
@@ -115,19 +122,81 @@ def test_addresses_without_signature_are_named() -> None:
     assert [text.split(":")[0] for text in found.notes] == ["globalWhiteRemoteAddresses", "whiteRemoteAddress of a"]
 
 
-def test_a_user_that_differs_between_brokers_is_named_and_comes_once() -> None:
-    one, other = read_plain(account("a"), account("b")), read_plain(account("a", admin=True), account("c"))
-    found = merged({"x": one, "y": other})
-    assert sorted(found.users) == ["a", "b", "c"]
-    assert not found.users["a"].super
-    assert found.notes == ["a is another one at y than at x: that of x is taken"]
+def test_a_user_that_is_not_the_same_at_each_broker_does_not_come() -> None:
+    """A rule of one broker would hold at all of them."""
+    one = read_plain(account("a"), account("b"), account("d"))
+    found = merged({
+        "x": one, "y": read_plain(account("a", admin=True), account("c"), account("d", topicPerms=["t=?"])),
+        "z": Found(guarded=False),
+    })  # fmt: skip
+    assert sorted(found.users) == ["b", "c"]
+    assert found.left_out["a"] == "it is another one at y than at x: make them equal there"
+    assert "has no permission of" in found.left_out["d"]
+    assert found.notes == [
+        "b is no user of y, and becomes one of the whole cluster",
+        "c is no user of x, and becomes one of the whole cluster",
+    ]
+
+
+@pytest.mark.parametrize("second", [{}, {"topicPerms": ["t=?"]}, {"admin": True}])
+def test_a_user_with_two_entries_does_not_come(second: dict[str, Any]) -> None:
+    found = read_plain(account("a", **second), account("b"), account("a"))
+    assert sorted(found.users) == ["b"]
+    assert found.left_out == {"a": "the source has 2 entries of it"}
+    assert read_managed([user("a"), user("a", userType="Super")], []).left_out.keys() == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("custom", "usual", "comes"),
+    [
+        (("*", "Deny"), ("Topic:x", "Allow"), False),
+        (("Topic:x*", "Deny"), ("Topic:x", "Allow"), False),
+        (("Topic:x", "Deny"), ("Topic:x*", "Allow"), True),
+        (("Topic:x", "Deny"), ("Topic:x", "Allow"), True),
+        (("Topic:x*", "Allow"), ("Topic:x", "Allow"), True),
+        (("Topic:x", "Allow"), ("*", "Deny"), True),
+    ],
+)
+def test_a_default_policy_allows_nothing_that_a_custom_one_denies(
+    custom: tuple[str, str], usual: tuple[str, str], comes: bool
+) -> None:
+    rules = [
+        acl("a", entry(resource, "Any", decision=decision), policy=policy)
+        for policy, (resource, decision) in (("Custom", custom), ("Default", usual))
+    ]
+    both = {"subject": "User:a", "policies": [rule["policies"][0] for rule in rules]}
+    for acls in (rules, rules[::-1], [both]):
+        found = read_managed([user("a")], acls)
+        assert ("a" in found.users) == comes == ("a" not in found.left_out)
+
+
+def test_an_admin_with_permissions_is_named() -> None:
+    assert read_plain(account("a", admin=True, topicPerms=["t=SUB"])).notes == [
+        "topicPerms and groupPerms of a: it is an admin, and with Gantry may do everything"
+    ]
 
 
 def test_names_that_differ_by_case_stay_two_users() -> None:
-    made = accounts_of(read_plain(account("Orders"), account("orders"), account("ADMIN")).users)
-    assert sorted((one.name, one.access_key) for one in made) == [
-        ("admin-2", "ADMIN"), ("orders", "Orders"), ("orders-2", "orders"),
-    ]  # fmt: skip
+    found = read_plain(account("Orders"), account("orders"), account("ADMIN"))
+    first = {("admin-2", "ADMIN"), ("orders", "Orders"), ("orders-2", "orders")}
+    assert {(one.name, one.access_key) for one in made_of(found)} == first
+    # One that is there by its access key stays the same one, whatever else has come at the source.
+    assert {(one.name, one.access_key) for one in made_of(found, orders="orders", other="x")} == {
+        ("admin-2", "ADMIN"), ("orders-2", "Orders"), ("orders", "orders"),
+    }  # fmt: skip
+
+
+def test_who_cannot_be_a_broker_user_stops_no_other() -> None:
+    many = [f"10.0.{n}.0/24" for n in range(65)]
+    found = read_managed(
+        [user("___"), user("many"), user("text"), user("good")],
+        [acl("many", entry("Topic:x", "Pub", sourceIps=many)), acl("text", entry("Topic:a b", "Pub"))],
+    )
+    accounts, nameless = accounts_of(found.users, {}, ())
+    fit, unfit = importable(accounts, "demo")
+    assert [one.access_key for one in fit] == ["good"]
+    assert (sorted(nameless), sorted(unfit)) == (["___"], ["many", "text"])
+    assert KEY not in repr(nameless) + repr(unfit)
 
 
 def test_no_text_has_a_key() -> None:
@@ -135,7 +204,7 @@ def test_no_text_has_a_key() -> None:
         "x": read_plain(account("a"), account("b", topicPerms=["=?"]), account("c d"), addresses=["*"]),
         "y": read_managed([user("a", userType="?"), user("e")], [acl("e", entry("", "Pub"))]),
     })  # fmt: skip
-    shown = repr(found) + repr(accounts_of(found.users)) + json.dumps(lines(found)) + repr(found.notes)
+    shown = repr(found) + repr(made_of(found)) + json.dumps(lines(found)) + repr(found.notes)
     assert KEY not in shown
     assert found.left_out
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,11 @@ class LocalUsers:
         answer = await self._asked()
         with readable(self._folder.users):
             return users.described(users.load_users(self._folder), answer)
+
+    async def taken(self) -> Collection[str]:
+        """Return the names that no new user can have."""
+        with readable(self._folder.users):
+            return set(users.load_users(self._folder).users)
 
     async def create(self, user: BrokerUser) -> None:
         with readable(self._folder.users), users.changed_users(self._folder) as known:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -61,17 +61,30 @@ def account_of(user: User) -> Account:
     return Account(name, user.name, user.keys[0], user.super, rules, user.enabled)
 
 
-def accounts_of(users: Mapping[str, User]) -> list[Account]:
-    """Return users as accounts; those whose names differ by their case only get a number. Raises PlainAclError."""
+def accounts_of(
+    users: Mapping[str, User], known: Mapping[str, str], taken: Collection[str]
+) -> tuple[list[Account], dict[str, str]]:
+    """Return users as accounts, and by name why others cannot be some.
+
+    `known`: the BrokerUsers that are there, by access key. `taken`: names that no new one can have. Those whose names
+    differ by their case only get a number.
+    """
     made: dict[str, Account] = {}
+    left_out: dict[str, str] = {}
+    used = {ADMIN, *taken, *known.values()}
     for _, user in sorted(users.items()):
-        account, number = account_of(user), 2
-        name = account.name
-        while name in made or name == ADMIN:
+        try:
+            account, number = account_of(user), 2
+        except PlainAclError as error:
+            left_out[user.name] = str(error)
+            continue
+        name = known.get(user.name, account.name)
+        while user.name not in known and name in used:
             name = f"{account.name[:55]}-{number}"
             number += 1
+        used.add(name)
         made[name] = replace(account, name=name)
-    return list(made.values())
+    return list(made.values()), left_out
 
 
 def _not_imported(content: dict[str, Any]) -> list[str]:

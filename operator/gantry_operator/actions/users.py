@@ -182,6 +182,31 @@ async def key_of(target: Target, name: str) -> tuple[str, str]:
         return keys
 
 
+async def known_users(target: Target, cluster: str) -> tuple[dict[str, str], set[str]]:
+    """Return the names of the BrokerUsers by access key, and the names that no new one can have. `cluster`: the
+    target's name has to be this one. Raises ActionError.
+    """
+    async with target.users() as users:
+        if users.cluster != cluster:
+            raise ActionError(f"the manifest is of {cluster}, and the cluster here is {users.cluster}", Cause.BAD_INPUT)
+        found = await users.list()
+        keys = {str(u["spec"].get("accessKey") or u["metadata"]["name"]): str(u["metadata"]["name"]) for u in found}
+        return keys, set(await users.taken())
+
+
+def importable(accounts: Sequence[Account], cluster: str) -> tuple[list[Account], dict[str, str]]:
+    """Return the accounts that can be BrokerUsers, and by access key why others cannot."""
+    fit, left_out = [], {}
+    for account in accounts:
+        try:
+            _imported(account, cluster, "default")
+        except ActionError as error:
+            left_out[account.access_key] = str(error).removeprefix(f"account {account.access_key}: ")
+        else:
+            fit.append(account)
+    return fit, left_out
+
+
 async def import_accounts(target: Target, accounts: Sequence[Account], *, wait: bool = True) -> list[str]:
     """Create a user for each account. Returns their names. `wait`: until the members know them, which those that
     follow a RocketMQ do not before they lead. Raises ActionError.

@@ -233,7 +233,7 @@ async def _findings(cluster: BrokerCluster, source: FromRocketMQ) -> tuple[dict[
             broker = source.broker_of(group.name, group.broker_name)
             names.add(broker)
             facts = await checks.ask(place, broker, source.cluster)
-            found[group.name] = checks.findings(facts, cluster.spec.broker)
+            found[group.name] = checks.findings(facts, cluster.spec.broker, cluster.spec.security.authentication)
         left_out = [name for name in await checks.brokers_of(place) if name not in names]
     except (checks.MigrationError, checks.SourceBroken) as error:
         raise CliError(str(error)) from None
@@ -844,24 +844,32 @@ def users(
 
     It prints no key. What has no counterpart is listed.
     """
-    from gantry_operator.actions.plain_acl import PlainAclError, accounts_of
-    from gantry_operator.actions.users import import_accounts, list_users
+    from dataclasses import replace
+
+    from gantry_operator.actions.plain_acl import accounts_of
+    from gantry_operator.actions.users import import_accounts, importable, known_users
     from gantry_operator.cli.target import run_async
     from gantry_operator.migration import users as users_of
     from gantry_operator.migration.check import MigrationError, SourceBroken
 
     cluster, source = _load(file)
     brokers = [source.broker_of(group.name, group.broker_name) for group in cluster.spec.brokerGroups]
+    known: dict[str, str] = {}
+    taken: set[str] = set()
+    if not dry_run:
+        known, taken = run_async(known_users(target, cluster.name))
     try:
         found = run_async(users_of.ask_all(_place(source), brokers, source.cluster))
-        accounts = accounts_of(found.users)
-    except (MigrationError, SourceBroken, PlainAclError) as error:
+    except (MigrationError, SourceBroken) as error:
         raise CliError(str(error)) from None
-    known: set[str] = set()
-    made: list[str] = []
-    if not dry_run:
-        known = {str(user["metadata"]["name"]) for user in run_async(list_users(target))}
-        made = run_async(import_accounts(target, [a for a in accounts if a.name not in known], wait=False))
+    accounts, nameless = accounts_of(found.users, known, taken)
+    accounts, unfit = importable(accounts, cluster.name)
+    left_out = {**found.left_out, **nameless, **unfit}
+    found = replace(
+        found, users={name: user for name, user in found.users.items() if name not in left_out}, left_out=left_out
+    )
+    new = [account for account in accounts if account.access_key not in known]
+    made = [] if dry_run else run_async(import_accounts(target, new, wait=False))
     rows = users_of.lines(found)
     if as_json:
         print_json({"users": rows, "notes": list(found.notes), "created": made})
@@ -874,7 +882,7 @@ def users(
     print_table(["USER", "COMES", "SUPER", "RULES", "NOTE"], cells, right=["RULES"])
     for text in found.notes:
         note(f"not taken over: {text}")
-    if stayed := sorted(known & {a.name for a in accounts}):
+    if stayed := sorted(a.name for a in accounts if a.access_key in known):
         note(f"they exist, and stay as they are: {', '.join(stayed)}")
     if cluster.spec.security.authentication != "Enabled" and found.users:
         note("write spec.security.authentication: Enabled: without it the new cluster asks for no signature")

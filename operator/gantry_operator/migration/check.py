@@ -57,11 +57,12 @@ class Facts:
     """Topics with an order configuration in the NameServer's KV table."""
     ha_problem: str
     """Why the HA port cannot be reached; empty: it can."""
-    users: users_of.Found = field(default_factory=users_of.Found)
+    users: users_of.Found | None = field(default_factory=users_of.Found)
+    """None: it does not give them."""
 
 
-def findings(facts: Facts, settings: BrokerSettings) -> list[Finding]:
-    """All items of one group. `settings`: those of the new brokers."""
+def findings(facts: Facts, settings: BrokerSettings, authentication: str | None) -> list[Finding]:
+    """All items of one group. `settings`, `authentication`: those of the new brokers."""
     look, tables = facts.look, facts.tables
     config = look.settings
     found = [
@@ -90,10 +91,12 @@ def findings(facts: Facts, settings: BrokerSettings) -> list[Finding]:
             )
         )
     if users_of.guarded(config):
-        users, left_out = facts.users.users, facts.users.left_out
-        found.append(Finding("changed", "users and rules", str(len(users)), "gantry migrate users creates them"))
-        found += [Finding("missing", f"user {name}", "-", why) for name, why in sorted(left_out.items())]
-        found += [Finding("missing", "of users", "-", text) for text in facts.users.notes]
+        found += _users(facts.users)
+        if authentication != "Enabled":
+            found.append(
+                Finding("changed", "signatures", authentication or "-", "the source asks for them: write "
+                        "spec.security.authentication: Enabled, or everybody may be let in")
+            )  # fmt: skip
     if config.get("messageStorePlugIn"):
         found.append(
             Finding("missing", "tiered storage", "-", f"only the local log comes: {config['messageStorePlugIn']}")
@@ -110,6 +113,16 @@ def findings(facts: Facts, settings: BrokerSettings) -> list[Finding]:
     if levels != settings.messageDelayLevel:
         found.append(Finding("changed", "delay levels", "-", f"write spec.broker.messageDelayLevel: {levels}"))
     return [*found, *_refusals(facts, settings)]
+
+
+def _users(found: users_of.Found | None) -> list[Finding]:
+    if found is None:
+        return [Finding("missing", "users and rules", "-", "the source does not give them: gantry user import")]
+    return [
+        Finding("changed", "users and rules", str(len(found.users)), "gantry migrate users creates them"),
+        *(Finding("missing", f"user {name}", "-", why) for name, why in sorted(found.left_out.items())),
+        *(Finding("missing", "of users", "-", text) for text in found.notes),
+    ]
 
 
 def _refusals(facts: Facts, settings: BrokerSettings) -> list[Finding]:
@@ -170,7 +183,9 @@ async def ask(place: SourcePlace, broker: str, cluster: str | None) -> Facts:
         for topic in (SCHEDULE_TOPIC, TRANS_HALF_TOPIC, *revive_topics(tables.topics)):
             with contextlib.suppress(MigrationError):
                 bounds[topic] = await source.bounds(look.address, topic)
-        users = await users_of.ask(source, look.address, look.settings)
+        users = None
+        with contextlib.suppress(MigrationError):
+            users = await users_of.ask(source, look.address, look.settings)
         ordered = 0
         with contextlib.suppress(*FAILURES):
             ordered = len(await source.admin.kv_table(ORDER_TOPIC_NAMESPACE))

@@ -2,18 +2,21 @@
 
 RocketMQ 4.9 gives its accounts with their keys to an administrator (GET_BROKER_CLUSTER_ACL_CONFIG), 5.x its users and
 their rules (AUTH_LIST_USER, AUTH_LIST_ACL). Each broker has its own. A user with one value that has no counterpart is
-left out whole: a rule that is missing could be one that forbids.
+left out whole: a rule that is missing could be one that forbids. So is one whose rights would be greater than at one of
+the brokers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from gantry_broker.access.administration import Wrong, acl_rules, created, subject_name
+from gantry_broker.access.decide import Rule as Decided
 from gantry_broker.access.plain_acl import account_user
-from gantry_broker.access.table import MAX_USERS, User
+from gantry_broker.access.table import MAX_USERS, Rule, User
 from gantry_broker.broker.migration.errors import MigrationError
 from gantry_broker.broker.migration.source import Source
 from gantry_broker.protocol import fastjson
@@ -36,6 +39,8 @@ class Found:
     """By name: why a user has no counterpart."""
     notes: Sequence[str] = ()
     """What else has none."""
+    guarded: bool = True
+    """The broker asks for users."""
 
 
 def guarded(settings: Mapping[str, str]) -> str:
@@ -43,6 +48,17 @@ def guarded(settings: Mapping[str, str]) -> str:
     if settings.get("authenticationEnabled") == "true" or settings.get("authorizationEnabled") == "true":
         return "5.x"
     return "4.9" if settings.get("aclEnable") == "true" else ""
+
+
+def settings_notes(settings: Mapping[str, str]) -> list[str]:
+    """Return what the settings of a broker of 5.x let users do beyond their rules."""
+    notes = []
+    if settings.get("authorizationEnabled") != "true":
+        notes.append("authorizationEnabled is not true: there every user may do everything, here what its rules allow")
+    for name in ("authenticationWhitelist", "authorizationWhitelist"):
+        if settings.get(name):
+            notes.append(f"{name}: with Gantry these requests are checked as all others")
+    return notes
 
 
 def plain(body: bytes) -> Found:
@@ -69,7 +85,18 @@ def plain(body: bytes) -> Found:
         else:
             if account.get("whiteRemoteAddress"):
                 notes.append(f"whiteRemoteAddress of {name}: with Gantry a request from there needs a signature, too")
+            if users[name].super and (account.get("topicPerms") or account.get("groupPerms")):
+                notes.append(f"topicPerms and groupPerms of {name}: it is an admin, and with Gantry may do everything")
+    _drop_doubles(accounts, "accessKey", users, left_out)
     return _bounded(users, left_out, notes, len(accounts))
+
+
+def _drop_doubles(entries: Sequence[Any], field: str, users: dict[str, User], left_out: dict[str, str]) -> None:
+    """Leave out the users of whom there are several entries: which one counts at the source is not known."""
+    count = Counter(str(one.get(field))[:MAX_NAME] for one in entries if isinstance(one, dict))
+    for name in [name for name, times in count.items() if times > 1]:
+        users.pop(name, None)
+        left_out[name] = f"the source has {count[name]} entries of it"
 
 
 def managed(users_body: bytes, acls_body: bytes) -> Found:
@@ -84,6 +111,8 @@ def managed(users_body: bytes, acls_body: bytes) -> Found:
     users: dict[str, User] = {}
     left_out: dict[str, str] = {}
     notes = []
+    usual: dict[str, Counter[Rule]] = {}
+    """By user: the rules of default policies."""
     for number, info in enumerate(infos[:MAX_USERS]):
         name = str(info.get("username"))[:MAX_NAME] if isinstance(info, dict) else f"user {number}"
         try:
@@ -102,14 +131,34 @@ def managed(users_body: bytes, acls_body: bytes) -> Found:
             continue
         try:
             rules = acl_rules(acl)
+            policies = [policy for policy in acl["policies"] if isinstance(policy, dict)]
+            last = [policy for policy in policies if str(policy.get("policyType")).lower() == "default"]
+            resorts = acl_rules({"policies": last}) if any(policy.get("entries") for policy in last) else []
         except (Wrong, TypeError, AttributeError) as error:
             del users[name]
             left_out[name] = str(error) if isinstance(error, Wrong) else "its rules cannot be read"
             continue
         users[name] = users[name].model_copy(update={"rules": (*users[name].rules, *rules)})
-        if any(policy.get("policyType") == "Default" for policy in acl["policies"] if isinstance(policy, dict)):
+        usual.setdefault(name, Counter()).update(resorts)
+    for name, of_default in usual.items():
+        if name not in users or not of_default:
+            continue
+        if _outranks(of_default, Counter(users[name].rules) - of_default):
+            del users[name]
+            left_out[name] = "one of its default policies could allow what a custom one denies"
+        else:
             notes.append(f"default policies of {name}: they are rules as the others, and no last resort")
+    _drop_doubles(infos, "username", users, left_out)
     return _bounded(users, left_out, notes, len(infos))
+
+
+def _outranks(usual: Iterable[Rule], custom: Iterable[Rule]) -> bool:
+    """Whether a default rule that allows could come before a custom one that denies. With RocketMQ the default ones
+    count where no custom one matches. Source: `AclAuthorizationHandler.matchPolicyEntries` of 5.5.0.
+    """
+    allows = [Decided.of(rule.model_dump()).rank() for rule in usual if rule.decision == "Allow"]
+    denies = [Decided.of(rule.model_dump()).rank() for rule in custom if rule.decision == "Deny"]
+    return bool(allows and denies) and max(allows) > min(denies)
 
 
 def _bounded(users: dict[str, User], left_out: dict[str, str], notes: list[str], count: int) -> Found:
@@ -135,27 +184,32 @@ def merged(found: Mapping[str, Found]) -> Found:
     for broker, those in found.items():
         for name, user in those.users.items():
             if users.setdefault(name, user) != user:
-                notes[f"{name} is another one at {broker} than at {origin[name]}: that of {origin[name]} is taken"] = (
-                    None
-                )
+                left_out[name] = f"it is another one at {broker} than at {origin[name]}: make them equal there"
             origin.setdefault(name, broker)
-        left_out.update({name: why for name, why in those.left_out.items() if name not in left_out})
+        for name, why in those.left_out.items():
+            left_out.setdefault(name, why)
         notes.update(dict.fromkeys(those.notes))
-    return Found(users, {name: why for name, why in left_out.items() if name not in users}, list(notes))
+    guarded_ones = [broker for broker, those in found.items() if those.guarded]
+    for name in users:
+        if name not in left_out and (absent := [b for b in guarded_ones if name not in found[b].users]):
+            notes[f"{name} is no user of {', '.join(absent)}, and becomes one of the whole cluster"] = None
+    kept = {name: user for name, user in users.items() if name not in left_out}
+    return Found(kept, left_out, list(notes), bool(guarded_ones))
 
 
 async def ask(source: Source, address: str, settings: Mapping[str, str]) -> Found:
     """Ask one master. Raises MigrationError."""
     kind = guarded(settings)
     if not kind:
-        return Found()
+        return Found(guarded=False)
     try:
         if kind == "4.9":
             return plain(await source.admin.ask(address, RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG))
-        return managed(
+        found = managed(
             await source.admin.ask(address, RequestCode.AUTH_LIST_USER),
             await source.admin.ask(address, RequestCode.AUTH_LIST_ACL),
         )
+        return replace(found, notes=[*settings_notes(settings), *found.notes])
     except FAILURES as error:
         raise MigrationError(f"{address} does not give its users: {error}") from error
 
@@ -184,4 +238,4 @@ def lines(found: Found) -> list[dict[str, Any]]:
     return rows
 
 
-__all__ = ["Found", "ask", "ask_all", "guarded", "lines", "managed", "merged", "plain"]
+__all__ = ["Found", "ask", "ask_all", "guarded", "lines", "managed", "merged", "plain", "settings_notes"]

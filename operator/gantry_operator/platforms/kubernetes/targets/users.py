@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from gantry_operator.access import ADMIN, secret_name
@@ -53,6 +53,11 @@ class TargetUsers:
     async def list(self) -> list[Object]:
         items, _ = await self._api.list(BROKER_USER, self.namespace)
         return [u for u in items if (u.get("spec") or {}).get("cluster") == self.cluster]
+
+    async def taken(self) -> Collection[str]:
+        """Return the names that no new user can have: another cluster of the namespace may have them."""
+        items, _ = await self._api.list(BROKER_USER, self.namespace)
+        return {str(user["metadata"]["name"]) for user in items}
 
     async def create(self, user: BrokerUser) -> None:
         obj = user.model_dump(mode="json", exclude={"status"}, exclude_none=True)
