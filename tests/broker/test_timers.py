@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, NoReturn
 import pytest
 from gantry_broker.broker.clock import Clock as BrokerClock
 from gantry_broker.broker.metadata import snapshots
-from gantry_broker.broker.metadata.tables import Tables
+from gantry_broker.broker.metadata.tables import TIMERS_DELIVERED, Tables
 from gantry_broker.broker.metadata.topics import TIMER_TOPIC
-from gantry_broker.broker.send.messages import timer_bucket
+from gantry_broker.broker.send.messages import TIMER_BUCKETS, timer_bucket
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.message import decode_records, format_properties
+from gantry_broker.store.log.epochs import FOREIGN, EpochStart
 from gantry_broker.store.types import Put
 
 from tests.support.running import until
@@ -271,3 +272,35 @@ async def test_what_rocketmq_has_moved_comes_once(bench: Bench, monkeypatch: pyt
     for second in (90, 95):
         await clock.pass_to(bench, second)
     assert sorted(await _delivered(bench, 1)) == [b"also", b"moved", b"no key", b"no key", b"once", b"other time"]
+
+
+async def test_rocketmqs_messages_of_the_minute_of_its_queue_are_not_ours(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RocketMQ's queue 0 is the one of a minute here, too: what it has delivered, or moved, of that minute comes not
+    again, and one that waits for it keeps no other message back.
+    """
+    clock = Clock(monkeypatch)
+    minute = (MINUTE // 60_000 // TIMER_BUCKETS + 1) * TIMER_BUCKETS * 60_000
+    await bench.send(b"warm")
+
+    def put(body: bytes, due: int, moved: int = 0) -> Put:
+        props = {"REAL_TOPIC": "T", "REAL_QID": "0", "TIMER_OUT_MS": str(due), "UNIQ_KEY": body.decode()}
+        return Put(TIMER_TOPIC, 0, 0, 0, 1, bytes(8), body, format_properties(
+            props | ({"TIMER_ROLL_TIMES": str(moved)} if moved else {})))  # fmt: skip
+
+    assert timer_bucket(minute) == 0
+    former = minute - TIMER_BUCKETS * 60_000
+    rows = [
+        put(b"waits", minute), put(b"delivered", former), put(b"moved", minute + 1), put(b"moved", minute + 1, 1),
+        put(b"soon", MINUTE + 70_000),
+    ]  # fmt: skip
+    bench.store.appender.put(rows, 1_000)
+    bench.store.indexer.confirm(bench.store.log.end)
+    bench.store.epoch_cache.epochs = (*FOREIGN, EpochStart(1, bench.store.log.end))
+    await bench.lead()
+    bench.broker.meta.working.marks[TIMERS_DELIVERED] = str(MINUTE)
+    await clock.pass_to(bench, 72)
+    assert await _delivered(bench, 1) == [b"soon"]
+    await clock.pass_to(bench, (minute - MINUTE) // 1_000 + 2)
+    assert await _delivered(bench, 1) == [b"soon", b"waits", b"moved"]

@@ -35,6 +35,7 @@ from gantry_broker.protocol.codes import REVIVE_PREFIX, SCHEDULE_TOPIC, Prop, Sy
 from gantry_broker.protocol.digits import MAX_INT, whole_number
 from gantry_broker.protocol.message import Record, RecordError, decode_records, parse_properties
 from gantry_broker.store.errors import StoreError
+from gantry_broker.store.log.epochs import foreign_end
 
 if TYPE_CHECKING:
     from gantry_broker.broker.clock import Clock
@@ -349,10 +350,15 @@ class Buckets:
         """Find when a bucket's minute begins. Its first message decides: the group may have had no leader for days."""
         offset = max(self._read.get(bucket, 0), self._progress(bucket))
         got = self._store.reader.get(TIMER_TOPIC, bucket, offset, 1, BATCH_BYTES)
-        due = [_until(parse_properties(record.properties)) for record in decode_records(got.data)]
-        # RocketMQ has the messages of all times in one queue.
-        own = bool(due) and timer_bucket(due[0]) == bucket
-        self._first[bucket] = due[0] // TIMER_BUCKET_MS * TIMER_BUCKET_MS if own else 0
+        self._first[bucket] = 0
+        for record in decode_records(got.data)[:1]:
+            until = _until(parse_properties(record.properties))
+            if not self._is_foreign(record, until, bucket):
+                self._first[bucket] = until // TIMER_BUCKET_MS * TIMER_BUCKET_MS
+
+    def _is_foreign(self, record: Record, until: int, bucket: int) -> bool:
+        """Whether RocketMQ wrote a record: it has the messages of all times in one queue, those of its minute, too."""
+        return timer_bucket(until) != bucket or record.phys_offset < foreign_end(self._store.epoch_cache.epochs)
 
     def _progress(self, bucket: int) -> int:
         stored = self._meta.working.timer.get(bucket, 0)
@@ -444,12 +450,12 @@ class Buckets:
         One that is late goes to its last place, too, where its recall may be.
         """
         due, offset = _due(props), record.queue_offset
-        # RocketMQ's: what it has delivered, and its notes about POP.
-        if timer_bucket(_until(props)) != bucket and (
-            due <= self._delivered_before() or props.get(Prop.REAL_TOPIC, "").startswith(REVIVE_PREFIX)
+        if self._is_foreign(record, _until(props), bucket) and (
+            # What it has delivered, its notes about POP, and former copies of what it has moved.
+            due <= self._delivered_before()
+            or props.get(Prop.REAL_TOPIC, "").startswith(REVIVE_PREFIX)
+            or self._rolled.get(_moved(record, props), offset) != offset
         ):
-            return None
-        if self._rolled and self._rolled.get(_moved(record, props), offset) != offset:
             return None
         if _until(props) < due:
             return rolled_over(record, props, due, now, timer_window(self._store.config.settings.fileReservedTime))
@@ -485,7 +491,7 @@ class Buckets:
                 props = parse_properties(record.properties)
                 until = _until(props)
                 identified = Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX in props
-                if Prop.TIMER_ROLL_TIMES in props and identified and timer_bucket(until) != bucket:
+                if Prop.TIMER_ROLL_TIMES in props and identified and self._is_foreign(record, until, bucket):
                     # RocketMQ writes a message again when it moves it, and the former record stays.
                     self._rolled[_moved(record, props)] = record.queue_offset
                 if Prop.TIMER_DEL_UNIQKEY in props and until >= _due(props):

@@ -76,6 +76,13 @@ def truncate_epochs(epochs: LeaderEpochs, end: int) -> LeaderEpochs:
     return tuple(entry for entry in epochs if entry.start < end or entry == FOREIGN[0])
 
 
+def foreign_end(epochs: LeaderEpochs) -> int:
+    """Return the offset up to which RocketMQ wrote the log; 0: nowhere."""
+    if epochs[:1] != FOREIGN:
+        return 0
+    return epochs[1].start if len(epochs) > 1 else plausible.MAX_OFFSET
+
+
 def epoch_of(meta: Meta) -> int | None:
     """Return the epoch that a record begins; None for every record but an epoch's control record."""
     if meta.topic != _CONTROL or _EPOCH not in meta.properties:
