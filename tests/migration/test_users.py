@@ -193,10 +193,10 @@ def test_who_cannot_be_a_broker_user_stops_no_other() -> None:
         [acl("many", entry("Topic:x", "Pub", sourceIps=many)), acl("text", entry("Topic:a b", "Pub"))],
     )
     accounts, nameless = accounts_of(found.users, {}, ())
-    fit, unfit = importable(accounts, "demo")
+    fit, refused = importable(accounts, "demo")
     assert [one.access_key for one in fit] == ["good"]
-    assert (sorted(nameless), sorted(unfit)) == (["___"], ["many", "text"])
-    assert KEY not in repr(nameless) + repr(unfit)
+    assert (sorted(nameless), sorted(refused)) == (["___"], ["many", "text"])
+    assert KEY not in repr(nameless) + repr(refused)
 
 
 def test_no_text_has_a_key() -> None:

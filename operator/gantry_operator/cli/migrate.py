@@ -863,8 +863,8 @@ def users(
     except (MigrationError, SourceBroken) as error:
         raise CliError(str(error)) from None
     accounts, nameless = accounts_of(found.users, known, taken)
-    accounts, unfit = importable(accounts, cluster.name)
-    left_out = {**found.left_out, **nameless, **unfit}
+    accounts, refused = importable(accounts, cluster.name)
+    left_out = {**found.left_out, **nameless, **refused}
     found = replace(
         found, users={name: user for name, user in found.users.items() if name not in left_out}, left_out=left_out
     )
