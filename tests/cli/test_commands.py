@@ -63,7 +63,7 @@ CONTROL = ("httpx", "gantry_operator.cluster.platform", "gantry_operator.failove
     ],
 )
 def test_a_command_imports_what_it_needs(tmp_path: Path, command: str, unneeded: tuple[str, ...]) -> None:
-    """Imports are most of the time of a command: half of it were the control of a cluster, which it never used."""
+    """Imports are most of the time of a command, and these are never used by it."""
     folder = ClusterFolder(tmp_path / "c")
     folder.make()
     save_manifest(folder, BrokerCluster.make("t", brokerGroups=[{"name": "a", "members": 1}]))
