@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
+from gantry_broker.broker.clock import AgeClock
 from gantry_broker.broker.clock import Clock as BrokerClock
 from gantry_broker.broker.metadata import snapshots
 from gantry_broker.broker.metadata.tables import TIMERS_DELIVERED, Tables
@@ -32,6 +33,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ms = MINUTE - 5_000
         monkeypatch.setattr(BrokerClock, "unix_ms", staticmethod(lambda: self.ms))
+        monkeypatch.setattr(AgeClock, "unix_ms", lambda age, now_ms, unix_ms: unix_ms)  # The hours have passed.
 
     async def pass_to(self, bench: Bench, second: int) -> None:
         self.ms = MINUTE + second * 1_000
