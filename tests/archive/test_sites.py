@@ -15,6 +15,7 @@ from gantry_broker.archive.manifest import Owner, Part, State
 from gantry_broker.archive.objects import Location, ObjectStore
 from gantry_broker.archive.upload import Settings, View
 from gantry_broker.broker.errors import NotWritable
+from gantry_broker.broker.fencing import Fence
 from gantry_broker.broker.following import Begin, Refill, begin
 from gantry_broker.broker.process import BrokerProcess, _one_life
 from gantry_broker.broker.restoring import is_wanted, restore_first
@@ -188,7 +189,7 @@ async def test_a_process_starts_again_in_its_new_part(tmp_path: Path) -> None:
     one = site(tmp_path, "one")
     save_site(one.config.data_dir, Site("Active", 3))
     stopped = asyncio.Event()
-    life = asyncio.create_task(_one_life(one.config, stopped))
+    life = asyncio.create_task(_one_life(one.config, stopped, Fence(None, False)))
     await asyncio.sleep(0)
     stopped.set()
     assert not await life
