@@ -286,6 +286,7 @@ class History:
         assert filtered == expected[: len(filtered)]
         key = f"k{self.random.randrange(40)}"
         queried = store.reader.query(TOPIC, key, 1_000, 0, 1 << 60)
+        queried += [r for r in store.reader.copies(TOPIC, key, 0, 1 << 60) if r is not None]
         assert len({(record.queue_id, record.queue_offset) for record in queried}) == len(queried)
         there = {r.queue_offset for r in queried if r.queue_id == queue_id}
         assert there == {number for number in found if found[number].key == key}

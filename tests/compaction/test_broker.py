@@ -11,7 +11,7 @@ from gantry_broker.broker.clock import Clock
 from gantry_broker.broker.compaction import is_due
 from gantry_broker.broker.metadata.attributes import is_compacted, tombstone_ms
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
-from gantry_broker.protocol.message import decode_records
+from gantry_broker.protocol.message import Record, decode_records
 from gantry_broker.store.types import DiskUsage
 
 from tests.broker.conftest import Bench
@@ -162,6 +162,40 @@ async def test_retention_takes_no_newest_message_of_a_key(world: World) -> None:
         assert world.bench.broker.compaction.saved("T") == saved
     found = await world.bench.ask(RequestCode.PULL_MESSAGE, world.bench.pull_ext(offset=180))
     assert decode_records(found.body)[0].queue_offset == 180
+    for key in ("k3", "k20"):  # The first one's record is in the log, the other one's is a copy.
+        query = {"topic": "T", "key": key, "maxNum": 32, "beginTimestamp": 0, "endTimestamp": 1 << 60}
+        (record,) = decode_records((await world.bench.ask(RequestCode.QUERY_MESSAGE, query)).body)
+        assert record.body == expected[key]
+
+
+async def test_what_the_archive_has_of_removed_messages_is_not_shown(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The archive keeps each message: a query and a look by id show none that a newer one has replaced."""
+    await world.topic("+cleanup.policy=COMPACTION")
+    for number in range(20):
+        await world.send(f"k{number % 5}", b"%d" % number)
+    store, archive = world.bench.store, world.bench.broker.archive_reads
+    everything = decode_records(store.reader.get("T", 0, 0, 100, 1 << 20).data)
+    await world.compact()
+
+    async def query(*args: Any) -> list[Record]:
+        return [record for record in everything if "k2" in record.keys]
+
+    async def one(phys: int) -> Record:
+        return next(record for record in everything if record.phys_offset == phys)
+
+    monkeypatch.setattr(type(archive), "may_have_older", lambda self, begin: True)
+    monkeypatch.setattr(type(archive), "may_have_place", lambda self, phys: True)
+    monkeypatch.setattr(type(archive), "query", lambda self, *args: query(*args))
+    monkeypatch.setattr(type(archive), "record", lambda self, phys: one(phys))
+    fields = {"topic": "T", "key": "k2", "maxNum": 32, "beginTimestamp": 0, "endTimestamp": 1 << 60}
+    found = decode_records((await world.bench.ask(RequestCode.QUERY_MESSAGE, fields)).body)
+    assert [record.body for record in found] == [b"17"]
+    codes = [
+        (await world.bench.ask(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": r.phys_offset})).code for r in everything
+    ]
+    assert codes == [ResponseCode.SYSTEM_ERROR] * 15 + [ResponseCode.SUCCESS] * 5
 
 
 async def test_tombstones_go_when_they_are_old_enough(world: World) -> None:

@@ -79,11 +79,6 @@ class Core(Protocol):
     @property
     def may_append(self) -> bool: ...
     @property
-    def readable_end(self) -> int:
-        """Rule 9: readers see nothing from this offset on."""
-        return self._log.confirmed
-
-    @property
     def epoch_confirmed(self) -> bool: ...
     def assign(self, assignment: Assignment, now_ms: int) -> Assigned: ...
     @abstractmethod
@@ -192,6 +187,11 @@ class MemberCore(ABC):
     @property
     def may_append(self) -> bool:
         return self.leader is not None and not self.hands_over
+
+    @property
+    def readable_end(self) -> int:
+        """Rule 9: readers see nothing from this offset on."""
+        return self._log.confirmed
 
     @property
     def epoch_confirmed(self) -> bool:

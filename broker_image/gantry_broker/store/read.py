@@ -15,10 +15,10 @@ from gantry_broker.protocol.codes import GetStatus
 from gantry_broker.protocol.message import FIXED_V4, Record, RecordError, decode_record, tags_hash
 from gantry_broker.store.compaction.table import CompactionTable
 from gantry_broker.store.errors import BadRecords, OffsetGone
-from gantry_broker.store.index.compacted import QueueRows, key_of
+from gantry_broker.store.index.compacted import QueueRows, Row, key_of, row_with_key
 from gantry_broker.store.index.consume_queue import BLANK_SIZE, ENTRY, ENTRY_SIZE, ConsumeQueue
 from gantry_broker.store.index.key_index import KeyIndex
-from gantry_broker.store.index.queue_table import QueueTable, TopicQueues
+from gantry_broker.store.index.queue_table import QueueTable
 from gantry_broker.store.indexing import Indexer
 from gantry_broker.store.log.commit_log import CommitLog
 from gantry_broker.store.log.record_reader import (
@@ -782,7 +782,6 @@ class Reader:
         records that it has read have `max_bytes` bytes.
         """
         index = self._index
-        known = self._queues.topics.get(topic)
         if index is None or not key or max_num <= 0:
             return []
         visible_from = self._queues.visible_from(topic, self._log.start)
@@ -806,33 +805,46 @@ class Reader:
                 self._state.on_damage(phys)
                 continue
             read += candidate.size
-            if self._is_replaced(candidate):
+            if self.is_replaced(candidate):
                 continue
             if candidate.topic != topic or not begin_ms <= candidate.store_ms <= end_ms:
                 continue
             if candidate.uniq_key == key or (not unique and key in candidate.keys):
                 found.append(candidate)
-        if not unique and known is not None:
-            found += self._copied_with(known, key, max_num - len(found), begin_ms, end_ms)
         return found
 
-    def _is_replaced(self, record: Record) -> bool:
-        """Whether compaction has removed a record that the log still has."""
+    def is_replaced(self, record: Record) -> bool:
+        """Whether compaction has removed a record that the log, or the archive, still has."""
         rows = self._compaction.rows(record.topic, record.queue_id)
         if rows is None or record.queue_offset >= rows.boundary:
             return False
         return rows.get(record.queue_offset) is None
 
-    def _copied_with(self, topic: TopicQueues, key: str, most: int, begin_ms: int, end_ms: int) -> list[Record]:
-        """Return records with a key, newest first, which compaction has copied: the key index has no copies."""
+    def has_copies(self, topic: str) -> bool:
+        """Whether compaction may have copied records of a topic: `query` does not find those."""
+        known = self._queues.topics.get(topic)
+        return known is not None and any(queue.compacted is not None for queue in known.queues.values())
+
+    def copies(self, topic: str, key: str, begin_ms: int, end_ms: int) -> Iterator[Record | None]:
+        """Yield the records with a key that compaction has copied, stored between the two times (ms); between them
+        None, so that the caller may pause: it looks through all rows of the topic. Raises OSError.
+        """
         wanted = key_of(key.encode())
-        found = []
-        for queue in topic.queues.values():
-            row = None if queue.compacted is None else queue.compacted.with_key(wanted)
-            if row is None or row.own >= self._log.start or not begin_ms <= row.store_ms <= end_ms:
-                continue
-            try:
-                found.append(decode_record(self._compaction.read(queue, row)))
-            except RecordError:
-                self._state.on_damage(self._compaction.holder(row.place))
-        return sorted(found, key=lambda record: -record.store_ms)[: max(most, 0)]
+        known = self._queues.topics.get(topic)
+        for queue in [] if known is None else list(known.queues.values()):
+            blocks = [] if queue.compacted is None else list(queue.compacted.blocks)
+            for block in blocks:
+                row = row_with_key(block, wanted)
+                yield None if row is None else self._copy(queue, row, begin_ms, end_ms)
+
+    def _copy(self, queue: ConsumeQueue, row: Row, begin_ms: int, end_ms: int) -> Record | None:
+        if queue.compacted is None or row.own >= self._log.start or not begin_ms <= row.store_ms <= end_ms:
+            return None
+        now = queue.compacted.get(row.number)  # It may have gone, or moved, since the look began.
+        if now is None:
+            return None
+        try:
+            return decode_record(self._compaction.read(queue, now))
+        except RecordError:
+            self._state.on_damage(self._compaction.holder(now.place))
+            return None

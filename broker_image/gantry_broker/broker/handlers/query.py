@@ -52,21 +52,31 @@ def query_message(broker: Parts, conn: Connection, frame: Frame) -> Frame | Coro
     begin_ms, end_ms = int(header.beginTimestamp), int(header.endTimestamp)
     found = broker.store.reader.query(header.topic, header.key, limit, begin_ms, end_ms, unique, MAX_BYTES)
     complete = len(found) >= limit or (unique and bool(found))
-    if not complete and broker.archive_reads.may_have_older(begin_ms):
-        return _with_archived(broker, frame, header, limit, unique, found)
+    if not complete and (broker.archive_reads.may_have_older(begin_ms) or broker.store.reader.has_copies(header.topic)):
+        return _with_older(broker, frame, header, limit, unique, found)
     return _found(broker, frame, found)
 
 
-async def _with_archived(
+async def _with_older(
     broker: Parts, frame: Frame, header: QueryMessageHeader, limit: int, unique: bool, found: list[Record]
 ) -> Frame:
-    """Add the messages that only the archive has. Raises RequestRejected."""
-    begin_ms, end_ms = int(header.beginTimestamp), int(header.endTimestamp)
+    """Add the messages that compaction has copied, and those that only the archive has. Raises RequestRejected."""
+    reader, begin_ms, end_ms = broker.store.reader, int(header.beginTimestamp), int(header.endTimestamp)
+    copied: list[Record] = []
     room = MAX_BYTES - sum(record.size for record in found)
-    older = await broker.archive_reads.query(
-        header.topic, header.key, limit - len(found), begin_ms, end_ms, unique, room
-    )
-    return _found(broker, frame, [*found, *older])
+    if not unique:
+        async for record in broker.slices.sliced(reader.copies(header.topic, header.key, begin_ms, end_ms)):
+            if record is not None and room > 0:
+                copied.append(record)
+                room -= record.size
+    found = [*found, *sorted(copied, key=lambda record: -record.store_ms)][:limit]
+    if len(found) < limit and broker.archive_reads.may_have_older(begin_ms):
+        older = await broker.archive_reads.query(
+            header.topic, header.key, limit - len(found), begin_ms, end_ms, unique, room
+        )
+        places = {record.phys_offset for record in found}
+        found += [r for r in older if r.phys_offset not in places and not reader.is_replaced(r)]
+    return _found(broker, frame, found)
 
 
 def _found(broker: Parts, frame: Frame, found: list[Record]) -> Frame:
@@ -93,7 +103,12 @@ def view_message(broker: Parts, conn: Connection, frame: Frame) -> Frame | Corou
 
 
 async def _view_archived(broker: Parts, frame: Frame, phys: int) -> Frame:
-    return ok(frame, body=(await broker.archive_reads.record(phys)).encode())
+    record = await broker.archive_reads.record(phys)
+    if broker.store.reader.is_replaced(record):
+        raise RequestRejected(
+            ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {phys}: a newer message has its key"
+        )
+    return ok(frame, body=record.encode())
 
 
 async def query_consume_queue(broker: Parts, conn: Connection, frame: Frame) -> Frame:

@@ -50,6 +50,13 @@ def key_of(keys: bytes | None) -> bytes:
     return blake2b(keys, digest_size=16).digest()
 
 
+def row_with_key(block: bytes, key: bytes) -> Row | None:
+    """Return the row of a key in a block."""
+    if key not in block:
+        return None
+    return next((Row._make(row) for row in ROW.iter_unpack(block) if row[6] == key), None)
+
+
 class QueueRows:
     """The rows of one queue, and how far compaction is."""
 
@@ -125,15 +132,6 @@ class QueueRows:
         if not low:
             return None
         return next((Row._make(row) for row in ROW.iter_unpack(self.blocks[low - 1]) if row[1] == own), None)
-
-    def with_key(self, key: bytes) -> Row | None:
-        """Return the row of a key."""
-        for block in self.blocks:
-            if key in block:
-                for row in ROW.iter_unpack(block):
-                    if row[6] == key:
-                        return Row._make(row)
-        return None
 
     def at_time(self, ms: int) -> int | None:
         """Return the first queue offset whose record was stored at `ms` or later; None without one."""
