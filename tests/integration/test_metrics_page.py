@@ -11,7 +11,8 @@ from typing import Any
 from gantry_broker.archive.archiver import Report
 from gantry_broker.archive.tiered import Counters
 from gantry_broker.broker.archive_reads import Served
-from gantry_broker.broker.http.metrics import archive_families, archive_read_families
+from gantry_broker.broker.compaction import Saved
+from gantry_broker.broker.http.metrics import archive_families, archive_read_families, compaction_families
 from gantry_broker.client import Message, Producer
 from gantry_broker.config import ArchiveConfig, OtlpConfig
 from gantry_broker.http.families import Row
@@ -91,7 +92,7 @@ async def test_the_page_has_every_metric_with_its_type_and_labels(tmp_path: Path
         await cluster.close()
     what = ("gantry_send_latency_seconds_bucket", "gantry_append_latency_seconds_bucket")
     assert examples == {(name, "ab" * 16) for name in what}
-    # Only brokers with an archive have its metrics.
+    # Only brokers with an archive, and with compacted topics, have their metrics.
     place = ArchiveConfig(url="s3://b/p", uid="u")
 
     def one(value: float) -> list[Row]:
@@ -99,8 +100,10 @@ async def test_the_page_has_every_metric_with_its_type_and_labels(tmp_path: Path
 
     tiered = SimpleNamespace(counters=Counters(), cache_bytes=0)
     reads: Any = SimpleNamespace(tiered=tiered, served=Served(), error="")
-    archive = [*archive_families(Report(known=True), place, one), *archive_read_families(reads, 0, one)]
-    code = served(families) | {name: (kind, set(rows[0][0])) for name, kind, _, rows in archive}
+    compaction: Any = SimpleNamespace(topics=lambda: ["T"], saved=lambda topic: Saved(2, 2, 1, 1), error="")
+    some = [*archive_families(Report(known=True), place, one), *archive_read_families(reads, 0, one)]
+    some += compaction_families(compaction, lambda topic: dict.fromkeys((*COMMON["gantry"], "topic"), ""), one)
+    code = served(families) | {name: (kind, set(rows[0][0])) for name, kind, _, rows in some}
     rocketmq = {name: row for name, row in code.items() if name.startswith("rocketmq_")}
     compare(documented(page, "RocketMQ's metrics"), rocketmq, COMMON["rocketmq"])
     source = (ROOT / "broker_image" / "gantry_broker" / "remoting" / "tls_ports.py").read_text()
