@@ -204,7 +204,15 @@
 
   // The chart. New figures of the page are new data for the same plot, so a reader keeps the point at hand.
   let plot = null;
-  function colour(name) { return getComputedStyle(root).getPropertyValue(name).trim(); }
+  // A canvas knows neither variables nor light-dark(): the browser computes the colour of an element.
+  function colour(name) {
+    const probe = document.createElement("i");
+    probe.style.color = `var(${name})`;
+    document.body.append(probe);
+    const found = getComputedStyle(probe).color;
+    probe.remove();
+    return found;
+  }
   function shortened(value) {
     if (value === null || value === undefined) return "–";
     return value >= 1e6 ? `${(value / 1e6).toFixed(1)}M` : value >= 1e4 ? `${(value / 1e3).toFixed(1)}k` : String(Math.round(value * 10) / 10);
