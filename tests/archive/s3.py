@@ -52,6 +52,14 @@ def build() -> Path:
     return golang.build(SOURCES, PACKAGE, "versitygw")
 
 
+def built() -> Path:
+    """Return the program; without Go the test is skipped, and the run says how to get it."""
+    try:
+        return build()
+    except golang.GoMissing as error:
+        pytest.skip(f"the S3 server of these tests is built from its sources: {error}")
+
+
 @contextlib.contextmanager
 def s3_server(folder: Path) -> Iterator[S3Server]:
     """Raises `golang.GoMissing`."""
@@ -84,8 +92,6 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """Run the server for the tests of a module."""
-    try:
-        with s3_server(tmp_path_factory.mktemp("s3")) as found:
-            yield found
-    except golang.GoMissing as error:
-        pytest.skip(f"the S3 server of these tests is built from its sources: {error}")
+    built()
+    with s3_server(tmp_path_factory.mktemp("s3")) as found:
+        yield found

@@ -17,12 +17,10 @@ from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame, FrameDecoder, encode_frame
 from gantry_broker.protocol.headers import SendHeader
 from gantry_broker.store import append
-from gantry_core import _python as python
 
 from tests.broker.conftest import Bench
-from tests.core import twins
+from tests.core.bodies import BODIES, body_of
 
-BODIES = {"python": python, "rust": twins.native()}
 NOW = 1_795_240_234_099
 TOPICS = ("T", "U", "x" * 127)
 
@@ -30,9 +28,7 @@ TOPICS = ("T", "U", "x" * 127)
 @pytest.fixture(params=BODIES)
 def body(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Let brokers that are made now take plain sends, with this body of the core."""
-    found = BODIES[request.param]
-    if found is None:
-        pytest.skip(twins.NOT_BUILT)
+    found = body_of(request.param)
     monkeypatch.setattr(sending, "NAME", "rust")
     monkeypatch.setattr(sending, "SendRules", found.SendRules)
     monkeypatch.setattr(sending, "plain_answers", found.send_answers)

@@ -17,17 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core import twins
+from tests.core.bodies import BODIES, body_of
 
 COUNT = 40_000
 """The night has a million: docs/testing.md."""
-BODIES = {"python": python, "rust": twins.native()}
 
 
 @pytest.fixture(scope="module")
 def rust() -> Any:
-    if BODIES["rust"] is None:
-        pytest.skip(twins.NOT_BUILT)
-    return BODIES["rust"]
+    return body_of("rust")
 
 
 def test_mutated_buffers_give_equal_bytes_or_the_same_error(rust: Any) -> None:
@@ -93,9 +91,7 @@ def test_the_signatures_reach_every_outcome() -> None:
 
 @pytest.mark.parametrize("body", BODIES)
 def test_the_hash_of_a_key_is_javas(body: str) -> None:
-    if BODIES[body] is None:
-        pytest.skip(twins.NOT_BUILT)
-    rng, hashed = random.Random(5), BODIES[body].key_hash
+    rng, hashed = random.Random(5), body_of(body).key_hash
     alphabet = "0123456789ABCDEFabcxyz-_%größe😀"
     for topic in ("T", "%RETRY%group", "Ünïcode"):
         for _ in range(2_000):
@@ -151,9 +147,7 @@ def test_a_store_has_the_same_files_by_batches_and_message_by_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, seed: int
 ) -> None:
     """Log, queues and index, across ends of segments, confirmed in pieces and after a truncation."""
-    if BODIES[body] is None:
-        pytest.skip(twins.NOT_BUILT)
-    monkeypatch.setattr(append, "batch_records", BODIES[body].batch_records)
+    monkeypatch.setattr(append, "batch_records", body_of(body).batch_records)
     shape = BrokerSettings(
         mappedFileSizeCommitLog=65_536, mappedFileSizeConsumeQueue=2_000, maxHashSlotNum=100, maxIndexNum=400
     )

@@ -22,6 +22,7 @@ def whole_number(text: str | bytes, low: int = 0, high: int = MAX_LONG) -> int |
 
     With a negative `low`, a "-" may come before the digits.
     """
+    # Bytes have no `isdecimal`. Of ASCII characters `isdigit` is true for 0 to 9 alone.
     if not text.isdigit() or not text.isascii() or len(text) > MAX_DIGITS:  # Most texts are digits alone.
         digits = text[1:]
         if low >= 0 or text[:1] not in ("-", b"-") or len(digits) > MAX_DIGITS:
