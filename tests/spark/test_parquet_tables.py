@@ -8,15 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pyarrow.dataset
 import pytest
+from gantry_broker.archive.errors import ArchiveError
 from gantry_broker.testing import LocalBroker, broker
+from gantry_spark.errors import SourceError
 from gantry_spark.tables import library
 from gantry_spark.tables.fields import BadSchema
 from gantry_spark.tables.job import TableJob, TableSpec, ends_of, open_catalog
 from gantry_spark.tables.maintenance import Rules, maintain, now_ms
 from gantry_spark.tables.offsets import NotContinued
-from gantry_spark.tables.parquet import COMPLETE, ParquetTable
+from gantry_spark.tables.parquet import COMPLETE, ParquetCatalog, ParquetTable
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -141,3 +144,21 @@ def test_what_parquet_cannot_do_is_said(mq: LocalBroker, warehouse: dict[str, st
         open_catalog({"type": "parquet", "warehouse": "lake"})
     with pytest.raises(BadSchema, match="'a%b' is no name of a folder"):
         TableJob(TableSpec("a%b", mq.name_servers, warehouse), None).find()
+
+
+def test_a_commit_completes_the_one_before_whose_files_did_not_move(
+    warehouse: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store fails after the manifest, and the same process goes on."""
+    rows = pyarrow.table({"n": [1, 2]})
+    table = ParquetCatalog(warehouse).create(("t", "unmoved"), rows.schema, {}, (), 0)
+
+    def fail(source: str, target: str) -> None:
+        raise ArchiveError("the store is away")
+
+    with monkeypatch.context() as away:
+        away.setattr(table._store, "move", fail)
+        with pytest.raises(SourceError, match="the store is away"):
+            table.commit(table.described(table.stage(rows, ())), {})
+    table.commit(table.described(table.stage(rows, ())), {})
+    assert table.to_arrow().num_rows == 4

@@ -187,6 +187,8 @@ class ParquetTable:
         if version % COMPLETE == 0:
             manifest["files"] = [_to_json(f) for f in (*self.files(), *added) if f.path not in gone]
         try:
+            if self.version != self._published:  # The store failed after the last manifest.
+                self._publish(self.manifest)
             made = self._store.create(_commit_name(version), orjson.dumps(manifest))
             if not made and self._read(version).get("id") != manifest["id"]:
                 raise NotContinued(f"table {'.'.join(self.identifier)}: another commit came first: {version}")

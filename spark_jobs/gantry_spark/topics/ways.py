@@ -162,10 +162,7 @@ def _look_up(connection: Connection, found: list[_Placed], settings: PullSetting
         _one(one.wanted, offset, settings) for one in left for offset in (one.wanted.start, one.wanted.end - 1)
     ]  # fmt: skip
     numbers = connection.send_all(frames)
-    try:
-        answers = [_record(connection.answer(number)) for number in numbers]
-    except Broken:
-        raise
+    answers = [_record(connection.answer(number)) for number in numbers]
     for one, first, last in zip(left, answers[::2], answers[1::2], strict=True):
         if first is None or last is None:
             continue
