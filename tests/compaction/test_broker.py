@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from gantry_broker.broker.clock import Clock
+from gantry_broker.broker.clock import AgeClock, Clock
 from gantry_broker.broker.compaction import is_due
 from gantry_broker.broker.metadata.attributes import is_compacted, tombstone_ms
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
@@ -28,6 +28,7 @@ class World:
         self.make = make
         self.now = 1_800_000_000_000
         monkeypatch.setattr(Clock, "unix_ms", staticmethod(lambda: self.now))
+        monkeypatch.setattr(AgeClock, "unix_ms", lambda age, now_ms, unix_ms: unix_ms)  # The hours have passed.
         self.bench = self.opened()
 
     def opened(self) -> Bench:
@@ -210,6 +211,18 @@ async def test_tombstones_go_when_they_are_old_enough(world: World) -> None:
     await world.send("c", b"1")
     await world.compact()
     assert await world.shown() == {"b": b"1", "c": b"1"}
+
+
+async def test_a_clock_that_was_set_forward_removes_no_tombstone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    await world.topic("+cleanup.policy=COMPACTION,+delete.retention.ms=3600000")
+    await world.send("a", b"")
+    await world.compact()
+    passed = world.now
+    monkeypatch.setattr(AgeClock, "unix_ms", lambda age, now_ms, unix_ms: passed)  # A step counts after an hour.
+    world.now += 2 * HOUR
+    await world.send("b", b"1")
+    await world.compact()
+    assert await world.shown() == {"a": b"", "b": b"1"}
 
 
 async def test_tombstones_go_without_new_messages(world: World) -> None:

@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gantry_broker.archive.threads import in_daemon_thread
+from gantry_broker.broker.clock import AgeClock
 from gantry_broker.broker.errors import NotWritable
 from gantry_broker.broker.metadata.attributes import is_compacted, tombstone_ms
 from gantry_broker.protocol.codes import COMPACTION_TOPIC
@@ -113,6 +114,9 @@ class Compaction:
         self._role = role
         self._health = health
         self._clock = clock
+        self._age = AgeClock()
+        self._age_ms = 0
+        """The time by which tombstones count as old, of this look."""
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
         self._applied = asyncio.Event()
@@ -184,6 +188,7 @@ class Compaction:
     async def _run(self) -> None:
         store, interval = self._store, self._store.config.settings.compactionScheduleInternal
         self._store.compaction.apply()
+        self._age_ms = self._age.unix_ms(self._clock.now_ms(), self._clock.unix_ms())
         due_below = store.retention.due_below(self._clock.unix_ms(), store.state.confirmed, self._disk.usage)
         for topic in list(self.topics()):
             for queue_id in store.queues.queue_numbers(topic):
@@ -231,7 +236,7 @@ class Compaction:
             if work is None:
                 return
             keep_ms = self._tombstone_ms(topic)
-            bodies = partial(clean_bodies, now_ms=self._clock.unix_ms(), tombstone_ms=keep_ms, skip_damaged=skip)
+            bodies = partial(clean_bodies, now_ms=self._age_ms, tombstone_ms=keep_ms, skip_damaged=skip)
             await self._pass(work, bodies)
             self._last[topic, queue_id] = self._clock.now_ms()
             rows = store.compaction.rows(topic, queue_id) or rows
