@@ -138,6 +138,26 @@ def test_the_chart_has_axes_and_says_what_was_when(desk: Page) -> None:
     assert any(value is not None for value in chart_data["data"][1])
 
 
+COLOURED = """canvas => {
+    const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+    for (let at = 0; at < data.length; at += 4)
+        if (data[at + 3] === 255 && Math.abs(data[at] - data[at + 2]) > 60) return true;
+    return false;
+}"""
+
+
+def test_the_chart_is_drawn_in_its_colours(desk: Page) -> None:
+    """A canvas takes no `light-dark()`: it would draw everything in black, and no text."""
+    go(desk, "")
+    canvas = desk.locator("#rates canvas")
+    expect(canvas).to_be_visible()
+    for _ in range(50):  # Two figures make a line; they come each few seconds.
+        if canvas.evaluate(COLOURED):
+            return
+        desk.wait_for_timeout(200)
+    pytest.fail("the chart has no coloured line")
+
+
 def test_figures_move_and_a_reader_keeps_the_focus(desk: Page) -> None:
     go(desk, "/topics")
     cell = desk.get_by_role("row").filter(has=desk.get_by_role("link", name="Orders", exact=True)).locator("td").nth(1)
