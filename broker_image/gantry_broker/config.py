@@ -121,6 +121,9 @@ class MigrateConfig(FileConfig):
     cluster: str | None = Field(None, max_length=255, description="The source's cluster; None: any.")
     credentials: Path | None = Field(None, description="A folder with accessKey and secretKey; None: no signatures.")
     ca_file: Path | None = Field(None, description="The CAs of the source's certificates; None: no TLS.")
+    drop_access_control: bool = Field(
+        False, description="Follow a source that asks for signatures also where this cluster asks for none."
+    )
 
 
 Authentication = Literal["Enabled", "Permissive", "Disabled"]

@@ -148,3 +148,49 @@ async def test_a_client_without_requests_is_ended_as_the_source_would(monkeypatc
 )
 def test_codes_of_headers(serialize: int, header: bytes, code: int | None) -> None:
     assert code_of(serialize, header) == code
+
+
+async def test_a_connection_goes_on_until_the_port_is_served_again_and_ends_behind_an_answer() -> None:
+    """A client of 4.9 waits for its timeout when a connection ends below its request."""
+    async with source() as (port, came), carried(port) as carrier:
+        at = carrier.port
+        carrier._port = at  # It was given port 0.
+        reader, writer = await asyncio.open_connection("127.0.0.1", at)
+        request = encode_frame(Frame(RequestCode.GET_BROKER_CONFIG, body=b"x" * 100))
+
+        async def ask() -> None:
+            writer.write(request)
+            await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
+
+        await ask()
+        carrier.free_port()
+        ending = asyncio.create_task(carrier.end_when_served(60))
+        for _ in range(5):
+            await ask()
+        assert not ending.done(), "the new broker does not serve the port yet"
+        assert len(came) == 6
+        served = asyncio.Event()
+        other = await asyncio.start_server(lambda r, w: served.set(), "127.0.0.1", at)
+        await served.wait()
+        while not carrier._ending:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        await ask()
+        assert await reader.read(1) == b"", "it ends behind an answer"
+        async with asyncio.timeout(20):
+            await ending
+        assert carrier.clients == 0
+        writer.close()
+        other.close()
+
+
+async def test_a_connection_without_requests_ends_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(carrying, "ANSWER_S", 0.05)
+    async with source() as (port, _), carried(port) as carrier, asyncio.timeout(20):
+        reader, writer = await asyncio.open_connection("127.0.0.1", carrier.port)
+        writer.write(encode_frame(Frame(RequestCode.GET_BROKER_CONFIG)))
+        await reader.readexactly(4)
+        carrier.free_port()
+        await carrier.end_when_served(0.05)
+        while await reader.read(65_536):
+            pass
+        writer.close()

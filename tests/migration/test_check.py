@@ -49,7 +49,8 @@ def test_what_comes_has_its_size_and_what_is_not_known_has_a_dash() -> None:
     ("more", "item", "kind"),
     [
         ({"look": look(aclEnable="true")}, "users and rules", "changed"),
-        ({"look": look(aclEnable="true")}, "signatures", "changed"),
+        ({"look": look(aclEnable="true")}, "signatures", "refused"),
+        ({"look": look(authorizationEnabled="true")}, "signatures", "refused"),
         ({"look": look(aclEnable="true"), "users": None}, "users and rules", "missing"),
         ({"look": look(messageStorePlugIn="org.apache.rocketmq.tieredstore.X")}, "tiered storage", "missing"),
         ({"look": look(enableLmq="true")}, "light queues (%LMQ%)", "missing"),

@@ -69,6 +69,11 @@ def moves(made: Scene, client: str) -> None:
             )  # fmt: skip
     theirs.run("produce", topic="Orders", count=20, run="run", **keys(CLIENT))
     source: dict[str, Any] = {"nameServers": [made.source.namesrv], "accessKeySecret": "source"}
+    made.write(bootstrap={"fromRocketMQ": source})
+    refused = made.gantry("migrate", "start", str(made.file), "--dir", str(made.folder), check=False)
+    assert refused.returncode == 1, refused.stdout
+    assert "fromRocketMQ.dropAccessControl: true" in refused.stderr
+    assert not (made.folder / "log").exists(), "nothing was started"
     made.write(bootstrap={"fromRocketMQ": source}, security={"authentication": "Enabled"})
     checked = json.loads(made.gantry("migrate", "check", str(made.file), "-o", "json").stdout)["a"]
     by_name = {item["item"]: item for item in checked}
@@ -85,10 +90,10 @@ def moves(made: Scene, client: str) -> None:
     ours.run("produce", topic="Orders", count=10, first=20, run="run", **keys(CLIENT))
     got = ours.run("consume", topic="Orders", group="g", run="run", count=30, settle_ms=100, **keys(CLIENT))
     assert got.summary["unique"] == 30
-    refused = ours.run(
+    wrong = ours.run(
         "produce", topic="Orders", count=1, first=99, run="run", retries=0, **keys((CLIENT[0], "wrong-secret"))
     )
-    assert not refused.of("summary") or not refused.summary["statuses"], refused.lines
+    assert not wrong.of("summary") or not wrong.summary["statuses"], wrong.lines
     exported = made.gantry("export", "--to", str(made.base / "out"), "--dir", str(made.folder))
     assert "storePathRootDir" in exported.stdout + exported.stderr
     said = made.migrate("rollback")

@@ -23,6 +23,7 @@ from gantry_broker import descriptors, logs
 from gantry_broker.archive.errors import ArchiveError
 from gantry_broker.broker import fencing, restoring
 from gantry_broker.broker.migration import member as migrating
+from gantry_broker.broker.migration.guarding import Guarding
 from gantry_broker.broker.site import load_site, mark_origin, prepare_disk
 from gantry_broker.broker.wiring import wire
 from gantry_broker.config import BrokerConfig
@@ -175,7 +176,7 @@ async def run(config: BrokerConfig, followed: Path | None = None) -> None:
     fence = fencing.Fence(followed, config.fenced)
     following = [] if followed is None else [asyncio.create_task(work) for work in (follow(followed), fence.follow())]
     try:
-        while await _one_life(config, stopped, fence):
+        while await _one_life(config, stopped, fence, followed):
             log.info("%s starts again", config.name)
     finally:
         for task in following:
@@ -185,15 +186,22 @@ async def run(config: BrokerConfig, followed: Path | None = None) -> None:
                 loop.remove_signal_handler(number)
 
 
-async def _one_life(config: BrokerConfig, stopped: asyncio.Event, fence: fencing.Fence) -> bool:
-    """Run until a signal, a fence, or another part of the cluster in a pair of sites; True: start once more."""
+async def _one_life(
+    config: BrokerConfig, stopped: asyncio.Event, fence: fencing.Fence, followed: Path | None = None
+) -> bool:
+    """Run until a signal, a fence, or another part of the cluster in a pair of sites; True: start once more.
+    `followed`: the config file.
+    """
     if fence.up.is_set() and not await _until(fencing.wait(config, fence), stopped):
         return False
     prepare_disk(config.data_dir, load_site(config.data_dir, follows=config.follow is not None))
     if restoring.is_wanted(config) and not await _until(restoring.restore_first(config), stopped):
         return False
-    if migrating.is_wanted(config) and not await _until(migrating.migrate_first(config), stopped):
-        return False
+    if migrating.is_wanted(config):
+        guarding = Guarding(config, followed)
+        if not await _until(migrating.migrate_first(config, guarding), stopped):
+            return False
+        config = guarding.of(config)
     process = BrokerProcess(config)
     await process.start()
     gc.collect()

@@ -55,6 +55,11 @@ class FromRocketMQ(Model):
         pattern=OBJECT_NAME,
     )
     tls: SourceTls | None = Field(None, description="TLS of the source's remoting ports. Default: none.")
+    dropAccessControl: bool = Field(
+        False,
+        description="The source asks for signatures, and security.authentication is not Enabled: follow it all the "
+        "same, and let everybody do everything after the cutover. Default: such a source is refused.",
+    )
 
     def broker_of(self, group: str, default: str) -> str:
         """Return the source's brokerName for a group."""

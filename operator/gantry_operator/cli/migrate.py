@@ -233,7 +233,9 @@ async def _findings(cluster: BrokerCluster, source: FromRocketMQ) -> tuple[dict[
             broker = source.broker_of(group.name, group.broker_name)
             names.add(broker)
             facts = await checks.ask(place, broker, source.cluster)
-            found[group.name] = checks.findings(facts, cluster.spec.broker, cluster.spec.security.authentication)
+            found[group.name] = checks.findings(
+                facts, cluster.spec.broker, cluster.spec.security.authentication, dropped=source.dropAccessControl
+            )
         left_out = [name for name in await checks.brokers_of(place) if name not in names]
     except (checks.MigrationError, checks.SourceBroken) as error:
         raise CliError(str(error)) from None

@@ -12,6 +12,7 @@ from typing import Final, Literal, NamedTuple
 
 from gantry_broker.broker.metadata.tables import Tables
 from gantry_broker.broker.migration.errors import MigrationError, SourceBroken
+from gantry_broker.broker.migration.guarding import ENABLED, REFUSED
 from gantry_broker.broker.migration.pops import REVIVE_GROUP, revive_topics
 from gantry_broker.broker.migration.source import Look, Source
 from gantry_broker.protocol.codes import (
@@ -61,8 +62,12 @@ class Facts:
     """None: it does not give them."""
 
 
-def findings(facts: Facts, settings: BrokerSettings, authentication: str | None) -> list[Finding]:
-    """All items of one group. `settings`, `authentication`: those of the new brokers."""
+def findings(
+    facts: Facts, settings: BrokerSettings, authentication: str | None, *, dropped: bool = False
+) -> list[Finding]:
+    """All items of one group. `settings`, `authentication`: those of the new brokers. `dropped`: the manifest drops the
+    source's access control.
+    """
     look, tables = facts.look, facts.tables
     config = look.settings
     found = [
@@ -92,11 +97,9 @@ def findings(facts: Facts, settings: BrokerSettings, authentication: str | None)
         )
     if users_of.guarded(config):
         found += _users(facts.users)
-        if authentication != "Enabled":
-            found.append(
-                Finding("changed", "signatures", authentication or "-", "the source asks for them: write "
-                        "spec.security.authentication: Enabled, or everybody may be let in")
-            )  # fmt: skip
+        if authentication != ENABLED:
+            note = "dropAccessControl: everybody may do everything after the cutover" if dropped else REFUSED
+            found.append(Finding("changed" if dropped else "refused", "signatures", authentication or "-", note))
     if config.get("messageStorePlugIn"):
         found.append(
             Finding("missing", "tiered storage", "-", f"only the local log comes: {config['messageStorePlugIn']}")

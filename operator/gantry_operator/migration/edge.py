@@ -24,6 +24,9 @@ from gantry_operator.migration.steps import Action, Carry, Finish, Limits, Phase
 ANSWER_S: Final = 3.0
 FINISH_S: Final = 30.0
 POLL_S: Final = 0.2
+PAUSED_POLL_S: Final = 0.05
+"""The same while writes pause, and after an action that was not done."""
+PAUSED: Final = frozenset({Phase.WRITES_OFF, Phase.FINISHING})
 ACCEPTS_FROM: Final = "startAcceptSendRequestTimeStamp"
 NEVER_MS: Final = 4_102_444_800_000
 """The year 2100 in Unix ms."""
@@ -68,6 +71,8 @@ class Edge:
         }
         self.http = http
         self._ends: dict[str, tuple[int, float]] = {}
+        self._addresses: dict[str, str] = {}
+        """By group: the source's address, as it was known last."""
 
     async def __aenter__(self) -> Edge:
         for admin in self._admins.values():
@@ -105,12 +110,16 @@ class Edge:
 
     def source_of(self, group: GroupPlace, routes: Routes) -> str | None:
         """Return the address of a group's source; None: no NameServer knows one."""
+        taken = False
         for table in routes.values():
             addresses = (table or {}).get(group.broker, {})
             for number in (FORMER_MASTER_ID, steps.MASTER):
                 if addresses.get(number) not in (None, group.address):
+                    self._addresses[group.name] = addresses[number]
                     return addresses[number]
-        return None
+            taken = taken or addresses.get(steps.MASTER) == group.address
+        # Gantry has its place, and it has not registered under its other number yet: it does so every 30 s.
+        return self._addresses.get(group.name) if taken else None
 
     async def settings_of(self, address: str) -> dict[str, str]:
         """Return the settings of a source's broker. Raises as `FAILURES`."""
@@ -133,6 +142,8 @@ class Edge:
 
     async def _see(self, group: GroupPlace, routes: Routes) -> Seen:
         status = await self.copy_status(group)
+        if isinstance(known := (status or {}).get("source"), dict) and isinstance(known.get("address"), str):
+            self._addresses.setdefault(group.name, known["address"][: plausible.MAX_TEXT])
         source = self.source_of(group, routes)
         state, problem, copy_end = None, "", None
         can_carry, carries = False, None
@@ -290,6 +301,7 @@ async def drive(
         seen = await edge.look()
         now = time.time()
         made = steps.step(record, seen, limits, now)
+        moved = made.record.phase is not record.phase
         if made.record != record:
             await save(made.record)
             record = made.record
@@ -297,15 +309,18 @@ async def drive(
         if record.phase in (Phase.DONE, Phase.FOLLOWING):
             return record
         done = await asyncio.gather(*(edge.act(action) for action in made.actions), return_exceptions=True)
+        refused = False
         for result in done:
             if isinstance(result, Refused):
-                problem = str(result)
+                problem, refused = str(result), True
             elif isinstance(result, BaseException):
                 raise result
         if time.monotonic() > ends:
             raise Refused(f"not done after {timeout:g} s, in phase {record.phase.value}: {problem or made.waits}")
-        if not made.actions:
-            await asyncio.sleep(POLL_S)
+        # A phase that has begun, and the end of writes, are looked at without a wait.
+        at_once = moved or (made.actions and not refused and record.phase is Phase.WRITES_OFF)
+        if not at_once:
+            await asyncio.sleep(PAUSED_POLL_S if made.actions or record.phase in PAUSED else POLL_S)
 
 
 __all__ = ["Edge", "Finish", "GroupPlace", "SourcePlace", "drive"]

@@ -18,7 +18,7 @@ from gantry_broker.access.decide import Rule as Decided
 from gantry_broker.access.plain_acl import account_user
 from gantry_broker.access.table import MAX_USERS, Rule, User
 from gantry_broker.broker.migration.errors import MigrationError
-from gantry_broker.broker.migration.source import Source
+from gantry_broker.broker.migration.source import Source, guarded
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.codes import RequestCode
 
@@ -41,13 +41,6 @@ class Found:
     """What else has none."""
     guarded: bool = True
     """The broker asks for users."""
-
-
-def guarded(settings: Mapping[str, str]) -> str:
-    """Return which kind of users a broker has by its settings: "4.9", "5.x", or "" for none."""
-    if settings.get("authenticationEnabled") == "true" or settings.get("authorizationEnabled") == "true":
-        return "5.x"
-    return "4.9" if settings.get("aclEnable") == "true" else ""
 
 
 def settings_notes(settings: Mapping[str, str]) -> list[str]:

@@ -79,8 +79,8 @@ ADDED_FIELDS = frozenset(
 """Fields since 0.1.0. With their defaults they are left out: a process of an older image refuses what it does not know,
 and a new operator changes no pod only because the configuration has another form."""
 
-ADDED_PLACE_FIELDS = frozenset({"read_cache_bytes", "read_rate_bytes"})
-"""The same for fields of an archive."""
+ADDED_PLACE_FIELDS = frozenset({"drop_access_control", "read_cache_bytes", "read_rate_bytes"})
+"""The same for fields of an archive or of a migration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +131,7 @@ class ArchiveFiles:
             cluster=source.cluster,
             credentials=None if key is None else self.secrets("migrate", key),
             ca_file=None if tls is None else self.secrets("migrate", tls.caSecret) / AUTHORITIES,
+            drop_access_control=source.dropAccessControl,
         )
 
     def follow(self, bootstrap: Bootstrap | None) -> Place | None:
@@ -389,7 +390,7 @@ def restarts(config: BrokerConfig | NameServerConfig) -> str:
 def _excluded(config: BrokerConfig | NameServerConfig, more: frozenset[str] = frozenset()) -> dict[str, Any]:
     """Return what is left out: fields that an older image does not know and that have their defaults, and `more`."""
     out: dict[str, Any] = dict.fromkeys(_unneeded(config) | more, True)
-    for name in ("archive", "follow", "restore"):
+    for name in ("archive", "follow", "migrate", "restore"):
         place = getattr(config, name, None)
         if place is not None and name not in out:
             fields = type(place).model_fields

@@ -1,8 +1,10 @@
 """Carries clients of a source to it while they learn their new address, so that a cutover's pause is short.
 
 RocketMQ's clients look for a new route every 30 seconds. So Gantry's address is in the routes before the source ends
-writes, and until Gantry leads, every connection to it is passed on to the source. At the cutover these connections end,
-and clients find Gantry at the address that they have.
+writes, and until Gantry leads, every connection to it is passed on to the source. Once Gantry serves the address these
+connections end, each behind an answer, and clients find Gantry at the address that they have: a client of 4.9 whose
+connection ends below a request waits for the answer until its timeout, three seconds for a send. Until then the source
+refuses what they ask.
 
 A consumer keeps its connection to the source, which stands aside in the routes, and sends its heartbeats there, too.
 RocketMQ would count a consumer with two connections twice and give the second one queues that nobody reads. So a
@@ -39,6 +41,10 @@ IDLE_S: Final = 120.0
 PIECE_S: Final = 30.0
 """Seconds for the next piece of a frame that has begun, and for a peer to take one."""
 READ: Final = 64 << 10
+ANSWER_S: Final = 1.0
+"""Seconds that a connection waits for an answer behind which it ends."""
+SERVED_S: Final = 0.05
+"""Seconds between two looks for a new listener at the group's address."""
 MOST: Final = 10_000
 """Connections at once."""
 HEARTBEAT: Final = 256 << 10
@@ -80,6 +86,7 @@ class Carrier:
         self._host, self._port, self._target = host, port, target
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._ending = False
         self.clients = 0
 
     async def start(self) -> None:
@@ -92,11 +99,37 @@ class Carrier:
         """The port that it listens at; 0: none."""
         return 0 if self._server is None else int(self._server.sockets[0].getsockname()[1])
 
-    async def close(self) -> None:
-        """End all connections, and free the port."""
+    def free_port(self) -> None:
+        """Take no more connections; those that are open are passed on."""
         if self._server is not None:
             self._server.close()
             self._server = None
+
+    async def end_when_served(self, within_s: float) -> None:
+        """End all connections once somebody serves the port again, each behind its next answer; or after a time."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + within_s
+        while self._tasks and loop.time() < until:
+            if await self._is_served():
+                break
+            await asyncio.sleep(SERVED_S)
+        self._ending = True
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=ANSWER_S)
+        await self.close()
+
+    async def _is_served(self) -> bool:
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                _, writer = await asyncio.open_connection(self._host, self._port)
+        except (OSError, TimeoutError):
+            return False
+        writer.close()
+        return True
+
+    async def close(self) -> None:
+        """End all connections, and free the port."""
+        self.free_port()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -115,7 +148,8 @@ class Carrier:
             await self._carry(reader, writer)
         finally:
             self.clients -= 1
-            writer.transport.abort()
+            if not writer.is_closing():
+                writer.transport.abort()
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -131,7 +165,10 @@ class Carrier:
             works = [_copy(reader, source_writer, IDLE_S), _copy(source_reader, writer)]
         else:
             between = asyncio.Lock()
-            works = [_up(first, reader, source_writer, writer, between), _down(source_reader, writer, between)]
+            works = [
+                _up(first, reader, source_writer, writer, between),
+                _down(source_reader, writer, between, lambda: self._ending),
+            ]
         ways = [asyncio.create_task(work) for work in works]
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -178,8 +215,12 @@ async def _up(
             await _write(source, head + rest)
 
 
-async def _down(source: asyncio.StreamReader, client: asyncio.StreamWriter, between: asyncio.Lock) -> None:
-    """Pass on what the source sends, frame by frame: `_up` answers between them."""
+async def _down(
+    source: asyncio.StreamReader, client: asyncio.StreamWriter, between: asyncio.Lock, ending: Callable[[], bool]
+) -> None:
+    """Pass on what the source sends, frame by frame: `_up` answers between them. `ending`: whether to return behind a
+    frame.
+    """
     with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
         while True:
             head = await source.readexactly(1)  # The source may have nothing to say for long.
@@ -191,6 +232,9 @@ async def _down(source: asyncio.StreamReader, client: asyncio.StreamWriter, betw
             async with between:
                 client.write(head)
                 await _pass(source, client, length)
+            if ending():
+                client.close()  # Behind the answer.
+                return
 
 
 async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, count: int) -> None:

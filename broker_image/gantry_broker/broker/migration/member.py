@@ -24,6 +24,7 @@ from gantry_broker.broker.migration import ha
 from gantry_broker.broker.migration.carrying import Carrier
 from gantry_broker.broker.migration.errors import MigrationError, SourceBroken
 from gantry_broker.broker.migration.following import Follower
+from gantry_broker.broker.migration.guarding import Guarding
 from gantry_broker.broker.migration.pops import LONGEST_MS, REVIVE_GROUP, InFlight, give_again, revive_topics
 from gantry_broker.broker.migration.source import FAILURES, Look, Source, save
 from gantry_broker.client import Admin
@@ -93,17 +94,18 @@ def is_wanted(config: BrokerConfig) -> bool:
     return bool(mark["state"] != DONE)
 
 
-async def migrate_first(config: BrokerConfig) -> None:
+async def migrate_first(config: BrokerConfig, guarding: Guarding | None = None) -> None:
     """Follow the source, and return once a cutover is finished. Raises OSError when the HTTP port is taken, StoreError
     when the disk cannot be used.
     """
     assert config.migrate is not None
-    migration = Migration(config, config.migrate)
+    migration = Migration(config, config.migrate, guarding)
     await migration.run()
 
 
-def leave_later(connections: contextlib.AsyncExitStack) -> None:
-    """Close the connections by which clients were carried a while after the cutover.
+def leave_later(connections: contextlib.AsyncExitStack, carrier: Carrier | None = None) -> None:
+    """End carrying once the broker serves clients, and close the connections by which it was registered a while after
+    the cutover.
 
     A NameServer forgets a broker at once when the connection ends that has registered it. A client that looks for the
     route before the broker has registered itself would find none, and look again after half a minute.
@@ -111,8 +113,12 @@ def leave_later(connections: contextlib.AsyncExitStack) -> None:
 
     async def leave() -> None:
         try:
+            if carrier is not None:
+                await carrier.end_when_served(LEAVE_S)
             await asyncio.sleep(LEAVE_S)
         finally:
+            if carrier is not None:
+                await carrier.close()
             await connections.aclose()
 
     task = asyncio.get_running_loop().create_task(leave())
@@ -123,8 +129,9 @@ def leave_later(connections: contextlib.AsyncExitStack) -> None:
 class Migration:
     """One member that follows one master of RocketMQ."""
 
-    def __init__(self, config: BrokerConfig, wanted: MigrateConfig) -> None:
+    def __init__(self, config: BrokerConfig, wanted: MigrateConfig, guarding: Guarding | None = None) -> None:
         self._config = config
+        self._guarding = guarding or Guarding(config)
         self._wanted = wanted
         self._problem = "it looks at the source"
         self._look: Look | None = None
@@ -251,6 +258,8 @@ class Migration:
             return 400, {"detail": f'{error}: write {{"on": true}}'}
         if wanted and (self._carrier is None or self._look is None or self._tables is None):
             return 409, {"detail": self._problem or "this member cannot carry clients"}
+        if wanted and self._carries:
+            return 200, {"on": wanted}  # What is registered stays so.
         if wanted and self._carrier is not None:
             try:
                 await self._carrier.start()
@@ -338,7 +347,10 @@ class Migration:
                 await stack.enter_async_context(source)
                 await self._with(source)
                 if self._finished.is_set() and self._registered:
-                    leave_later(stack.pop_all())
+                    if self._carrier is not None:
+                        self._carrier.free_port()
+                    leave_later(stack.pop_all(), self._carrier)
+                    self._carrier = None
         except SourceBroken as error:
             self._stop_for_good(str(error))
         except (MigrationError, OSError, StoreError) as error:
@@ -437,6 +449,7 @@ class Migration:
     async def _with(self, source: Source) -> None:
         had = 0 if self._store is None else self._store.log.end
         look = self._saw(await source.look(), had)
+        await self._guarding.check(look.settings)
         store = self._store or await self._open(source, look)
         follower = self._follower = self._follower or Follower(store)
         if store.log.end > store.log.start and ha.reports_for(self._promise()) is ha.Reports.NEUTRAL:
@@ -551,6 +564,7 @@ class Migration:
             look = self._saw(await source.look(), had)
             if look.ha != before:
                 raise MigrationError(f"the source has another master now: {look.address}")
+            await self._guarding.check(look.settings)
             await self._keep_carrying(source, look)
             permission = whole_number(look.settings.get("brokerPermission", ""))
             ending = permission is not None and not permission & Perm.READ

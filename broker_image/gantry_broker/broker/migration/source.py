@@ -177,6 +177,13 @@ class Source:
             raise MigrationError(f"{address} does not answer {code.name}: {error}") from error
 
 
+def guarded(settings: Mapping[str, str]) -> str:
+    """Return which kind of users a broker has by its settings: "4.9", "5.x", or "" for none."""
+    if settings.get("authenticationEnabled") == "true" or settings.get("authorizationEnabled") == "true":
+        return "5.x"
+    return "4.9" if settings.get("aclEnable") == "true" else ""
+
+
 def look_of(
     name: str, cluster: str, address: str, settings: Mapping[str, str], runtime: Mapping[str, str], slaves: int
 ) -> Look:
