@@ -571,3 +571,24 @@ async def test_a_group_that_leaves_the_spec_stays_until_it_is_empty_and_then_goe
 
 def _of_group(obj: dict[str, Any], group: str) -> bool:
     return bool((obj["metadata"].get("labels") or {}).get(names.GROUP_LABEL) == group)
+
+
+async def test_a_cutover_reaches_a_pod_that_was_made_again(fake: FakeApi, api: KubeApi) -> None:
+    spec = {
+        "brokerGroups": [{"name": "a", "members": 1}],
+        "bootstrap": {"fromRocketMQ": {"nameServers": ["127.0.0.1:1"]}},
+    }
+    labels = {"gantry.dev/cluster": "demo", "gantry.dev/group": "a"}
+    pod = {"kind": "Pod", "apiVersion": "v1", "metadata": {"name": "demo-a-0", "namespace": "mq", "labels": labels}}
+    async with kept(fake, api, spec) as controller:
+        await until(lambda: controller.control.plan is not None)
+        async with controller._migration() as edge:
+            urls = edge.groups["a"].members
+            seen = []
+            for address in ("10.0.0.1", "10.0.0.2"):
+                fake.put(pod | {"status": {"podIP": address, "podIPs": [{"ip": address}]}})
+                await until(lambda address=address: [url for url in urls() if address in url])
+                seen.append(list(urls()))
+            fake.remove("Pod", "mq", "demo-a-0")
+            await until(lambda: not urls() or "10.0.0.2" not in urls()[0])
+    assert [len(one) for one in seen] == [1, 1]

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 from gantry_broker.protocol.codes import FORMER_MASTER_ID
 from gantry_operator.migration import edge as edges
 from gantry_operator.migration.steps import Finish, Phase, Refused, Seen, SetSource
+from gantry_operator.platforms.kubernetes import migration_requests as module
 from gantry_operator.platforms.kubernetes.api.client import ApiUnavailable
 from gantry_operator.platforms.kubernetes.migration_request import (
     MIGRATE,
@@ -176,10 +179,105 @@ async def test_what_cannot_be_is_said_in_the_answer_and_an_event() -> None:
 
     @asynccontextmanager
     async def nothing() -> AsyncIterator[edges.Edge]:
-        raise Refused("no pod of group a runs")
+        raise Refused("the cluster has no spec.bootstrap.fromRocketMQ")
         yield
 
     resource.annotations[MIGRATE] = "cutover #2"
     requests = MigrationRequests(cast(Any, resource), nothing, lambda *event: None, end.set)
     await ended(requests, end)
-    assert resource.annotations[MIGRATE_RESULT] == "cutover #2 failed: no pod of group a runs"
+    assert resource.annotations[MIGRATE_RESULT] == "cutover #2 failed: the cluster has no spec.bootstrap.fromRocketMQ"
+
+
+class Troubled(Source):
+    """A source whose copy's pod is away now and then, and whose operator is killed: after some looks and actions."""
+
+    def __init__(self, resource: Resource, rng: random.Random) -> None:
+        super().__init__(resource)
+        self.rng = rng
+        self.killed = asyncio.Event()
+        self.left = 0
+        self.phases: set[Phase] = set()
+
+    def spend(self) -> None:
+        """Count one thing. Raises CancelledError where the operator is killed."""
+        self.phases.add(self.resource.phase())
+        self.left -= 1
+        if self.left < 0:
+            self.killed.set()
+            raise asyncio.CancelledError
+
+    async def look(self) -> dict[str, Seen]:
+        self.spend()
+        (seen,) = (await super().look()).values()
+        if self.rng.random() < 0.2:
+            seen = replace(seen, state=None, copy_end=None, problem="no member answers")
+        return {"a": seen}
+
+    async def act(self, action: Any) -> None:
+        self.spend()
+        if self.rng.random() < 0.2:
+            raise Refused("group a: no member runs")
+        await super().act(action)
+        if self.rng.random() < 0.2:
+            self.killed.set()
+            raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_operators_and_pods_die_at_each_step_and_the_next_ones_go_on(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("POLL_S", "PAUSED_POLL_S"):
+        monkeypatch.setattr(edges, name, 0.0)
+    rng, resource, end = random.Random(seed), Resource(**{MIGRATE: "cutover settle=0 #1"}), asyncio.Event()
+    source, operators, aborted = Troubled(resource, rng), 0, False
+    while resource.phase() is not Phase.DONE:
+        operators += 1
+        assert operators < 300, resource.annotations
+        source.killed.clear()
+        source.left = rng.randrange(1, 6)
+        requests = MigrationRequests(cast(Any, resource), source.open, lambda *event: None, end.set)
+        requests.look()
+        waits = [asyncio.create_task(event.wait()) for event in (end, source.killed)]
+        async with asyncio.timeout(20):
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        await requests.close()
+        end.clear()
+        if resource.annotations[MIGRATE] is None and resource.phase() is not Phase.DONE:
+            # It was refused before it began, or gone back from.
+            assert resource.phase() is Phase.FOLLOWING, resource.annotations
+            assert (source.permission, source.number, source.refuses) == (6, 0, False)
+            resource.annotations[MIGRATE] = f"cutover settle=0 #{operators}"
+        elif not aborted and resource.phase() in (Phase.READERS_OFF, Phase.WRITES_OFF) and rng.random() < 0.2:
+            aborted, resource.annotations[MIGRATE] = True, f"abort #{operators}"
+    assert source.leads
+    assert (source.permission, source.number, source.refuses) == (0, FORMER_MASTER_ID, True)
+
+
+async def test_past_the_point_of_no_return_it_goes_on_and_before_it_a_person_is_told_the_ways(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    resource, end, said = Resource(**{MIGRATE: "cutover settle=0 #1"}), asyncio.Event(), list[str]()
+    source, drives = Source(resource), 0
+
+    async def late(edge: Any, record: Any, limits: Any, save: Any, **more: Any) -> Any:
+        nonlocal drives
+        drives += 1
+        if drives == 2:
+            await save(replace(record, phase=Phase.FINISHING))
+        if drives < 5:
+            raise Refused(f"not done after {more['timeout']:g} s")
+        return replace(record, phase=Phase.DONE)
+
+    monkeypatch.setattr(module, "drive", late)
+    requests = MigrationRequests(cast(Any, resource), source.open, lambda *event: said.append(event[2]), end.set)
+    await ended(requests, end)
+    answer = str(resource.annotations[MIGRATE_RESULT])
+    assert "failed: not done after 120 s; annotate gantry.dev/migrate=cutover to go on, or" in answer
+    resource.annotations[MIGRATE] = "cutover settle=0 #2"
+    await ended(requests, end)
+    assert drives == 5
+    assert str(resource.annotations[MIGRATE_RESULT]).startswith("cutover settle=0 #2 done")
+    assert sum("there is no way back" in text for text in said) == 3

@@ -11,7 +11,7 @@ from gantry_operator.migration import edge as edges
 from gantry_operator.migration.edge import Edge, GroupPlace, SourcePlace, drive
 from gantry_operator.migration.steps import Action, Limits, Phase, Record, Refused, Seen, SetSource
 
-GROUP = GroupPlace("a", "broker-a", "192.0.2.1:5", ())
+GROUP = GroupPlace("a", "broker-a", "192.0.2.1:5", tuple)
 
 
 async def test_the_source_is_known_while_gantry_has_its_place_and_it_has_no_other() -> None:

@@ -241,7 +241,7 @@ async def test_while_clients_are_carried_slaves_of_the_source_keep_their_master(
 )  # fmt: skip
 async def test_an_odd_status_of_a_copy_is_a_problem_and_no_failure(status: Any) -> None:
     http = httpx.AsyncClient(transport=httpx.MockTransport(lambda request: httpx.Response(200, json=status)))
-    group = GroupPlace("a", "broker-a", "127.0.0.1:1", ("http://127.0.0.1:1",))
+    group = GroupPlace("a", "broker-a", "127.0.0.1:1", lambda: ["http://127.0.0.1:1"])
     async with http, Edge(SourcePlace(()), [group], http) as edge:
         seen = (await edge.look())["a"]
     assert (seen.state, seen.copy_end) == (None, None)

@@ -141,7 +141,7 @@ async def _edge(folder: ClusterFolder) -> AsyncIterator[Edge]:
     for group in plan(cluster).groups:
         urls = [f"{scheme(cluster)}://127.0.0.1:{ports[f'{m.name}/http']}" for m in group.members]
         broker = source.broker_of(group.name, cluster.broker_name(group.name))
-        groups.append(GroupPlace(group.name, broker, ports.address(f"group/{group.name}"), tuple(urls)))
+        groups.append(GroupPlace(group.name, broker, ports.address(f"group/{group.name}"), partial(tuple, urls)))
     async with (
         make_client(folder.token.read, lambda: read_authorities(folder)) as http,
         Edge(_place(source), groups, http) as edge,

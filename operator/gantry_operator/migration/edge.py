@@ -46,8 +46,8 @@ class GroupPlace:
     """RocketMQ's name of the group."""
     address: str
     """What the group registers as its master's address."""
-    members: tuple[str, ...]
-    """URLs of the members' HTTP interfaces; the first follows the source."""
+    members: Callable[[], Sequence[str]]
+    """Gives the URLs of the members' HTTP interfaces now; the first one follows the source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Edge:
 
     async def copy_status(self, group: GroupPlace) -> dict[str, Any] | None:
         """Return the progress of a copy; None: no member of the group says that it follows."""
-        for url in group.members[:1]:
+        for url in group.members()[:1]:
             try:
                 answer = await self.http.get(f"{url}/migration", timeout=ANSWER_S)
                 if answer.status_code == 200:
@@ -201,7 +201,7 @@ class Edge:
         return now - known[1]
 
     async def _leads(self, group: GroupPlace) -> bool:
-        for url in group.members:
+        for url in group.members():
             try:
                 answer = await self.http.get(f"{url}/v1/status", timeout=ANSWER_S)
                 status = answer.json() if answer.status_code == 200 else {}
@@ -223,8 +223,11 @@ class Edge:
             page, body = "carry", {"on": action.on}
         else:
             page, body = "finish", {"end": action.end}
+        urls = group.members()
+        if not urls:
+            raise Refused(f"group {group.name}: no member runs")
         try:
-            answer = await self.http.post(f"{group.members[0]}/migration/{page}", json=body, timeout=FINISH_S)
+            answer = await self.http.post(f"{urls[0]}/migration/{page}", json=body, timeout=FINISH_S)
         except httpx.HTTPError as error:
             raise Refused(f"group {group.name}: its member does not answer: {error!r}") from error
         if answer.status_code != 200:

@@ -225,7 +225,7 @@ class RollbackEdge:
         return (await self._gantry.masters()).get(group.broker, group.address)
 
     async def _leading_url(self, group: GroupPlace) -> tuple[str, dict[str, Any]] | None:
-        for url in group.members:
+        for url in group.members():
             with contextlib.suppress(httpx.HTTPError, ValueError):
                 answer = await self._http.get(f"{url}/v1/status", timeout=ANSWER_S)
                 status = answer.json() if answer.status_code == 200 else {}

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 
 from gantry_broker.client import Credentials
 
@@ -142,15 +143,16 @@ class ClusterPlatform:
                 source.broker_of(group.name, cluster.broker_name(group.name)),
                 f"{names.service_host(names.master_service(cluster.name, group.name), cluster.namespace)}"
                 f":{names.BROKER_PORT}",
-                tuple(member.http_url for member in self.pods.members(group.name)),
+                partial(self._urls, group.name),
             )
             for group in wanted.groups
         ]
-        silent = [group.name for group in groups if not group.members]
-        if silent:
-            raise Refused(f"no pod of group {', '.join(silent)} runs")
         async with Edge(SourcePlace(tuple(source.nameServers), keys, tls), groups, self.http) as edge:
             yield edge
+
+    def _urls(self, group: str) -> list[str]:
+        """Return the members' URLs. A pod that is made again has another address."""
+        return [member.http_url for member in self.pods.members(group)]
 
     async def close(self) -> None:
         await self.pods.close()

@@ -34,6 +34,8 @@ SAID = {
     Phase.ABORTING: "the source gets its permission back",
 }
 """What an event says about a phase."""
+FORWARD_ONLY = frozenset({Phase.FINISHING, Phase.TAKING})
+WAYS = f"annotate {MIGRATE}=cutover to go on, or {MIGRATE}=abort to go back"
 
 
 class MigrationRequests(AnnotationRequests):
@@ -78,7 +80,15 @@ class MigrationRequests(AnnotationRequests):
                     begun = steps.begin(record, await edge.look(), asked.limits, time.time())
                 if begun != record:
                     await save(begun)
-                ended = await drive(edge, begun, asked.limits, save, timeout=asked.timeout_s, say=say)
+                while True:
+                    try:
+                        ended = await drive(edge, begun, asked.limits, save, timeout=asked.timeout_s, say=say)
+                        break
+                    except Refused as error:
+                        begun = read_record(self._resource.annotation(MIGRATION))
+                        if begun.phase not in FORWARD_ONLY:
+                            raise Refused(f"{error}; {WAYS}") from None
+                        self._event("Warning", "Migration", f"{error}; it is tried on: there is no way back"[:900])
         except (Refused, ValueError) as error:
             self._event("Warning", "Migration", str(error)[:900])
             return f"failed: {error}"
