@@ -172,12 +172,19 @@ class ApacheGroup(Group):
         running = all(m.popen.poll() is None for m in self._members.values())
         return running and 0 in found and len(found) == self.members
 
+    def _number(self, address: str) -> int:
+        return next(n for n in self._members if _port(n) == int(address.rsplit(":", 1)[1]))
+
+    def kill(self, address: str) -> None:
+        """Kills the member with this address."""
+        os.kill(self._members[self._number(address)].pid, signal.SIGKILL)
+
     def inject(self, kind: str) -> None:
-        port = int(self._addresses()[0].rsplit(":", 1)[1])
-        leader = next(n for n in self._members if _port(n) == port)
+        address = self._addresses()[0]
+        leader, port = self._number(address), int(address.rsplit(":", 1)[1])
         pid = self._members[leader].pid
         if kind == "kill9":
-            os.kill(pid, signal.SIGKILL)
+            self.kill(address)
         elif kind == "sigstop":
             self._frozen = leader
             os.kill(pid, signal.SIGSTOP)

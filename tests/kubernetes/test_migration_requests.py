@@ -256,7 +256,7 @@ async def test_operators_and_pods_die_at_each_step_and_the_next_ones_go_on(
     assert (source.permission, source.number, source.refuses) == (0, FORMER_MASTER_ID, True)
 
 
-async def test_past_the_point_of_no_return_it_goes_on_and_before_it_a_person_is_told_the_ways(
+async def test_past_the_point_of_no_return_it_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     resource, end, said = Resource(**{MIGRATE: "cutover settle=0 #1"}), asyncio.Event(), list[str]()
