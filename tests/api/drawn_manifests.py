@@ -154,6 +154,7 @@ RULES: Final[tuple[dict[str, Any], ...]] = (
     {"storage": {"labels": {"gantry.dev/x": "a"}}},
     {"storage": {"annotations": {"gantry.dev/x": "a"}}},
     {"analytics": {"source": "Archive"}},
+    {"analytics": {"engine": "SparkApplication", "executors": 0}},
     {"bootstrap": {"fromArchive": {**_ARCHIVE, "time": "yesterday"}}},
     {"maintenanceWindow": {"schedule": "@daily", "duration": "1m"}},
     {"security": {"topicQuotas": [{"topic": "a"}]}},

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -46,6 +47,8 @@ class FakeApi:
         """(method, kind) of requests to come that are not answered; each entry counts once, watches not at all."""
         self.refuse: dict[str, tuple[int, str]] = {}
         """By kind: the answer to every change of an object."""
+        self.missing: set[str] = set()
+        """Kinds without a definition."""
         self.version = 100
         self._watchers: list[tuple[str, asyncio.Queue[tuple[str, dict[str, Any]]]]] = []
         self._runner: web.AppRunner | None = None
@@ -78,6 +81,7 @@ class FakeApi:
         self.version += 1
         obj["metadata"]["uid"] = known["metadata"]["uid"] if known else uuid.uuid4().hex
         obj["metadata"]["resourceVersion"] = str(self.version)
+        obj["metadata"].setdefault("creationTimestamp", datetime.now(UTC).isoformat(timespec="seconds"))
         self.objects[key] = obj
         self._notify("MODIFIED" if known else "ADDED", obj)
         return obj
@@ -105,7 +109,7 @@ class FakeApi:
         if parts[0] == "namespaces":
             namespace, parts = parts[1], parts[2:]
         kind = BY_PLURAL[group, parts[0]]
-        if version not in (SERVED if group == GROUP else (kind.version,)):
+        if kind.kind in self.missing or version not in (SERVED if group == GROUP else (kind.version,)):
             return _refuse(404, "NotFound", "the server could not find the requested resource")
         kind = replace(kind, version=version)
         name = parts[1] if len(parts) > 1 else ""

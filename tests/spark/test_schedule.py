@@ -15,7 +15,7 @@ from gantry_operator.cli.errors import CliError
 from gantry_operator.platforms.kubernetes.analytics import jobs, manifests
 from gantry_operator.platforms.kubernetes.analytics.status import analytics_status, from_termination_message, run_events
 from gantry_spark import main, showlog
-from gantry_spark.entrypoint import executor_command
+from gantry_spark.entrypoint import driver_arguments, executor_command
 from gantry_spark.main import arguments, job_from_args
 from pydantic import ValidationError
 
@@ -410,3 +410,27 @@ def test_the_command_of_an_executor() -> None:
     del environ["SPARK_DRIVER_URL"]
     with pytest.raises(KeyError, match="SPARK_DRIVER_URL"):
         executor_command(environ, "/usr/bin/java", "/work")
+
+
+def test_a_driver_of_sparks_operator_runs_the_command_with_its_settings(tmp_path: Path) -> None:
+    """The file is as Java writes it."""
+    file = tmp_path / "spark.properties"
+    file.write_text(
+        "#Java properties built from Kubernetes config map\n#Sat Nov 28\n"
+        "spark.master=k8s\\://https\\://kubernetes.default.svc\nspark.submit.deployMode=cluster\n"
+        "spark.x=\\ lead \\u00e4\\=\\#\\\\\nspark.empty=\nspark.long=a\\\n  b\nother=1\n",
+        "iso-8859-1",
+    )
+    given = ["--properties-file", str(file), "--class", "org.apache.spark.deploy.PythonRunner", "local:///entry.py"]
+    command = driver_arguments([*given, "report", "--path", "/log"], {"SPARK_DRIVER_BIND_ADDRESS": "10.0.0.7"})
+    assert command[:3] == ["report", "--path", "/log"]
+    assert main.parse_conf(arguments().parse_args(command[1:]).conf) == {
+        "spark.master": "k8s://https://kubernetes.default.svc", "spark.submit.deployMode": "client",
+        "spark.x": " lead ä=#\\", "spark.empty": "", "spark.long": "ab", "spark.driver.bindAddress": "10.0.0.7",
+    }  # fmt: skip
+    for wrong in ([], given, ["--class", "x", "report"], ["--class"]):
+        with pytest.raises(ValueError, match=r"a driver needs|has no value"):
+            driver_arguments(wrong, {})
+    file.write_text("spark.x=\\u00zz")
+    with pytest.raises(ValueError, match="an escape that is none"):
+        driver_arguments([*given, "report"], {"SPARK_DRIVER_BIND_ADDRESS": ""})

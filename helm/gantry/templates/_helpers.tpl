@@ -95,6 +95,10 @@ on its label, but Kubernetes grants lists and watches by kind only.
 - apiGroups: [batch]
   resources: [jobs]
   verbs: [get, list, watch, create, delete]
+# Reports as objects of Apache's Spark operator (spec.analytics.engine: SparkApplication).
+- apiGroups: [spark.apache.org]
+  resources: [sparkapplications]
+  verbs: [list, create, delete]
 - apiGroups: [rbac.authorization.k8s.io]
   resources: [roles, rolebindings]
   verbs: [get, list, watch, create, patch, delete]

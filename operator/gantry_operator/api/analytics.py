@@ -60,6 +60,12 @@ class Analytics(Model):
         description="Where the logs are read. Archive: from spec.archive, without any load on brokers; the report then "
         "lacks the lag of consumer groups.",
     )
+    engine: Literal["Job", "SparkApplication"] = Field(
+        "Job",
+        description="What a run is. Job: nothing else has to be installed. SparkApplication: an object of Apache's "
+        "Spark operator (spark.apache.org/v1), which makes driver and executors; it has to be installed and to watch "
+        "this namespace.",
+    )
     suspend: bool = Field(False, description="Keep the schedule, but start no run.")
     topics: list[Annotated[str, Field(max_length=127)]] = Field(
         default_factory=list,
@@ -104,5 +110,11 @@ class Analytics(Model):
             "topics has a name that no topic can have: write letters, digits, %, |, _ and -, with * and ? as wildcards",
             lambda a: all(re.fullmatch(r"[%|a-zA-Z0-9_*?-]{1,127}", t) for t in a.topics),
             "topics",
+        ),
+        Rule(
+            "!has(self.engine) || self.engine != 'SparkApplication' || !has(self.executors) || self.executors > 0",
+            "executors is 0, and a SparkApplication has executors: write at least 1, or engine: Job",
+            lambda a: a.engine != "SparkApplication" or a.executors > 0,
+            "executors",
         ),
     )

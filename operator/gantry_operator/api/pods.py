@@ -97,8 +97,8 @@ class Resources(Model):
     limits: dict[str, Quantity] = Field(
         default_factory=dict,
         max_length=16,
-        description="Upper limits. The broker keeps within its memory limit. A CPU limit slows the broker down "
-        "whenever it is reached, so most clusters perform better without one.",
+        description="Upper limits. The broker keeps within its memory limit. Most clusters are faster without a CPU "
+        "limit.",
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (

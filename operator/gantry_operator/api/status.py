@@ -213,6 +213,7 @@ class AnalyticsStatus(_Status):
     lastRun: str | None = Field(None, description="Start of the last run.")
     lastResult: str | None = Field(None, description="Succeeded, Failed or Running.")
     message: str = Field("", description="Reason of the failure, or a summary of the findings.")
+    reason: str = Field("", description="One word, if no run can start: NoSparkOperator.")
     lastSuccess: str | None = Field(None, description="End of the last good run.")
     durationSeconds: float | None = Field(None, description="Duration of the last good run.")
     scannedBytes: int | None = Field(None, description="Bytes of log that the last good run read.")

@@ -16,7 +16,14 @@ from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.platforms.kubernetes.analytics import jobs, manifests
 from gantry_operator.platforms.kubernetes.analytics.manifests import ANALYZE_ANNOTATION
 from gantry_operator.platforms.kubernetes.analytics.status import left_by
-from gantry_operator.platforms.kubernetes.api.client import BROKER_CLUSTER, CRON_JOB, POD, ApiError, ApiUnavailable
+from gantry_operator.platforms.kubernetes.api.client import (
+    BROKER_CLUSTER,
+    CRON_JOB,
+    POD,
+    SPARK_APPLICATION,
+    ApiError,
+    ApiUnavailable,
+)
 from gantry_operator.platforms.kubernetes.targets.target import KubeTarget, TargetError
 
 POLL_S = 1.0
@@ -113,10 +120,12 @@ async def fetch(context: str | None, namespace: str | None, name: str | None, fi
             status = _status(await target.resource())
             if not status.get("report"):
                 raise CliError(f"there is no report yet{': ' + status['message'] if status.get('message') else ''}")
-            cron_job = await target.api.get(CRON_JOB, target.namespace, manifests.name_of(target.name))
-            if cron_job is None:
+            name_of = manifests.name_of(target.name)
+            runs = await target.api.get(CRON_JOB, target.namespace, name_of)
+            runs = runs or await target.api.get(SPARK_APPLICATION, target.namespace, name_of)
+            if runs is None:
                 raise CliError(f"{target.name} has no spec.analytics any more, which has the place of its reports")
-            pod = jobs.show_pod(cron_job, file, datetime.now(UTC).strftime("%y%m%d%H%M%S"))
+            pod = jobs.show_pod(runs, file, datetime.now(UTC).strftime("%y%m%d%H%M%S"))
             return f"{target.namespace}-{target.name}", await _shown(target, pod)
     except TargetError as error:
         raise CliError(str(error), Exit.NO_CLUSTER) from None

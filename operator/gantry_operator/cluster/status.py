@@ -487,6 +487,8 @@ def disk_pressure(observed: ObservedState, old: BrokerClusterStatus) -> tuple[An
 
 def _report_complete(analytics: AnalyticsStatus | None) -> tuple[Answer, str, str] | None:
     """None: no report was made yet."""
+    if analytics is not None and analytics.reason:
+        return "False", analytics.reason, analytics.message
     if analytics is None or analytics.lastSuccess is None:
         return None
     if analytics.missing:

@@ -54,6 +54,8 @@ SETTLE_S = 0.05
 """Seconds between a change and the start of a pass, because changes come in bursts."""
 AGAIN_S = 2.0
 """Seconds until the next pass after a failed one, or after one that waits for something without a watch."""
+FOLLOW_S = 5.0
+"""Seconds between two looks at the SparkApplications of a cluster that has them."""
 LONGEST_PAUSE_S = 30.0
 """The pause after an answer of the API server that stays the same."""
 TABLE_RUNS = (table_runs.JOBS, table_runs.PODS)
@@ -118,6 +120,7 @@ class ClusterController:
             "reconcile": self._pass_forever,
             "status": self._report.run,
             "reasons": self._read_reasons,
+            "report": self._follow_report,
         }
         self._tasks = [asyncio.create_task(kept_alive(name, run, self.platform.event)) for name, run in work.items()]
         self.control.start()
@@ -173,6 +176,8 @@ class ClusterController:
             self.platform.registry.heard(event, obj)
         else:
             self.look_again()
+        if kind == PODS:
+            self.platform.reports.applications.saw(obj)
         if kind in ("Pod", "Lease"):
             self.control.groups.wake()
             self._report.wake()
@@ -390,6 +395,18 @@ class ClusterController:
     async def _start_report(self, cluster: BrokerCluster) -> None:
         obj = self.resource.obj
         self.resource.note(await self.platform.reports.run_if_asked(cluster, obj) or self.resource.obj)
+
+    async def _follow_report(self) -> None:
+        """Look at runs that have no watch, and start those that are due."""
+        while True:
+            await asyncio.sleep(FOLLOW_S)
+            try:
+                if await self.platform.reports.follow(datetime.now(UTC)):
+                    self._report.wake()
+            except (ApiError, ApiUnavailable) as error:
+                log.warning("SparkApplications: %s", error, extra={"cluster": f"{self.namespace}/{self.name}"})
+            if self.platform.reports.waits:
+                self.look_again()
 
     def _publish(self, result: ReconcileResult) -> None:
         """Publish the result of the pass, for the status and for answers to requests."""

@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from gantry_operator.platforms.kubernetes.manifests import spark_application
+
 Object = Mapping[str, Any]
 
 BY_HAND = "cronjob.kubernetes.io/instantiate"
@@ -38,11 +40,28 @@ def job_now(cron_job: Object, stamp: str) -> dict[str, Any]:
     }
 
 
-def _owner(cron_job: Object) -> dict[str, Any]:
-    meta = cron_job["metadata"]
+def _driver_of(runs: Object) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+    """Return the spec of the driver's pod, its container, and its arguments with Spark's settings."""
+    if runs["kind"] != spark_application.KIND:
+        spec = dict(runs["spec"]["jobTemplate"]["spec"]["template"]["spec"])
+        driver = dict(spec["containers"][0])
+        return spec, driver, driver["args"]
+    wanted = runs["spec"]
+    spec = dict(wanted["driverSpec"]["podTemplateSpec"]["spec"])
+    conf = wanted["sparkConf"]
+    driver = dict(spec["containers"][0]) | {
+        "image": conf["spark.kubernetes.container.image"],
+        "imagePullPolicy": conf["spark.kubernetes.container.image.pullPolicy"],
+    }
+    settings = [word for key, value in sorted(conf.items()) for word in ("--conf", f"{key}={value}")]
+    return spec, driver, [*wanted["driverArgs"], *settings]
+
+
+def _owner(runs: Object) -> dict[str, Any]:
+    meta = runs["metadata"]
     return {
-        "apiVersion": "batch/v1",
-        "kind": "CronJob",
+        "apiVersion": runs.get("apiVersion", "batch/v1"),
+        "kind": runs["kind"],
         "name": meta["name"],
         "uid": meta["uid"],
         # Not its controller: a CronJob reports each job that it controls and did not make (UnexpectedJob).
@@ -67,14 +86,12 @@ def by_hand(job: Object) -> bool:
     return BY_HAND in (job["metadata"].get("annotations") or {})
 
 
-def show_pod(cron_job: Object, file: str, stamp: str) -> dict[str, Any]:
+def show_pod(runs: Object, file: str, stamp: str) -> dict[str, Any]:
     """Return a pod that writes a file of the last good report to its log. It has the driver's image, volumes and
-    settings, but neither its rights nor its labels.
+    settings, but neither its rights nor its labels. `runs`: the CronJob, or the last SparkApplication.
     """
-    meta = cron_job["metadata"]
-    spec = dict(cron_job["spec"]["jobTemplate"]["spec"]["template"]["spec"])
-    driver = dict(spec["containers"][0])
-    given = driver["args"]
+    meta = runs["metadata"]
+    spec, driver, given = _driver_of(runs)
     kept = ("--out", "--termination-log", "--conf")
     driver["args"] = ["show", "--file", file, *(a for i, a in enumerate(given) if a in kept or given[i - 1] in kept)]
     return {
@@ -84,7 +101,7 @@ def show_pod(cron_job: Object, file: str, stamp: str) -> dict[str, Any]:
             "name": f"{meta['name'][:42]}-show-{stamp}",
             "namespace": meta["namespace"],
             "labels": {"app.kubernetes.io/name": "gantry"},
-            "ownerReferences": [_owner(cron_job)],
+            "ownerReferences": [_owner(runs)],
         },
         "spec": {
             **spec,

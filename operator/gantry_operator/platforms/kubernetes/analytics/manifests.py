@@ -2,7 +2,8 @@
 the Secret with the page.
 
 The CronJob belongs to the cluster. Its pod is the Spark driver (client mode). The driver creates executor pods, which
-it owns and which end with it. All functions are pure; the operator applies their results.
+it owns and which end with it. With `engine: SparkApplication` the operator makes a SparkApplication for each run in its
+place. All functions are pure; the operator applies their results.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from gantry_operator.api.analytics import Analytics
 from gantry_operator.api.base import parse_duration
 from gantry_operator.plan import AUTHORITIES
 from gantry_operator.platforms.kubernetes import names
-from gantry_operator.platforms.kubernetes.manifests import access, pod_parts, spark
+from gantry_operator.platforms.kubernetes.manifests import access, pod_parts, spark, spark_application
 from gantry_operator.platforms.kubernetes.manifests.spark import (
     DRIVER,
     TERMINATION_LOG,
@@ -71,7 +72,21 @@ def render(
     ]
     if spec.output.path is None:
         out.append(spark.claim(pods, spec.output.size, spec.output.className))
+    if spec.engine == "SparkApplication":
+        return out
     return [*out, spark.template(pods), cron_job(cluster, spec, broker_urls, pods, hold=hold)]
+
+
+def application(
+    cluster: BrokerCluster, broker_urls: Sequence[str], spark_image: str, *, token: bool
+) -> dict[str, Any] | None:
+    """Return a run as a SparkApplication; None: the spec asks for none. The arguments are those of `render`."""
+    spec = cluster.spec.analytics
+    if spec is None or spec.engine != "SparkApplication":
+        return None
+    pods = pods_of(cluster, spec, spec.image or spark_image, token=token)
+    args = arguments(cluster, spec, broker_urls, token=token)
+    return spark_application.application(pods, args, retries=RETRIES, deadline_s=DEADLINE_S)
 
 
 def pods_of(cluster: BrokerCluster, spec: Analytics, image: str, *, token: bool) -> SparkPods:

@@ -11,6 +11,7 @@ from gantry_operator.api import cron
 from gantry_operator.api.analytics import Analytics
 from gantry_operator.api.status import AnalyticsStatus, TopicSaving
 from gantry_operator.cluster.status import EventKind
+from gantry_operator.platforms.kubernetes.manifests import spark_application
 
 Object = Mapping[str, Any]
 
@@ -22,10 +23,12 @@ def analytics_status(
     pods: Sequence[Object],
     now: datetime,
     problem: str | None = None,
+    reason: str = "",
 ) -> AnalyticsStatus:
     """Return the new status. `jobs` and `pods`: objects of the cluster's report in the API.
 
     The findings of the last good run stay until the next good run. `problem`: why the operator could not schedule it.
+    `reason`: one word about a problem that somebody has to solve.
     """
     status = previous.model_copy(deep=True) if previous is not None else AnalyticsStatus()
     status.nextRun = None
@@ -41,6 +44,7 @@ def analytics_status(
     if problem is not None:
         status.lastResult = "Failed"
         status.message = problem
+    status.reason = reason
     return status
 
 
@@ -140,8 +144,13 @@ def left_by(status: Object) -> dict[str, Any] | None:
 
 
 def _owned(pod: Object, job: Object) -> bool:
+    """Whether a pod is of this run. The runs of a cluster as SparkApplications have one name, but another uid."""
     owners = pod["metadata"].get("ownerReferences") or []
-    return any(o.get("kind") == "Job" and o.get("name") == job["metadata"]["name"] for o in owners)
+    name, uid = job["metadata"]["name"], job["metadata"].get("uid")
+    return any(
+        o.get("kind") in ("Job", spark_application.KIND) and o.get("name") == name and uid in (None, o.get("uid"))
+        for o in owners
+    )
 
 
 def from_termination_message(text: str | None) -> dict[str, Any] | None:

@@ -75,6 +75,7 @@ ROLE_BINDING = Kind("rbac.authorization.k8s.io", "v1", "RoleBinding", "rolebindi
 SECRET = Kind("", "v1", "Secret", "secrets")
 SERVICE = Kind("", "v1", "Service", "services")
 SERVICE_ACCOUNT = Kind("", "v1", "ServiceAccount", "serviceaccounts")
+SPARK_APPLICATION = Kind("spark.apache.org", "v1", "SparkApplication", "sparkapplications")
 STATEFUL_SET = Kind("apps", "v1", "StatefulSet", "statefulsets")
 SUBJECT_ACCESS_REVIEW = Kind("authorization.k8s.io", "v1", "SubjectAccessReview", "subjectaccessreviews")
 TOKEN_REVIEW = Kind("authentication.k8s.io", "v1", "TokenReview", "tokenreviews")
@@ -85,7 +86,8 @@ KINDS = {
     for k in (
         BROKER_CLUSTER, BROKER_TOPIC, BROKER_USER, CONFIG_MAP, CONSUMER_GROUP, CRON_JOB, DEPLOYMENT, EVENT,
         HORIZONTAL_POD_AUTOSCALER, JOB, LEASE,
-        NETWORK_POLICY, POD, POD_DISRUPTION_BUDGET, ROLE, ROLE_BINDING, SECRET, SERVICE, SERVICE_ACCOUNT, STATEFUL_SET,
+        NETWORK_POLICY, POD, POD_DISRUPTION_BUDGET, ROLE, ROLE_BINDING, SECRET, SERVICE, SERVICE_ACCOUNT,
+        SPARK_APPLICATION, STATEFUL_SET,
         SUBJECT_ACCESS_REVIEW, TOKEN_REVIEW, VOLUME_CLAIM,
     )
 }  # fmt: skip

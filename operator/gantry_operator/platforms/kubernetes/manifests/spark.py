@@ -24,6 +24,7 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 DRIVER_PORT = 7078
 BLOCK_PORT = 7079
 DRIVER = "driver"
+EXECUTOR = "executor"
 DEFAULT_MEMORY = 1536 * 1024 * 1024
 OVERHEAD = 0.4
 """Share of a pod's memory outside the JVM's heap: Python workers, Arrow, the JVM itself."""
@@ -126,11 +127,9 @@ def queued(p: SparkPods) -> dict[str, str]:
     return labels(p) | ({QUEUE_LABEL: p.queue} if p.queue else {})
 
 
-def template(p: SparkPods) -> dict[str, Any]:
-    """Return the ConfigMap with the template of executor pods: settings that Spark's configuration lacks."""
+def executor_pod(p: SparkPods) -> dict[str, Any]:
+    """Return the template of executor pods: settings that Spark's configuration lacks."""
     pod: dict[str, Any] = {
-        "apiVersion": "v1",
-        "kind": "Pod",
         "metadata": {"labels": queued(p)},
         "spec": {
             "automountServiceAccountToken": False,
@@ -138,7 +137,7 @@ def template(p: SparkPods) -> dict[str, Any]:
             "securityContext": pod_parts.pod_security(),
             "containers": [
                 {
-                    "name": "executor",
+                    "name": EXECUTOR,
                     "securityContext": pod_parts.container_security(),
                     "volumeMounts": [{"name": "scratch", "mountPath": "/tmp"}],
                 }
@@ -147,6 +146,12 @@ def template(p: SparkPods) -> dict[str, Any]:
         },
     }
     _where(p.cluster, pod["spec"])
+    return pod
+
+
+def template(p: SparkPods) -> dict[str, Any]:
+    """Return the ConfigMap with the template of executor pods."""
+    pod = {"apiVersion": "v1", "kind": "Pod", **executor_pod(p)}
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -169,7 +174,7 @@ def spark_conf(p: SparkPods) -> dict[str, str]:
     """Spark's configuration. The user's settings come last and take precedence. Kubernetes replaces `$(NAME)` with
     variables of the driver's container.
     """
-    driver = _heap(p.resources.driver.limits or p.resources.driver.requests)
+    driver = heap_mib(p.resources.driver.limits or p.resources.driver.requests)
     conf = {
         # Driver and executors prove to each other that they know the run's own secret, and encrypt what they send
         # and what they write to their disks. Spark makes the secret.
@@ -187,7 +192,7 @@ def spark_conf(p: SparkPods) -> dict[str, str]:
     limits, requests = p.resources.executor.limits, p.resources.executor.requests
     cores = max(1, int(parse_quantity(limits.get("cpu") or requests.get("cpu") or "1")))
     total = int(parse_quantity(limits.get("memory") or requests.get("memory") or str(DEFAULT_MEMORY)))
-    heap = _heap({"memory": str(total)})
+    heap = heap_mib({"memory": str(total)})
     conf |= {
         "spark.master": "k8s://https://kubernetes.default.svc",
         "spark.kubernetes.namespace": p.cluster.namespace,
@@ -195,7 +200,7 @@ def spark_conf(p: SparkPods) -> dict[str, str]:
         "spark.kubernetes.container.image": p.image,
         "spark.kubernetes.container.image.pullPolicy": p.cluster.spec.imagePullPolicy,
         "spark.kubernetes.executor.podTemplateFile": f"{TEMPLATE_DIR}/{TEMPLATE}",
-        "spark.kubernetes.executor.podTemplateContainerName": "executor",
+        "spark.kubernetes.executor.podTemplateContainerName": EXECUTOR,
         "spark.driver.host": "$(POD_IP)",
         "spark.driver.bindAddress": "$(POD_IP)",
         "spark.driver.port": str(DRIVER_PORT),
@@ -239,7 +244,7 @@ def spark_conf(p: SparkPods) -> dict[str, str]:
     return conf | dict(p.conf)
 
 
-def _heap(resources: Mapping[str, str]) -> int:
+def heap_mib(resources: Mapping[str, str]) -> int:
     """MiB of a pod's memory for the JVM's heap."""
     total = int(parse_quantity(resources.get("memory") or str(DEFAULT_MEMORY)))
     return max(512, int(total * (1 - OVERHEAD)) // 1024 // 1024)
@@ -278,11 +283,33 @@ def archive_secrets(cluster: BrokerCluster) -> list[tuple[str, str, str]]:
 
 def driver(p: SparkPods, args: Sequence[str], *, executors: bool = True) -> dict[str, Any]:
     """Return the spec of the driver's pod. `executors`: it may create pods."""
+    pod = driver_pod(p)
+    (container,) = pod["containers"]
+    container |= {
+        "image": p.image,
+        "imagePullPolicy": p.cluster.spec.imagePullPolicy,
+        "args": list(args),
+        "env": [
+            {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+            {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+            {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+            *container["env"],
+        ],
+    }
+    resources = pod_parts.resources(p.resources.driver)
+    if resources:
+        container["resources"] = resources
+    if executors:
+        container["volumeMounts"].insert(1, {"name": "template", "mountPath": TEMPLATE_DIR, "readOnly": True})
+        pod["volumes"].insert(1, {"name": "template", "configMap": {"name": p.name}})
+    account = {"serviceAccountName": p.name} if executors else {"automountServiceAccountToken": False}
+    return {**account, **pod}
+
+
+def driver_pod(p: SparkPods) -> dict[str, Any]:
+    """Return the driver's pod without what Spark's operator sets: image, arguments, account and resources."""
     mounts: list[dict[str, Any]] = [{"name": "scratch", "mountPath": "/tmp"}]
     volumes: list[dict[str, Any]] = [{"name": "scratch", "emptyDir": {}}]
-    if executors:
-        mounts.append({"name": "template", "mountPath": TEMPLATE_DIR, "readOnly": True})
-        volumes.append({"name": "template", "configMap": {"name": p.name}})
     if p.claim:
         mounts.append({"name": p.volume, "mountPath": p.claim})
         volumes.append({"name": p.volume, "persistentVolumeClaim": {"claimName": p.name}})
@@ -297,24 +324,12 @@ def driver(p: SparkPods, args: Sequence[str], *, executors: bool = True) -> dict
         volumes.append({"name": volume, "secret": {"secretName": secret}})
     container: dict[str, Any] = {
         "name": DRIVER,
-        "image": p.image,
-        "imagePullPolicy": p.cluster.spec.imagePullPolicy,
-        "args": list(args),
-        "env": [
-            {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
-            {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
-            {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
-            {"name": "HOME", "value": "/tmp"},
-        ],
+        "env": [{"name": "HOME", "value": "/tmp"}],
         "securityContext": pod_parts.container_security(),
         "volumeMounts": mounts,
         "terminationMessagePath": TERMINATION_LOG,
     }
-    resources = pod_parts.resources(p.resources.driver)
-    if resources:
-        container["resources"] = resources
     pod: dict[str, Any] = {
-        **({"serviceAccountName": p.name} if executors else {"automountServiceAccountToken": False}),
         "restartPolicy": "Never",
         "enableServiceLinks": False,
         "securityContext": pod_parts.pod_security(),

@@ -66,7 +66,7 @@ class ObjectReconciler:
         self._api = api
         self._caches = caches
         self._settings = settings
-        self._namespace = namespace
+        self.namespace = self._namespace = namespace
         self.name = self._name = name
         self._uid = uid
         self._pinned: dict[str, int] = {}
