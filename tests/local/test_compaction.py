@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
+import re
 import signal
 from pathlib import Path
 
@@ -92,6 +94,14 @@ async def test_a_failover_loses_no_key_and_the_next_master_goes_on(tmp_path: Pat
         await set_up(cluster)
         await write(cluster, range(10), state, asyncio.Event())
         await compacted(cluster, state, 10 * KEYS // 2)
+        said = await asyncio.to_thread(cluster.gantry, "topic", "describe", TOPIC, "-o", "json")
+        done = json.loads(said.stdout)["compaction"]
+        assert done["seen_records"] > done["kept_records"] >= KEYS
+        assert done["seen_bytes"] > done["kept_bytes"] > 300 * KEYS
+        said = await asyncio.to_thread(cluster.gantry, "topic", "describe", TOPIC)
+        assert re.search(r"^compaction .* saved \([1-9]\d%\): .* messages stay$", said.stdout, re.MULTILINE), (
+            said.stdout
+        )
         await asyncio.to_thread(cluster.until, "all members are in sync", cluster.whole)
         before = cluster.master()
         half = asyncio.Event()

@@ -34,8 +34,10 @@ def until(condition: Callable[[], Any], what: str, seconds: float = 60.0) -> Any
 class LiveCluster:
     """Member 0 leads and member 1 follows. SEND_OK waits for both."""
 
-    def __init__(self, folder: Path, token: str | None = None) -> None:
+    def __init__(self, folder: Path, token: str | None = None, **settings: Any) -> None:
+        """`settings`: of the brokers, under RocketMQ's names."""
         self.folder = folder
+        self._settings = {"mappedFileSizeCommitLog": 1 << 20, "maxHashSlotNum": 1000, "maxIndexNum": 4000} | settings
         self.token_file = folder / "token" if token else None
         if self.token_file is not None and token is not None:
             self.token_file.write_text(token)
@@ -47,9 +49,9 @@ class LiveCluster:
         self.configs = [self._config(number, group_port) for number in range(2)]
         self.urls = [f"http://127.0.0.1:{c.http_port}" for c in self.configs]
         names = folder / "namesrv.json"
-        settings = {"name": "ns", "listen_host": "127.0.0.1", "port": name_server, "cluster": "demo"}
-        settings |= {"registration_port": self.registration_port, "token_file": token and str(self.token_file)}
-        names.write_text(json.dumps(settings))
+        listening = {"name": "ns", "listen_host": "127.0.0.1", "port": name_server, "cluster": "demo"}
+        listening |= {"registration_port": self.registration_port, "token_file": token and str(self.token_file)}
+        names.write_text(json.dumps(listening))
         self.processes = [self._start("gantry_broker.namesrv", names)]
         for config in self.configs:
             path = folder / f"{config.name}.json"
@@ -74,7 +76,7 @@ class LiveCluster:
             listen_host="127.0.0.1", port=port, http_port=free_port(), group_port=group_port,
             member_address=f"127.0.0.1:{port}", group_address=f"127.0.0.1:{group_port}",
             name_servers=[self.name_server], min_in_sync=2, token_file=self.token_file,
-            settings=BrokerSettings(mappedFileSizeCommitLog=1 << 20, maxHashSlotNum=1000, maxIndexNum=4000),
+            settings=BrokerSettings.model_validate(self._settings),
         )  # fmt: skip
 
     def _start(self, module: str, config: Path) -> subprocess.Popen[bytes]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, get_args
 
+import httpx
 from gantry_broker.broker.metadata.attributes import CLEANUP, RETENTION, TOMBSTONES
 from gantry_broker.client import Admin, BrokerError, InvalidMessage, NoRoute
 from gantry_broker.protocol.bodies import BodyError, TopicConfig
@@ -38,6 +39,9 @@ from gantry_operator.api.topic import (
 )
 
 AT_ONCE: Final = 16
+TABLES_S: Final = 20.0
+SAVED: Final = ("seen_records", "seen_bytes", "kept_records", "kept_bytes")
+"""What a broker says of its compaction, as in GET /v1/tables."""
 QUIET_MS: Final = 60_000
 """A queue that takes no more messages may get some from producers with a former route for this time."""
 READ_WRITE: Final = Perm.READ | Perm.WRITE
@@ -248,8 +252,11 @@ async def _row(admin: Admin, topic: str) -> dict[str, Any]:
     }
 
 
-async def describe_topic(target: Target, topic: str) -> dict[str, Any]:
-    """Return what brokers and its resource say about a topic. Raises ActionError."""
+async def describe_topic(target: Target, topic: str, *, saved: bool = False) -> dict[str, Any]:
+    """Return what brokers and its resource say about a topic. Raises ActionError.
+
+    `saved`: with `compaction`, what brokers have saved of a compacted topic; None: it is none.
+    """
     resource = (await managed_by(target, "BrokerTopic")).by_name.get(topic)
     attributes: dict[str, str] = {}
     groups = []
@@ -273,9 +280,35 @@ async def describe_topic(target: Target, topic: str) -> dict[str, Any]:
         for row in groups:
             row["messages"] = sum(o.max_offset - o.min_offset for q, o in stats.items() if q.broker == row["group"])
         consumers = await admin.topic_consumers(topic) if groups else []
+    compacted = saved and attributes.get(CLEANUP) == CLEANUP_VALUES["Compact"]
     return {
         "topic": topic, "groups": groups, "attributes": attributes, "consumers": consumers, "resource": resource,
+        "compaction": await _compaction(target, topic, len(groups)) if compacted else None,
     }  # fmt: skip
+
+
+async def _compaction(target: Target, topic: str, groups: int) -> dict[str, int] | None:
+    """Return what compaction has looked at and what it keeps, over all broker groups; None: no leader says it."""
+    async with target.live() as source:
+        urls = [member.url for member in (await source.facts()).members]
+        answers = await asyncio.gather(*(_compaction_at(source.client, url, topic) for url in urls))
+    found = [numbers for numbers in answers if numbers is not None]
+    if len(found) < groups:
+        target.remarks.incomplete(f"what compaction has saved is known of {len(found)} of {groups} broker groups")
+    return {name: sum(numbers[name] for numbers in found) for name in SAVED} if found else None
+
+
+async def _compaction_at(http: httpx.AsyncClient, url: str, topic: str) -> dict[str, int] | None:
+    """Return what a leader says; None: it does not answer, or is none."""
+    try:
+        answer = await http.get(f"{url}/v1/tables", params={"ages": "false"}, timeout=TABLES_S)
+        answer.raise_for_status()
+        data = answer.json()
+        numbers = {name: data["topics"][topic]["compaction"][name] for name in SAVED}
+        plausible = all(type(number) is int and number >= 0 for number in numbers.values())
+        return numbers if plausible and data["settled"] is True else None
+    except (httpx.HTTPError, ValueError, KeyError, TypeError):
+        return None
 
 
 async def delete_topic(target: Target, topic: str, force: bool) -> str:

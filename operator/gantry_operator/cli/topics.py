@@ -16,7 +16,7 @@ from gantry_operator.actions.topics import (
     list_topics,
 )
 from gantry_operator.cli.errors import CliError, Exit
-from gantry_operator.cli.output import print_json, print_table, say
+from gantry_operator.cli.output import print_json, print_table, say, size
 from gantry_operator.cli.target import run_async
 
 NONE: Final = "none"
@@ -76,13 +76,15 @@ def show(target: Target, all_topics: bool, as_json: bool) -> None:
 
 def describe(target: Target, topic: str, as_json: bool) -> None:
     """Everything about one topic. Raises CliError."""
-    found = run_async(describe_topic(target, topic))
+    found = run_async(describe_topic(target, topic, saved=True))
     if as_json:
         print_json(found)
         return
     say(f"topic      {topic}")
     say(f"attributes {', '.join(f'{k}={v}' for k, v in found['attributes'].items()) or '-'}")
     say(f"consumers  {', '.join(found['consumers']) or '-'}")
+    if found["compaction"] is not None:
+        say(f"compaction {_saved(found['compaction'])}")
     resource = found["resource"]
     if resource:
         say(f"resource   BrokerTopic {resource['metadata']['name']}")
@@ -92,6 +94,16 @@ def describe(target: Target, topic: str, as_json: bool) -> None:
     print_table(
         ("GROUP", "WRITE QUEUES", "READ QUEUES", "PERMISSION", "MESSAGES"),
         [[row[k] for k in ("group", "writeQueues", "readQueues", "permission", "messages")] for row in found["groups"]],
+    )
+
+
+def _saved(done: dict[str, int]) -> str:
+    """Return what compaction has saved, for people."""
+    before, after = done["seen_bytes"], done["kept_bytes"]
+    share = f" ({(before - after) / before:.0%})" if before else ""
+    return (
+        f"{size(before - after)} saved{share}: {size(before)} before, {size(after)} after; "
+        f"{done['kept_records']:,} of {done['seen_records']:,} messages stay"
     )
 
 

@@ -43,6 +43,10 @@ class TopicRow:
     writable: bool = True
     consumers: list[str] = field(default_factory=list)
     attributes: dict[str, str] = field(default_factory=dict)
+    seen_bytes: int | None = None
+    """Bytes that compaction has looked at; None: it is not compacted."""
+    kept_bytes: int = 0
+    """Of them, those that it keeps."""
 
     @property
     def mean_bytes(self) -> float | None:
@@ -183,6 +187,10 @@ def _topics(parts: Mapping[str, GroupTables]) -> dict[str, TopicRow]:
             row.received += found["in"]
             row.received_bytes += found["bytes_in"]
             row.attributes |= (found.get("config") or {}).get("attributes") or {}
+            compaction = found.get("compaction")
+            if compaction is not None:
+                row.seen_bytes = (row.seen_bytes or 0) + compaction["seen_bytes"]
+                row.kept_bytes += compaction["kept_bytes"]
             row.readable = bool(found["perm"] & Perm.READ)
             row.writable = bool(found["perm"] & Perm.WRITE)
         for lag in part.data["lags"]:
