@@ -129,3 +129,26 @@ async def test_a_group_takes_no_messages_again_once_its_removal_has_begun(rig: R
     rig.removing = False
     assert await rig.changes._stay("b")
     assert rig.marks == [{"drain": ""}]
+
+
+@pytest.mark.parametrize("age_ms", [0, REPORT.retention_ms])
+async def test_a_group_stays_for_the_state_in_a_compacted_topic(
+    rig: Rig, age_ms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was read by all, and its retention may be over."""
+    report = REPORT.model_copy(update={"now_ms": REPORT.now_ms + age_ms})
+    monkeypatch.setattr(f"{__name__}.REPORT", report)
+    leaving = rig.answers["b"]["topics"]["T"]
+    leaving["config"] = TopicConfig("T", 1, 1, attributes={"cleanup.policy": "COMPACTION"}).to_json()
+    said = await rig.look()
+    assert "topic T is compacted, and group b has the newest message of some keys: send those again" in said
+    assert "Ways on" not in said, "the retention ends nothing here"
+    assert rig.changes.drains["b"].blocked
+    assert not rig.begun
+    leaving["queues"] = [[3, 3]]
+    await rig.look()
+    assert rig.begun == ["b"], "an empty one has no state"
+    rig.begun.clear()
+    leaving |= {"queues": [[0, 3]], "config": TopicConfig("T", 1, 1).to_json()}
+    await rig.look()
+    assert rig.begun == ["b"]

@@ -130,6 +130,20 @@ def test_without_executors_and_with_a_path() -> None:
     assert not any("persistentVolumeClaim" in k for k in conf)
 
 
+def test_kueue_admits_the_job_and_each_executor() -> None:
+    """Not the driver's pod: its Job was admitted."""
+    for analytics, queue in (({"queue": "nightly"}, "nightly"), ({}, None)):
+        objects = rendered(**analytics)
+        job_template = objects["CronJob"]["spec"]["jobTemplate"]
+        executor = yaml.safe_load(objects["ConfigMap"]["data"]["executor.yaml"])
+        assert job_template["metadata"]["labels"].get("kueue.x-k8s.io/queue-name") == queue
+        assert executor["metadata"]["labels"].get("kueue.x-k8s.io/queue-name") == queue
+        assert "kueue.x-k8s.io/queue-name" not in job_template["spec"]["template"]["metadata"]["labels"]
+        made = objects["CronJob"]
+        made["metadata"]["uid"] = "cron-uid"
+        assert jobs.job_now(made, "1")["metadata"]["labels"].get("kueue.x-k8s.io/queue-name") == queue, "on demand, too"
+
+
 def test_resources_become_heap_and_overhead() -> None:
     resources = {"executor": {"requests": {"cpu": "500m"}, "limits": {"memory": "4Gi", "cpu": "2"}}}
     conf = conf_of(rendered(resources=resources))

@@ -36,7 +36,15 @@ from gantry_operator.drain import (
     homeless,
     missing_on,
 )
-from gantry_operator.drain.machine import at, ends_at_ms, expired, unread_obstacle, ways_on
+from gantry_operator.drain.machine import (
+    COMPACTED,
+    at,
+    compacted_obstacle,
+    ends_at_ms,
+    expired,
+    unread_obstacle,
+    ways_on,
+)
 from gantry_operator.topics.seen import BadTables, BrokerTables
 
 log = logging.getLogger(__name__)
@@ -239,8 +247,8 @@ class GroupChanges:
             homeless=any(missing.values()),
         )  # fmt: skip
         self._memory[group], step = decide(known, seen)
-        if step.action == "remove" and report is not None and not expired(report):
-            step = await self._read_by_all(group, wanted, step)
+        if step.action == "remove" and report is not None:
+            step = await self._read_by_all(group, wanted, step, expired(report))
         if group not in self.drains:
             self._event("Normal", "DrainBegun", "the group left the spec; it goes once it is empty", group)
         self.drains[group] = self._row(group, step, report)
@@ -260,14 +268,19 @@ class GroupChanges:
                 self._event("Normal", "DrainDone", "the group is empty, so it is removed", group)
             self._memory.pop(group, None)
 
-    async def _read_by_all(self, group: str, wanted: WantedGroups, step: DrainStep) -> DrainStep:
-        """Return the step, if no consumer group of the other broker groups has messages here that it never saw."""
+    async def _read_by_all(self, group: str, wanted: WantedGroups, step: DrainStep, over: bool) -> DrainStep:
+        """Return the step, if nobody misses what is here: the consumer groups of the other broker groups have seen it
+        or its retention is `over`, and no compacted topic has messages, which are a state and not a past.
+        """
         try:
-            tables, others = await self._tables(group), [await self._tables(g) for g in wanted.staying]
-            unread = list(tables.never_read(others))
+            tables = await self._tables(group)
+            found = [compacted_obstacle(topic, group) for topic in tables.compacted()]
+            if not over:
+                others = [await self._tables(g) for g in wanted.staying]
+                unread = tables.never_read(others)
+                found += [unread_obstacle(Unread(topic=t, consumer_group=g, messages=n)) for t, g, n in unread]
         except (BadTables, MemberRefused) as error:
             return DrainStep("wait", "Draining", (Obstacle("OthersNotReady", str(error)),))
-        found = [unread_obstacle(Unread(topic=t, consumer_group=g, messages=count)) for t, g, count in unread]
         return DrainStep("wait", "Draining", tuple(found)) if found else step
 
     async def _tables(self, group: str) -> BrokerTables:
@@ -282,7 +295,7 @@ class GroupChanges:
     def _row(self, group: str, step: DrainStep, report: DrainReport | None) -> DrainRow:
         said = [o.message for o in step.blocked or step.obstacles]
         text = "; ".join(said[:5]) + (f"; and {len(said) - 5} more" if len(said) > 5 else "")
-        if step.blocked:
+        if any(o.reason != COMPACTED for o in step.blocked):
             text = f"{text}. Ways on: {ways_on(report, group)}"
         if report is None:
             before = self.drains.get(group)

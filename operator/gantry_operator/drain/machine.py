@@ -25,6 +25,7 @@ ROUTES_LONGEST_S: Final = 120.0
 """A client that still sends by its old route then has its sends refused."""
 SETTLE_S: Final = 3.0
 """Seconds for which the proof must hold."""
+COMPACTED: Final = "CompactedTopic"
 FAR_AHEAD_MS: Final = 86_400_000
 """A delivery time so far ahead is named as a reason why the drain cannot end."""
 
@@ -196,6 +197,16 @@ def unread_obstacle(row: Unread) -> Obstacle:
     if not row.connected:
         return Obstacle("NotConnected", f"{said}: it has no connected consumer", True)
     return Obstacle("Unread", said)
+
+
+def compacted_obstacle(topic: str, group: str) -> Obstacle:
+    """`group`: the one that leaves. That its messages were read, or are old, says nothing: they are a state."""
+    said = (
+        f"topic {topic} is compacted, and group {group} has the newest message of some keys: send those again to the "
+        f"other groups, then compact it no more (cleanupPolicy: Delete, or `gantry topic compact {topic} --off`) until "
+        f"the group is gone; or delete the topic, or write group {group} back into spec.brokerGroups"
+    )
+    return Obstacle(COMPACTED, said, blocks=True)
 
 
 def at(unix_ms: int) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gantry_broker.broker.metadata.attributes import is_compacted
 from gantry_broker.broker.metadata.tables import position
 from gantry_broker.protocol.bodies import BodyError, SubscriptionGroup, TopicConfig
 from gantry_broker.protocol.codes import DLQ_PREFIX, RETRY_PREFIX
@@ -161,6 +162,13 @@ class BrokerTables:
                 found = None if group in known else self._unread(name, 0, [group])
                 if found is not None:
                     yield name, group, found.messages
+
+    def compacted(self) -> Iterator[str]:
+        """Yield each compacted topic that has messages. Raises BadTables."""
+        for name in self._topics:
+            topic = self.topic(name)
+            if topic is not None and is_compacted(topic.config.attributes) and any(q.messages for q in topic.queues):
+                yield name
 
     def unread_retries(self, name: str, groups: Iterable[str]) -> Unread | None:
         """Return the same for messages that these consumer groups popped from a topic without success: they are in
