@@ -109,6 +109,31 @@ def test_topics_are_made_and_listed(cluster: Cluster) -> None:
     assert not any(r["topic"].startswith(("%", "rmq_sys_", "TBW102", "SCHEDULE")) for r in rows)
 
 
+FOR_MOST = (
+    "cryptography", "gantry_broker.client.consumer", "gantry_broker.client.simple_consumer", "gantry_broker.config",
+    "gantry_operator.certificates.x509", "gantry_operator.cluster.live", "gantry_operator.failover",
+    "gantry_operator.plan.process_config", "httpx", "kubernetes", "numpy", "pyarrow", "uvloop",
+)  # fmt: skip
+"""What a command that asks brokers does without: each costs as much as a tenth of the command."""
+FOR_STATUS = ("gantry_broker.client.simple_consumer", "kubernetes", "numpy", "pyarrow", "uvloop")
+
+
+@pytest.mark.parametrize(
+    ("command", "unwanted"),
+    [
+        ("topic list", FOR_MOST), ("group list", FOR_MOST), ("dlq list", FOR_MOST), ("user list", FOR_MOST),
+        ("status", FOR_STATUS), ("--help", (*FOR_MOST, "pydantic", "gantry_broker.client")),
+    ],
+)  # fmt: skip
+def test_a_command_that_reads_imports_what_it_uses(cluster: Cluster, command: str, unwanted: tuple[str, ...]) -> None:
+    place = [] if command == "--help" else ["--dir", str(cluster.folder.root)]
+    arguments = [sys.executable, "-X", "importtime", "-m", "gantry_operator.cli", *command.split(), *place]
+    done = subprocess.run(arguments, capture_output=True, text=True, env=cluster.environment, check=True)
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time")}
+    assert "gantry_operator.cli.app" in imported
+    assert imported.isdisjoint(unwanted), imported & set(unwanted)
+
+
 def completed(cluster: Cluster, line: str) -> list[str]:
     """What bash offers for a command line."""
     words = line.split(" ")

@@ -4,21 +4,28 @@
 result: as Secrets, or as files.
 """
 
-from gantry_operator.certificates.renewal import (
-    Asked,
-    Authority,
-    Certificates,
-    Note,
-    due_s,
-    expiry_of,
-    is_due,
-    next_look,
-    renew,
-    renewal_of,
-    trusted,
-)
-from gantry_operator.certificates.schedule import EXPIRING, RENEW_AUTHORITY, RENEW_CERTIFICATES
-from gantry_operator.certificates.x509 import KeyPair, Names, UnusableCertificate
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gantry_broker.lazily import lazily
+
+if TYPE_CHECKING:
+    from gantry_operator.certificates.renewal import (
+        Asked,
+        Authority,
+        Certificates,
+        Note,
+        due_s,
+        expiry_of,
+        is_due,
+        next_look,
+        renew,
+        renewal_of,
+        trusted,
+    )
+    from gantry_operator.certificates.schedule import EXPIRING, RENEW_AUTHORITY, RENEW_CERTIFICATES
+    from gantry_operator.certificates.x509 import KeyPair, Names, UnusableCertificate
 
 __all__ = [
     "EXPIRING",
@@ -39,3 +46,14 @@ __all__ = [
     "renewal_of",
     "trusted",
 ]
+
+__getattr__ = lazily(
+    __name__,
+    {
+        "gantry_operator.certificates.renewal": (
+            "Asked Authority Certificates Note due_s expiry_of is_due next_look renew renewal_of trusted"
+        ),
+        "gantry_operator.certificates.schedule": "EXPIRING RENEW_AUTHORITY RENEW_CERTIFICATES",
+        "gantry_operator.certificates.x509": "KeyPair Names UnusableCertificate",
+    },
+)

@@ -1,24 +1,30 @@
 """From a spec to members, their configs and their order of replacement. Pure."""
 
-from gantry_operator.plan.order import MemberState, Step, StepKind, next_step, replacement_order
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gantry_broker.lazily import lazily
+
 from gantry_operator.plan.plan import GroupPlan, MemberPlan, NameServerPlan, Plan, ProxyPlan, member_name, plan
-from gantry_operator.plan.process_config import (
-    AUTHORITIES,
-    CERTIFICATE,
-    KEY,
-    LIVE_FIELDS,
-    ArchiveFiles,
-    BrokerAddresses,
-    ProxyFiles,
-    TlsFolders,
-    broker_config,
-    name_server_config,
-    proxy_config,
-    proxy_restarts,
-    proxy_text,
-    restarts,
-    text_of,
-)
+from gantry_operator.plan.tls_files import AUTHORITIES, CERTIFICATE, KEY
+
+if TYPE_CHECKING:
+    from gantry_operator.plan.order import MemberState, Step, StepKind, next_step, replacement_order
+    from gantry_operator.plan.process_config import (
+        LIVE_FIELDS,
+        ArchiveFiles,
+        BrokerAddresses,
+        ProxyFiles,
+        TlsFolders,
+        broker_config,
+        name_server_config,
+        proxy_config,
+        proxy_restarts,
+        proxy_text,
+        restarts,
+        text_of,
+    )
 
 __all__ = [
     "AUTHORITIES",
@@ -49,3 +55,14 @@ __all__ = [
     "restarts",
     "text_of",
 ]
+
+__getattr__ = lazily(
+    __name__,
+    {
+        "gantry_operator.plan.order": "MemberState Step StepKind next_step replacement_order",
+        "gantry_operator.plan.process_config": (
+            "LIVE_FIELDS ArchiveFiles BrokerAddresses ProxyFiles TlsFolders broker_config "
+            "name_server_config proxy_config proxy_restarts proxy_text restarts text_of"
+        ),
+    },
+)

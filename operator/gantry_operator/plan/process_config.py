@@ -25,9 +25,7 @@ from gantry_operator.api import BrokerCluster, Proxy
 from gantry_operator.api.archive import ENCRYPTION_KEY, Archive, ArchivePlace, Bootstrap
 from gantry_operator.api.base import parse_duration, parse_quantity
 from gantry_operator.plan.plan import FILLED, MemberPlan, NameServerPlan
-
-CERTIFICATE, KEY, AUTHORITIES = "tls.crt", "tls.key", "ca.crt"
-"""Names of files with a certificate, its key and the authorities, as in Kubernetes' TLS Secrets."""
+from gantry_operator.plan.tls_files import AUTHORITIES, CERTIFICATE, KEY
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gantry_broker.remoting.handshake import Identity
 from gantry_broker.remoting.tls import TlsOptions
@@ -19,10 +19,13 @@ from gantry_broker.remoting.tls import TlsOptions
 from gantry_operator import certificates
 from gantry_operator.api import BrokerCluster
 from gantry_operator.api.status import CertificateRow
-from gantry_operator.plan import AUTHORITIES, CERTIFICATE, KEY, Plan, TlsFolders
+from gantry_operator.plan import AUTHORITIES, CERTIFICATE, KEY, Plan
 from gantry_operator.platforms.local.folder import ClusterFolder, make_private, read_json
 from gantry_operator.platforms.local.ports import HOST
 from gantry_operator.registry.file import write_durably
+
+if TYPE_CHECKING:
+    from gantry_operator.plan import TlsFolders
 
 NAME_SERVERS = "namesrv"
 PROXIES = "proxy"
@@ -64,6 +67,8 @@ def holder_folder(folder: ClusterFolder, holder: str) -> Path:
 
 
 def tls_folders(cluster: BrokerCluster, folder: ClusterFolder, holder: str) -> TlsFolders:
+    from gantry_operator.plan import TlsFolders
+
     tls = cluster.spec.security.tls
     place = holder_folder(folder, holder)
     return TlsFolders(

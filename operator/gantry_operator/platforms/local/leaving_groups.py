@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gantry_broker.protocol.digits import whole_number
 
@@ -17,8 +17,10 @@ from gantry_operator.api import BrokerCluster
 from gantry_operator.api.spec import BrokerGroup
 from gantry_operator.plan import member_name
 from gantry_operator.platforms.local.folder import ClusterFolder, make_private, read_json
-from gantry_operator.platforms.local.process_plan import BROKER, ProcessPlan
 from gantry_operator.registry.file import sync_folder, write_durably
+
+if TYPE_CHECKING:
+    from gantry_operator.platforms.local.process_plan import ProcessPlan
 
 MOST_MEMBERS = 9
 
@@ -73,6 +75,8 @@ def running_cluster(folder: ClusterFolder, cluster: BrokerCluster) -> BrokerClus
 
 def removed_processes(folder: ClusterFolder, cluster: str, group: str) -> list[ProcessPlan]:
     """Return the members of a removed group that have configs."""
+    from gantry_operator.platforms.local.process_plan import BROKER, ProcessPlan
+
     found = []
     for number in range(MOST_MEMBERS):
         name = member_name(cluster, group, number)
