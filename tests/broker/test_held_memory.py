@@ -140,14 +140,22 @@ async def test_requests_that_wait_in_tasks_are_bounded_by_their_bytes(
     assert (await bench.ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "G"})).code == 0
 
 
+def ask_as(bench: Bench, address: str) -> None:
+    """Let further requests come from an address."""
+    bench.wire = Wire()
+    bench.wire.peer = (address, 40_000)
+
+
 async def test_pairs_with_offsets_are_bounded_whoever_commits(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (await bench.send(b"x")).code == 0
     monkeypatch.setattr(tables, "MAX_OFFSETS", 5)
     known = bench.broker.meta.working.offsets
     for number in range(20):
+        ask_as(bench, f"10.0.0.{number}")
         ext = bench.pull_ext(consumerGroup=f"G{number}", sysFlag=5, commitOffset=1, subscription="*")
         assert (await bench.ask(RequestCode.PULL_MESSAGE, {**ext, "sysFlag": 5 | 4})).code == 0
         assert len(known) <= 5
+    ask_as(bench, "10.0.1.1")
     pair = {"topic": "T", "queueId": 0, "commitOffset": 1}
     refused = await bench.ask(RequestCode.UPDATE_CONSUMER_OFFSET, {**pair, "consumerGroup": "G19"})
     assert refused.code != 0
@@ -169,10 +177,11 @@ async def test_queues_with_offsets_are_bounded_in_all(bench: Bench, monkeypatch:
     monkeypatch.setattr(tables, "MAX_OFFSET_QUEUES", 100)
     free = 100 - sum(map(len, meta.working.offsets.values()))
     for number in range(200):
+        ask_as(bench, f"10.0.0.{number}")
         ext = {"topic": "T", "consumerGroup": f"G{number // 40}", "queueId": number, "commitOffset": 1}
         answer = await bench.ask(RequestCode.UPDATE_CONSUMER_OFFSET, ext)
         assert (answer.code == 0) == (number < free), answer.remark
-    assert "queues have offsets of groups, which is the limit" in (answer.remark or "")
+    assert "queues with offsets, which is the limit" in (answer.remark or "")
     assert sum(map(len, meta.working.offsets.values())) == 100
     assert "T@G3" not in meta.working.offsets
     ext = {"topic": "T", "consumerGroup": "G0", "queueId": 0, "commitOffset": 2}
@@ -183,6 +192,43 @@ async def test_queues_with_offsets_are_bounded_in_all(bench: Bench, monkeypatch:
     ):
         assert "the limit is 100" in ((await bench.ask(code, asked)).remark or "")
     assert meta.commit_offset("RMQ_SYS_TRANS_HALF_TOPIC", "G", 0, 1), "the broker's own"
+
+
+async def _brought(bench: Bench, address: str, groups: range, code: RequestCode, queues: int = 40) -> int:
+    """Have an address bring offsets in a topic of 40 queues; return the queues with offsets after that."""
+    ask_as(bench, address)
+    for group in groups:
+        for queue in range(queues):
+            ext = {"topic": "T", "consumerGroup": f"G{group}", "queueId": queue, "commitOffset": 1, "sysFlag": 5,
+                   "queueOffset": 0, "maxMsgNums": 1, "subscription": "*", "invisibleTime": 1_000}  # fmt: skip
+            await bench.ask(code, ext)
+    return sum(map(len, bench.broker.meta.working.offsets.values()))
+
+
+@pytest.mark.parametrize(
+    "code", [RequestCode.UPDATE_CONSUMER_OFFSET, RequestCode.PULL_MESSAGE, RequestCode.POP_MESSAGE]
+)
+async def test_no_user_takes_all_offsets(bench: Bench, monkeypatch: pytest.MonkeyPatch, code: RequestCode) -> None:
+    meta = bench.broker.meta
+    monkeypatch.setattr(tables, "MAX_OFFSET_QUEUES", 130)
+    meta.working.topics["T"] = TopicConfig("T", 40, 40)
+    begun = sum(map(len, meta.working.offsets.values()))
+    first = await _brought(bench, "10.0.0.1", range(5), code) - begun
+    assert 0 <= first - (130 - begun) // 2 <= 1, "half of what was free"
+    more = await _brought(bench, "10.0.0.2", range(5, 6), code)
+    assert more - begun - first > 10, "others still find room"
+    for group in range(5):
+        await bench.ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": f"G{group}", "cleanOffset": "true"})
+    assert await _brought(bench, "10.0.0.1", range(6, 7), code) == begun + more - begun - first + 40, "it was given back"
+
+
+async def test_no_user_takes_all_pairs_with_offsets(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "MAX_OFFSETS", 41)
+    bench.broker.meta.working.topics["T"] = TopicConfig("T", 40, 40)
+    begun = len(bench.broker.meta.working.offsets)
+    first = await _brought(bench, "10.0.0.1", range(41), RequestCode.UPDATE_CONSUMER_OFFSET, 1) - begun
+    assert 0 <= first - (41 - begun) // 2 <= 1
+    assert await _brought(bench, "10.0.0.2", range(41, 82), RequestCode.UPDATE_CONSUMER_OFFSET, 1) - begun - first > 5
 
 
 def test_offsets_of_wide_topics_are_written_in_parts() -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import orjson
 
+from gantry_broker.admission import owners_of
 from gantry_broker.broker.clients import Client, ConsumerGroup, Link
 from gantry_broker.broker.errors import RequestRejected
 from gantry_broker.broker.handlers.offsets import Parts as OffsetParts
@@ -48,7 +49,7 @@ from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.store.errors import StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from gantry_broker.broker.clients import ClientTable
     from gantry_broker.broker.clock import Clock
@@ -399,7 +400,8 @@ async def clone_offsets(broker: Parts, conn: Connection, frame: Frame) -> Frame:
             known = tables.offsets.get(key, {})
             more += sum(queue not in known for queue in queues)
             offsets[key] = {str(q): o for q, o in queues.items()}
-    if fault := broker.meta.no_room_for_offsets(offsets, more):
+    owner = owners_of(conn)[1]
+    if fault := broker.meta.no_room_for_offsets(offsets, more, owner):
         raise RequestRejected(ResponseCode.SYSTEM_ERROR, fault)
     part: dict[str, dict[str, int]] = {}
     size = 0
@@ -408,9 +410,18 @@ async def clone_offsets(broker: Parts, conn: Connection, frame: Frame) -> Frame:
         size += len(cloned)
         if size >= OFFSETS_AT_ONCE or number == len(offsets):
             await broker.slices.grant()
-            await broker.changes.append_and_wait({"offsets": part})
+            _check_room(broker, owner, part)  # Others have asked meanwhile.
+            await broker.changes.append_and_wait({"offsets": part}, owner)
             part, size = {}, 0
     return ok(frame)
+
+
+def _check_room(broker: Parts, owner: str, offsets: Mapping[str, Mapping[str, int]]) -> None:
+    """Raise RequestRejected if offsets, by pair of topic and group, have no room, or no share for who asks."""
+    known = broker.meta.working.offsets
+    more = sum(int(queue) not in known.get(key, {}) for key, queues in offsets.items() for queue in queues)
+    if fault := broker.meta.no_room_for_offsets(offsets, more, owner):
+        raise RequestRejected(ResponseCode.SYSTEM_ERROR, fault)
 
 
 async def reset_offsets(broker: Parts, conn: Connection, frame: Frame) -> Frame:
@@ -451,10 +462,9 @@ async def reset_offsets(broker: Parts, conn: Connection, frame: Frame) -> Frame:
         else:
             table[MessageQueue(header.topic, broker.config.group, queue_id)] = now
     change = {f"{header.topic}@{header.group}": {str(mq.queue_id): offset for mq, offset in table.items()}}
-    known = broker.meta.working.offsets.get(f"{header.topic}@{header.group}", {})
-    if fault := broker.meta.no_room_for_offsets(change, sum(mq.queue_id not in known for mq in table)):
-        raise RequestRejected(ResponseCode.SYSTEM_ERROR, fault)
-    await broker.changes.append_and_wait({"offsets": change})
+    owner = owners_of(conn)[1]
+    _check_room(broker, owner, change)
+    await broker.changes.append_and_wait({"offsets": change}, owner)
     body = fastjson.dumps({"offsetTable": table})
     if members is not None:
         ext = {

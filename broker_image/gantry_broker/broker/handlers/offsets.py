@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Protocol
 
+from gantry_broker.admission import owners_of
 from gantry_broker.broker.errors import RequestRejected
 from gantry_broker.broker.handlers.requests import ok
 from gantry_broker.broker.metadata.creation_limits import MAX_OFFSET_QUEUES
@@ -102,16 +103,17 @@ def update_offset(broker: Parts, conn: Connection, frame: Frame) -> Frame | None
     known = header.consumerGroup in broker.meta.working.groups
     if not known and not broker.settings.autoCreateSubscriptionGroup:
         raise RequestRejected(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {header.consumerGroup} not exist!")
-    offsets = broker.meta.working.offsets
+    offsets, owner = broker.meta.working.offsets, owners_of(conn)[1]
     if (key := offset_key(header.topic, header.consumerGroup)) not in offsets:
-        if fault := broker.meta.no_room_for_offsets((key,)):
+        if fault := broker.meta.no_room_for_offsets((key,), owner=owner):
             raise RequestRejected(ResponseCode.SYSTEM_ERROR, fault)
         if not known:  # a member's heartbeat creates it; its offsets count as new
             broker.creation.check_limits(groups=[header.consumerGroup])
-    if not broker.meta.commit_offset(header.topic, header.consumerGroup, header.queueId, int(header.commitOffset)):
+    if not broker.meta.commit_offset_of(key, header.queueId, int(header.commitOffset), owner):
         raise RequestRejected(
             ResponseCode.SYSTEM_ERROR,
-            f"{MAX_OFFSET_QUEUES} queues have offsets of groups, which is the limit: delete groups that are not used",
+            f"of {MAX_OFFSET_QUEUES} queues with offsets, which is the limit, {owner} has as many as are free, or none "
+            "are: delete groups that are not used",
         )
     return None if frame.is_oneway else ok(frame)
 

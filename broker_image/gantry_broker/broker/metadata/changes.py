@@ -62,20 +62,24 @@ class MetadataChanges:
         events.role_changed.subscribe(self._role_changed)
 
     def append(
-        self, change: Change, puts: list[Put] | None = None, on_status: Callable[[SendStatus], None] | None = None
+        self,
+        change: Change,
+        puts: list[Put] | None = None,
+        on_status: Callable[[SendStatus], None] | None = None,
+        owner: str = "",
     ) -> None:
         """Append `puts` and a change as one batch, all of it or nothing. Raises NotWritable and StoreError.
 
-        `on_status` gets the result of the replication.
+        `on_status` gets the result of the replication. `owner`: who pays for new consumer offsets; empty: nobody.
         """
         change.setdefault("at", self._clock.unix_ms())
         self.on_append(change)
         self._writer.append([*(puts or ()), self._record(change)])
-        if self._meta.working.apply(change):
+        if self._meta.change(change, owner):
             self._tables_changed()
         self._writer.appended(on_status)
 
-    async def append_and_wait(self, change: Change) -> None:
+    async def append_and_wait(self, change: Change, owner: str = "") -> None:
         """Append a change and wait until it is replicated and the NameServers know the topics that it changes.
 
         Raises NotWritable, StoreError and NotStored.
@@ -86,7 +90,7 @@ class MetadataChanges:
             if not done.done():
                 done.set_result(status)
 
-        self.append(change, on_status=on_status)
+        self.append(change, on_status=on_status, owner=owner)
         status = await done
         if status is not SendStatus.SEND_OK:
             raise NotStored(f"the change is in this member's log, but not replicated in time: {status.name}")

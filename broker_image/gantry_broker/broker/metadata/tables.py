@@ -20,6 +20,7 @@ from typing import Any, Final
 import orjson
 
 from gantry_broker.broker.metadata.creation_limits import MAX_OFFSET_QUEUES, MAX_OFFSETS
+from gantry_broker.broker.metadata.offset_owners import OffsetOwners
 from gantry_broker.protocol.bodies import DataVersion, SubscriptionGroup, TopicConfig, TopicConfigs
 from gantry_broker.protocol.codes import RETRY_PREFIX, SYSTEM_TOPICS, Perm
 from gantry_broker.protocol.pop_handle import retry_topic_v1, retry_topic_v2
@@ -44,7 +45,9 @@ QUEUES: Final = 4_096
 _COUNTED: Final = 10_000
 """Queues that may get offsets until all are counted again."""
 _REFUSED: Final = 1_000
-"""Queues that get no offset until all are counted again."""
+"""Queues that get no offset, all of them or those of one owner, until all are counted again."""
+_MAX_REFUSED: Final = 10_000
+"""Owners whose refusals are counted."""
 
 TOPIC_CHANGES: Final = 4_096
 """Changes of topics that a view remembers for registrations."""
@@ -387,8 +390,11 @@ class Metadata:
         self._dirty: dict[str, set[int]] = {}
         self._room = 0
         """Queues that may get offsets before all are counted again."""
-        self._refused = 0
-        """Queues that get none before all are counted again."""
+        self._free = 0
+        """Queues below the limit, as far as they are counted."""
+        self._refused: dict[str, int] = {}
+        """Owner to queues that get none before all are counted again; "": of all owners."""
+        self.offset_owners = OffsetOwners()
 
     @property
     def leading(self) -> bool:
@@ -453,6 +459,7 @@ class Metadata:
         """Take the leader's view: the confirmed one and the control records that are not confirmed yet (`tail`)."""
         self.working = self.confirmed.copy()
         self._dirty.clear()
+        self._forget_counts()
         for body in tail:
             change = decode_change(body)
             if change is not None:
@@ -464,25 +471,46 @@ class Metadata:
         """Take the follower's view, without unconfirmed changes."""
         self.working = self.confirmed
         self._dirty.clear()
+        self._forget_counts()
 
-    def commit_offset(self, topic: str, group: str, queue_id: int, offset: int) -> bool:
-        """Note a consumer's progress. The next `take_dirty` returns it for the log. Return False if there is no room
-        for it: what commits beside its own work, a pull or a pop, goes on; a request that commits is refused.
+    def _forget_counts(self) -> None:
+        self._room = self._free = 0
+        self._refused.clear()
+        self.offset_owners.clear()
+
+    def change(self, change: Change, owner: str = "") -> bool:
+        """Apply a change that the leader has appended, for whose new offsets `owner` pays; return as `Tables.apply`."""
+        for key in change.get("dropOffsets", ()):
+            self.offset_owners.forget(key)
+            self._free += len(self.working.offsets.get(key, ()))
+            self._refused.clear()
+        for key, queues in change.get("offsets", {}).items():
+            known = self.working.offsets.get(key, {})
+            new = sum(int(queue) not in known for queue in queues)
+            self.offset_owners.pay(key, owner, new)
+            self._room, self._free = max(self._room - new, 0), self._free - new
+        return self.working.apply(change)
+
+    def commit_offset(self, topic: str, group: str, queue_id: int, offset: int, owner: str = "") -> bool:
+        """Note a consumer's progress. The next `take_dirty` returns it for the log. `owner`: the user or address that
+        pays for a new queue; empty: nobody. Return False if there is no room for it: a pull that commits beside its own
+        work goes on; a request that commits is refused.
         """
-        return self.commit_offset_of(offset_key(topic, group), queue_id, offset)
+        return self.commit_offset_of(offset_key(topic, group), queue_id, offset, owner)
 
-    def commit_offset_of(self, key: str, queue_id: int, offset: int) -> bool:
+    def commit_offset_of(self, key: str, queue_id: int, offset: int, owner: str = "") -> bool:
         """As `commit_offset`, by the key of topic and group."""
         queues = self.working.offsets.get(key)
         if queues is None:
-            if self.no_room_for_offsets((key,)):
+            if self.no_room_for_offsets((key,), owner=owner):
                 return False
             queues = {}
         known = queues.get(queue_id)
         if known != offset:
             if known is None:
-                if not self._take_room(key):
+                if not self._take_room(key, owner):
                     return False
+                self.offset_owners.pay(key, owner)
                 if not queues:
                     self.working.offsets[key] = queues
             queues[queue_id] = offset
@@ -494,39 +522,61 @@ class Metadata:
             self.on_commit(key, queue_id, offset)
         return True
 
-    def _take_room(self, key: str) -> bool:
+    def _take_room(self, key: str, owner: str) -> bool:
         """Return whether one more queue may have an offset. All are counted from time to time only."""
-        if self._room > 0:
+        if self._room > 0 and self._has_share(owner):
             self._room -= 1
+            self._free -= 1
             return True
         if key.partition("@")[0] in SYSTEM_TOPICS:
             return True
-        if self._refused > 0:
-            self._refused -= 1
-            return False
-        self._room = min(MAX_OFFSET_QUEUES - self._queues_with_offsets(), _COUNTED)
-        if self._room <= 0:
-            self._refused = _REFUSED
-            return False
-        self._room -= 1
-        return True
+        for name in {"", owner}:
+            if left := self._refused.get(name):
+                self._refused[name] = left - 1
+                return False
+        self._count()
+        if self._room > 0 and self._has_share(owner):
+            self._room -= 1
+            self._free -= 1
+            return True
+        if len(self._refused) >= _MAX_REFUSED:
+            self._refused.clear()
+        self._refused["" if self._room <= 0 else owner] = _REFUSED
+        return False
+
+    def _has_share(self, owner: str) -> bool:
+        return not owner or self.offset_owners.queues.get(owner, 0) < self._free
+
+    def _count(self) -> None:
+        self._free = MAX_OFFSET_QUEUES - self._queues_with_offsets()
+        self._room = min(self._free, _COUNTED)
 
     def _queues_with_offsets(self) -> int:
         return sum(map(len, self.working.offsets.values()))
 
-    def no_room_for_offsets(self, keys: Iterable[str], queues: int = 0) -> str:
+    def no_room_for_offsets(self, keys: Iterable[str], queues: int = 0, owner: str = "") -> str:
         """Return why these pairs of topic and group may not get offsets, of `queues` further queues in all; empty: they
-        may. Those of the broker itself always may.
+        may. Those of the broker itself always may. `owner`: as in `commit_offset`.
         """
         offsets = self.working.offsets
-        if queues and (have := self._queues_with_offsets()) + queues > MAX_OFFSET_QUEUES:
-            return f"{have} queues have offsets, {queues} more are asked for, the limit is {MAX_OFFSET_QUEUES}"
+        if queues:
+            self._count()
+            own = self.offset_owners.queues.get(owner, 0)
+            if queues > self._free:
+                have = MAX_OFFSET_QUEUES - self._free
+                return f"{have} queues have offsets, {queues} more are asked for, the limit is {MAX_OFFSET_QUEUES}"
+            if owner and own + queues > self._free:
+                return f"{owner} brought offsets of {own} queues and asks for {queues} more; {self._free} are free"
         if len(offsets) < MAX_OFFSETS // 2:
             return ""
         new = sum(key not in offsets and key.partition("@")[0] not in SYSTEM_TOPICS for key in keys)
-        if not new or len(offsets) + new <= MAX_OFFSETS:
-            return ""
-        return f"{len(offsets)} pairs of topic and group have offsets, the limit is {MAX_OFFSETS}: delete some"
+        free = MAX_OFFSETS - len(offsets)
+        if new > free:
+            return f"{len(offsets)} pairs of topic and group have offsets, the limit is {MAX_OFFSETS}: delete some"
+        own = self.offset_owners.pairs.get(owner, 0)
+        if new and own + new > free:
+            return f"{owner} brought offsets of {own} pairs of topic and group, and {free} more have room: delete some"
+        return ""
 
     def take_dirty(self, now_ms: int, most: int | None = None) -> list[Change]:
         """Return the offsets that changed since the last call, those of about `most` queues; None: all."""

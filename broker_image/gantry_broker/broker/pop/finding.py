@@ -153,14 +153,17 @@ class Finder:
         group, asked = pair
         return topic in (asked, retry_topic_v2(group, asked), self._meta.working.old_pop_retries(group, asked))
 
-    def queue(self, group: str, topic: str, queue_id: int, init_mode: int) -> Queue | None:
-        """Return a queue, which begins where the group is; None: there are too many."""
-        key: Key = (group, topic, queue_id)
+    def queue(self, request: Pop, topic: str, queue_id: int) -> Queue | None:
+        """Return a queue, which begins where the group is; None: there are too many, or too many of who asks."""
+        key: Key = (request.group, topic, queue_id)
         queue = self._log.state.queues.get(key)
         if queue is None:
             if len(self._log.state.queues) >= MAX_QUEUES:
                 return None
-            queue = self._log.changes.add(key, self.begin(group, topic, queue_id, init_mode))
+            begin = self.begin(request.group, topic, queue_id, request.init_mode)
+            if not self._log.has_room(key, begin, str(request.owners[-1]) if request.owners else ""):
+                return None
+            queue = self._log.changes.add(key, begin)
         return queue
 
     def begin(self, group: str, topic: str, queue_id: int, init_mode: int) -> int:
@@ -217,7 +220,7 @@ class Finder:
                 continue  # Most queues that a pop looks at have nothing new.
             if queue is None:
                 try:
-                    queue = self.queue(request.group, topic, queue_id, request.init_mode)
+                    queue = self.queue(request, topic, queue_id)
                 except RequestRejected:  # It is not known where the archive begins: what was taken is given first.
                     if not found.count:
                         raise

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from gantry_broker.broker.errors import NotStored, NotWritable
 from gantry_broker.broker.pop.records import POP_GROUP, Changes, apply_record, whole_state
 from gantry_broker.broker.pop.retry import origin_of, target_topics
-from gantry_broker.broker.pop.state import PopState, Queue
+from gantry_broker.broker.pop.state import Key, PopState, Queue
 from gantry_broker.protocol.codes import POP_TOPIC, SendStatus
 from gantry_broker.protocol.message import decode_records
 from gantry_broker.store.errors import StoreError
@@ -215,6 +215,19 @@ class PopLog:
     def _write_again(self) -> None:
         self._timer = None
         self._write()
+
+    def has_room(self, key: Key, begin: int, owner: str) -> bool:
+        """Return whether a queue may be popped from: its group has a consumer offset there, or gets `begin` as one,
+        for which `owner` pays.
+        """
+        group, topic, queue_id = key
+        if self._meta.working.offset(topic, group, queue_id) >= 0:
+            return True
+        self.committing = True
+        try:
+            return self._meta.commit_offset(topic, group, queue_id, begin, owner)
+        finally:
+            self.committing = False
 
     def commit(self, touched: list[Queue]) -> None:
         """Commit the lowest unfinished offset of each queue as the group's consumer offset."""

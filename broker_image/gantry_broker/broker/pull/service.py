@@ -15,6 +15,7 @@ from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
+from gantry_broker.admission import owners_of
 from gantry_broker.broker.archive_reads import Wanted
 from gantry_broker.broker.errors import RequestRejected
 from gantry_broker.broker.pull.answers import found_answer
@@ -149,7 +150,7 @@ class PullService:
         rest: list[Frame] = []
         found: list[tuple[Frame, Pull]] = []
         may_hold, commit, waits = self._settings.longPollingEnable, self._meta.commit_offset_of, self._waits
-        now_ms, wait_ms = self._clock.now_ms(), self._wait_ms()
+        now_ms, wait_ms, owner = self._clock.now_ms(), self._wait_ms(), owners_of(conn)[1]
         waiting = False
         for frame, made in zip(frames, self._check_again(conn, frames), strict=True):
             if made is None:
@@ -158,7 +159,7 @@ class PullService:
             asked = made.asked
             try:
                 if asked.commits:
-                    commit(asked.key, made.queue_id, made.commit)
+                    commit(asked.key, made.queue_id, made.commit, owner)
                 if asked.hold_ms and may_hold and waits(made, now_ms, wait_ms):
                     waiting = True
                 else:
@@ -231,7 +232,7 @@ class PullService:
         """Keep the progress that a pull brings."""
         asked = made.asked
         if asked.commits and self._role.leading and made.commit >= 0:
-            self._meta.commit_offset_of(asked.key, made.queue_id, made.commit)
+            self._meta.commit_offset_of(asked.key, made.queue_id, made.commit, owners_of(made.conn)[1])
 
     async def _pull_in_turn(self, made: Pull, begun: float) -> None:
         """Serve a pull with an SQL92 filter in a later slice, when this pass of the event loop has done enough."""
