@@ -219,7 +219,9 @@ async def test_no_user_takes_all_offsets(bench: Bench, monkeypatch: pytest.Monke
     assert more - begun - first > 10, "others still find room"
     for group in range(5):
         await bench.ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": f"G{group}", "cleanOffset": "true"})
-    assert await _brought(bench, "10.0.0.1", range(6, 7), code) == begun + more - begun - first + 40, "it was given back"
+    assert await _brought(bench, "10.0.0.1", range(6, 7), code) == begun + more - begun - first + 40, (
+        "it was given back"
+    )
 
 
 async def test_no_user_takes_all_pairs_with_offsets(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

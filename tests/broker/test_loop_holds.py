@@ -24,7 +24,7 @@ from gantry_broker.protocol.frame import Frame, encode_frame
 from gantry_broker.protocol.headers import SendHeader
 from gantry_broker.protocol.heartbeats import MAX_EXPRESSION
 from gantry_broker.protocol.limits import MAX_KEYS, MAX_QUEUES, MAX_REQUEST_KEYS
-from gantry_broker.protocol.message import MAX_BATCH, BatchItem, encode_batch
+from gantry_broker.protocol.message import BATCH_PART, MAX_BATCH, BatchItem, encode_batch
 from gantry_broker.protocol.request_limits import RequestLimits
 from gantry_broker.protocol.requests import REQUESTS, TO_SENDER, USER_CODES
 from gantry_broker.remoting.connection import READ, Connection
@@ -214,11 +214,17 @@ def long_reply() -> tuple[dict[str, Any], bytes]:
 
 
 def batch() -> tuple[dict[str, Any], bytes]:
-    keys = MAX_REQUEST_KEYS // MAX_BATCH
+    """A batch that is stored in one step, with the most keys."""
+    keys = MAX_REQUEST_KEYS // BATCH_PART
     items = [
         BatchItem(b"x", ("KEYS\x01" + " ".join(f"{number}-{n}" for n in range(keys))).encode())
-        for number in range(MAX_BATCH)
+        for number in range(BATCH_PART)
     ]
+    return send_ext("", batch=True), encode_batch(items)
+
+
+def large_batch(count: int, properties: str) -> tuple[dict[str, Any], bytes]:
+    items = [BatchItem(b"x", f"UNIQ_KEY\x01{number:026X}{properties}".encode()) for number in range(count)]
     return send_ext("", batch=True), encode_batch(items)
 
 
@@ -448,6 +454,26 @@ async def test_no_request_of_a_client_holds_the_loop(bench: Bench, code: int) ->
 
     assert await best(measure) <= MOST_S
     assert first[0] in case.answers
+
+
+@pytest.mark.parametrize(
+    ("count", "properties"), [(MAX_BATCH, ""), (MAX_BATCH // 4, "\x02CHECK_IMMUNITY_TIME_IN_SECONDS\x015")]
+)
+async def test_no_large_batch_holds_the_loop(bench: Bench, count: int, properties: str) -> None:
+    """One of plain messages, and one whose messages are looked at one by one."""
+    data = encoded(RequestCode.SEND_BATCH_MESSAGE, *large_batch(count, properties))
+    tasks = bench.parts.processor._tasks
+
+    async def measure() -> float:
+        made, before = peer(bench, data), bench.store.reader.max_offset("T", 0)
+        try:
+            longest = await longest_hold([made], 5.0, lambda: tasks)
+        finally:
+            made.conn.connection_lost(None)
+        assert bench.store.reader.max_offset("T", 0) == before + count
+        return longest
+
+    assert await best(measure) <= MOST_S
 
 
 @pytest.mark.parametrize("code", [RequestCode.SEND_BATCH_MESSAGE, RequestCode.HEART_BEAT, RequestCode.POP_MESSAGE])

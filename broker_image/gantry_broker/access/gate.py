@@ -20,7 +20,7 @@ from gantry_broker.protocol.bad_field import BadField
 from gantry_broker.protocol.bodies import BodyError
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame, Sends
-from gantry_broker.protocol.message import MAX_BATCH
+from gantry_broker.protocol.message import count_batch
 from gantry_broker.protocol.requests import ADMINISTRATIVE, NAMED, NAMES, PLACES, RIGHTS, SENDS, USER_CODES
 from gantry_broker.protocol.rights import MAX_NAME, Need, Records
 
@@ -401,11 +401,7 @@ def _count(frame: Frame) -> int:
     """Return the messages of a send: a batch has one after another, each with its length before it."""
     if frame.code != RequestCode.SEND_BATCH_MESSAGE and frame.ext.get("m", frame.ext.get("batch")) != "true":
         return 1
-    body, at, count = frame.body, 0, 0
-    while at + 4 <= len(body) and count <= MAX_BATCH:
-        at += max(int.from_bytes(body[at : at + 4], "big"), 4)
-        count += 1
-    return max(count, 1)
+    return max(count_batch(frame.body), 1)
 
 
 def _named(frame: Frame, records: Records) -> str:

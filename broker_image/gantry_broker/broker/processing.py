@@ -24,6 +24,7 @@ from gantry_broker.protocol.requests import CHEAP, POP_POLLS, TO_SENDER
 if TYPE_CHECKING:
     from gantry_broker.broker.context import BrokerContext
     from gantry_broker.broker.handlers.requests import HandlerFunction
+    from gantry_broker.broker.send.large_batches import LargeBatches
     from gantry_broker.broker.send.sender import Sender
     from gantry_broker.remoting.connection import Connection
 
@@ -51,7 +52,12 @@ class RequestProcessor:
     """Processes the requests of one read, whether or not writes wait for a handover."""
 
     def __init__(
-        self, context: BrokerContext, handlers: Mapping[int, HandlerFunction], sender: Sender, max_bytes: int
+        self,
+        context: BrokerContext,
+        handlers: Mapping[int, HandlerFunction],
+        sender: Sender,
+        large_batches: LargeBatches,
+        max_bytes: int,
     ) -> None:
         """`handlers`: by request code; `max_bytes`: of memory for costly requests that wait for their turn, and as much
         for those that wait for something else, polls aside.
@@ -62,6 +68,8 @@ class RequestProcessor:
         self._handlers = handlers
         self._take_sends = sender.take
         self._take_plain = sender.take_plain
+        self._take_large = large_batches.take
+        sender.on_large = self._large
         self.send_rules = sender.send_rules
         """What plain sends are; None: each comes as a frame."""
         self._take_pulls = context.pulls.take
@@ -104,6 +112,9 @@ class RequestProcessor:
                 self._run_in_turn(conn, frame, partial(self.process_again, conn, [frame]), wait=True)
         else:
             self.refuse(conn, sends)
+
+    def _large(self, conn: Connection, frame: Frame) -> None:
+        self._handle(conn, frame, lambda _, conn, frame: self._take_large(conn, frame), time.perf_counter())
 
     def process_sends(self, conn: Connection, sends: Sends) -> bool:
         """Carry out plain sends; False: they have to come as frames. This member may append."""

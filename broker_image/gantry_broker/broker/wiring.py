@@ -59,6 +59,7 @@ from gantry_broker.broker.registrar import Registrar
 from gantry_broker.broker.relay import RelayedClients, Relays
 from gantry_broker.broker.retention import LogRetention, TopicRetention
 from gantry_broker.broker.role import RoleState
+from gantry_broker.broker.send.large_batches import LargeBatches
 from gantry_broker.broker.send.sender import Sender
 from gantry_broker.broker.site import Site
 from gantry_broker.broker.sites import Sites
@@ -283,7 +284,10 @@ def wire(
         tls=tls,
         http_port=lambda: http.port,
     )
-    processor = RequestProcessor(context, HANDLERS, sender, budget.buffered_bytes)
+    large_batches = LargeBatches(
+        sender, settings, role=role, writer=writer, health=health, stats=stats, slices=slices, clock=clock
+    )
+    processor = RequestProcessor(context, HANDLERS, sender, large_batches, budget.buffered_bytes)
     forwarder = Forwarder(role, replication, client, processor.process, budget.buffered_bytes)
     events.role_changed.subscribe(lambda master: forwarder.role_changed())
     relays = Relays(config, role, replication, clients, notifier, membership, tls.internal)

@@ -9,7 +9,7 @@ length). Source: records on disk of 4.9.7 and 5.5.0.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from struct import Struct
@@ -413,23 +413,51 @@ def encode_batch(items: Iterable[BatchItem]) -> bytes:
     return b"".join(parts)
 
 
-MAX_BATCH: Final = 1_000
-"""Messages of one batch: storing so many takes some 20 ms in one step. RocketMQ limits a batch by its bytes only."""
+BATCH_PART: Final = 1_000
+"""Messages of a batch that are stored in one step, which takes some 20 ms at most."""
+MAX_BATCH: Final = 32_768
+"""Messages of one batch. RocketMQ limits a batch by its bytes alone, and its clients need 65 bytes for the smallest
+message. The answer's header, which names each of them, has 2 MiB at most.
+"""
+_LEAST_ITEM: Final = 22
 
 
-def count_batch(body: bytes) -> int:
-    """Messages that a batch's lengths make it have; what is wrong with it is left to `decode_batch`."""
+def count_batch(body: bytes, most: int = MAX_BATCH) -> int:
+    """Messages that a batch's lengths make it have, `most + 1` at most; what is wrong with it is left to
+    `decode_batch`.
+    """
     count = at = 0
-    while len(body) - at >= 4:
-        at += max(int.from_bytes(body[at : at + 4], "big"), 22)
+    while len(body) - at >= 4 and count <= most:
+        at += max(int.from_bytes(body[at : at + 4], "big"), _LEAST_ITEM)
         count += 1
     return count
 
 
+def is_large_batch(body: bytes) -> bool:
+    """Return whether a batch has over `BATCH_PART` messages."""
+    return len(body) > BATCH_PART * _LEAST_ITEM and count_batch(body, BATCH_PART) > BATCH_PART
+
+
+def batch_parts(body: bytes) -> Iterator[bytes]:
+    """Yield a batch in parts of `BATCH_PART` messages. A message that does not fit ends the last one of them."""
+    start = at = 0
+    while at < len(body):
+        for _ in range(BATCH_PART):
+            size = int.from_bytes(body[at : at + 4], "big")
+            if size < _LEAST_ITEM or at + size > len(body):
+                yield body[start : at + _LEAST_ITEM]
+                return
+            at += size
+            if at == len(body):
+                break
+        yield body[start:at]
+        start = at
+
+
 def decode_batch(body: bytes) -> list[BatchItem]:
     """Decode the messages in the body of SEND_BATCH_MESSAGE. Raises RecordError."""
-    if len(body) > MAX_BATCH * 22 and (count := count_batch(body)) > MAX_BATCH:
-        raise RecordError(f"the batch has {count} messages, the limit is {MAX_BATCH}")
+    if len(body) > MAX_BATCH * _LEAST_ITEM and count_batch(body) > MAX_BATCH:
+        raise RecordError(f"the batch has over {MAX_BATCH} messages, which is the limit")
     items: list[BatchItem] = []
     at = 0
     end = len(body)

@@ -1,4 +1,4 @@
-"""Who brought the consumer offsets: how many queues and pairs of topic and group each user or address pays for. Pure."""
+"""Who brought consumer offsets: the queues and pairs of topic and group that each user or address pays for. Pure."""
 
 from __future__ import annotations
 

@@ -59,9 +59,10 @@ from gantry_broker.protocol.frame import SMALL_FRAME, SMALL_HEADER, Frame, encod
 from gantry_broker.protocol.headers import SendHeader, error_answer
 from gantry_broker.protocol.limits import MAX_KEYS, MAX_QUEUES, MAX_REQUEST_KEYS
 from gantry_broker.protocol.message import (
-    MAX_BATCH,
+    BATCH_PART,
     BatchItem,
     decode_batch,
+    is_large_batch,
     parse_properties,
     tags_hash,
 )
@@ -72,7 +73,7 @@ from gantry_broker.store.log.record_reader import LOST
 from gantry_broker.store.types import PlainBatch, Put, Row, Stored, StoredBatch, row_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from gantry_broker.broker.events import Events
     from gantry_broker.broker.health import MemberHealth
@@ -173,11 +174,13 @@ class Sender:
         """Checked topics with their number of queues; cleared at each change of topics."""
         self._numbers = {str(number): number for number in range(SMALL)}
         """Small numbers by their digits. A look-up checks digits and range, and costs less than doing both."""
+        self.on_large: Callable[[Connection, Frame], None]
+        """Takes batches of over `BATCH_PART` messages, see `LargeBatches`."""
         self._shapes = Shapes()
         self._suffix = f"{Prop.CLUSTER}\x01{config.cluster}"
         self._suffix_bytes = self._suffix.encode()
         self._batch_rules = BatchRules(
-            sorted(SPECIAL), len(self._suffix_bytes), MAX_BATCH, MOST_SENT, MAX_KEYS, MAX_REQUEST_KEYS
+            sorted(SPECIAL), len(self._suffix_bytes), BATCH_PART, MOST_SENT, MAX_KEYS, MAX_REQUEST_KEYS
         )
         self.send_rules = plain_rules(self._suffix_bytes) if NAME == "rust" else None
         """What `take_plain` takes. Without the compiled core, sends come as frames, which then cost less."""
@@ -227,6 +230,8 @@ class Sender:
                         and len(text) <= plain_most
                         and "\0" not in text
                         and ext.get("j", "0") == "0"
+                        and ext["d"] in numbers
+                        and "l" not in ext
                         and len(body) <= max_body
                     ):
                         before, _, rest = text.partition(UNIQUE)
@@ -285,6 +290,9 @@ class Sender:
                             asked.append((frame, queue_id, 1, None, True))
                             continue
                 elif frame.code == _BATCH:
+                    if is_large_batch(frame.body):
+                        self.on_large(conn, frame)
+                        continue
                     found = self._plain_batch(frame, born_host)
                     if found is not None:
                         batch, keys_of = found
@@ -409,6 +417,38 @@ class Sender:
         count, keys = counts
         sys_flag &= ~(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
         return PlainBatch(name, queue_id, sys_flag, born_ms, born_host, frame.body, self._suffix_bytes, count), keys
+
+    def check_part(self, frame: Frame, body: bytes, born_host: bytes) -> int:
+        """Check a part of a large batch, and return its number of messages. Raises as `store_part`, and changes
+        nothing.
+        """
+        counts = self._batch_rules.check(body)
+        if counts is not None:
+            return counts[0]
+        header = SendHeader.parse(frame)
+        return len(self._batch(decode_batch(body), header, self._topic(header, granted=True)[0], 0, born_host))
+
+    def store_part(self, frame: Frame, born_host: bytes, now_ms: int) -> tuple[int, int, str, bool]:
+        """Store a part of a large batch, which `frame` has as its body. Return its queue, its first queue offset, the
+        ids of its messages, and whether the producer waits for confirmation.
+
+        Raises as `_slow_path` and `Appender.put_rows`.
+        """
+        puts: list[Row] | list[PlainBatch] = []
+        waits = True
+        with suppress(KeyError, ValueError):  # The slow path names the field, or what is illegal.
+            if (found := self._plain_batch(frame, born_host)) is not None:
+                puts, queue_id = [found[0]], found[0].queue_id
+        if not puts:
+            made, queue_id, _, waits = self._slow_path(frame, born_host, now_ms, granted=True)
+            puts = [row_of(put) for put in made]
+        stored = self._put(puts, now_ms)
+        self._store_took()
+        host = self._store_host_hex
+        if isinstance(stored[0], StoredBatch):
+            return queue_id, stored[0].queue_offset, message_ids(host, stored[0].entries), waits
+        ids = ",".join([f"{host}{place[0]:016X}" for place in stored])
+        return queue_id, stored[0].queue_offset, ids, waits
 
     def _put(self, puts: list[Row] | list[PlainBatch], now_ms: int) -> list[Stored] | list[StoredBatch]:
         """Store and count messages. Raises as `Appender.put_rows`."""
@@ -548,11 +588,13 @@ class Sender:
             at += count
         return pending, content
 
-    def _slow_path(self, frame: Frame, born_host: bytes, now_ms: int) -> tuple[list[Put], int, More | None, bool]:
+    def _slow_path(
+        self, frame: Frame, born_host: bytes, now_ms: int, *, granted: bool = False
+    ) -> tuple[list[Put], int, More | None, bool]:
         """Return (records, queue in the answer, one more field of it, whether the answer waits for confirmation).
 
         Raises RequestRejected, BadField, MessageIllegal, RecordError. All checks come before the creation of a topic: a
-        refused send changes nothing.
+        refused send changes nothing. `granted`: a slice is granted for it.
         """
         header = SendHeader.parse(frame)
         check_sizes(frame, header, self._settings.maxMessageSize)
@@ -574,7 +616,7 @@ class Sender:
                     ResponseCode.MESSAGE_ILLEGAL,
                     f"the message is illegal: a batch cannot be part of a transaction (sysFlag {header.sysFlag})",
                 )
-        topic, known = self._topic(header)
+        topic, known = self._topic(header, granted=granted)
         if is_compacted(topic.attributes) and items is None:
             _check_compaction_key(props)
         queue_id = header.queueId
@@ -637,7 +679,7 @@ class Sender:
             limit = header.maxReconsumeTimes
         return reconsume > 0 and reconsume > limit
 
-    def _topic(self, header: SendHeader) -> tuple[TopicConfig, bool]:
+    def _topic(self, header: SendHeader, *, granted: bool = False) -> tuple[TopicConfig, bool]:
         """Return (topic, whether it exists). Does not create the topic. Raises RequestRejected."""
         name = header.topic
         if not takes_sends(self._settings.brokerPermission, self._meta.working.marks):
@@ -653,7 +695,7 @@ class Sender:
         topic = known or self._creation.topic_for(name, header.defaultTopic, header.defaultTopicQueueNums)
         if topic is None:
             raise RequestRejected(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please!{FAQ}")
-        if known is None and self._slices.left_s <= 0:
+        if known is None and not granted and self._slices.left_s <= 0:
             raise _InTurn
         if not topic.perm & _WRITE:
             raise RequestRejected(ResponseCode.NO_PERMISSION, f"the topic[{name}] sending message is forbidden")
