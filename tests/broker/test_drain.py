@@ -44,6 +44,22 @@ async def settled(bench: Any) -> DrainReport:
     raise AssertionError(f"never settled: {report}")
 
 
+async def test_a_clock_that_is_set_forward_ends_no_retention(
+    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group is removed once all that is unread is beyond its retention: not because the clock says so for a while."""
+    bench = make_bench()
+    await bench.lead()
+    await bench.send(b"unread")
+    reports, wall = DrainReports(bench.broker), bench.broker.clock.unix_ms
+    before = await reports.report()
+    monkeypatch.setattr(bench.broker.clock, "unix_ms", lambda: wall() + 30 * 86_400_000)
+    after = await reports.report()
+    assert after.now_ms - before.now_ms < 3_600_000
+    assert after.now_ms < after.newest_ms + after.retention_ms
+    await bench.close()
+
+
 async def test_unread_messages_are_counted_by_consumer_group(make_bench: MakeBench) -> None:
     bench = make_bench()
     await bench.lead()

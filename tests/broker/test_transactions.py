@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, NoReturn
 import pytest
 from gantry_broker.broker import transactions
 from gantry_broker.broker.handlers import transaction
-from gantry_broker.protocol.codes import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC, RequestCode, ResponseCode
+from gantry_broker.protocol.codes import (
+    TRANS_CHECK_MAX_TIME_TOPIC,
+    TRANS_HALF_TOPIC,
+    TRANS_OP_HALF_TOPIC,
+    RequestCode,
+    ResponseCode,
+)
 from gantry_broker.protocol.message import decode_records
 from gantry_broker.store.types import Put
 
@@ -176,6 +182,48 @@ async def test_a_half_that_was_stored_by_a_clock_far_ahead_is_asked_about_soon(b
     bench.broker.writer.appended(None)
     made._read()
     assert [item.ask_at_ms < now + 3_600_000 for item in made._waiting.values()] == [True]
+
+
+def _set_clock(bench: Bench, monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
+    wall = bench.broker.clock.unix_ms
+    monkeypatch.setattr(bench.broker.clock, "unix_ms", lambda: wall() + hours * 3_600_000)
+
+
+async def test_a_clock_that_is_set_back_does_not_stop_checks(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of the next check would be a day away."""
+    made, broker = bench.broker.transactions, bench.broker
+    await made.loaded.wait()
+    broker.writer.append([_put(bench, TRANS_HALF_TOPIC, b"", HALF + "\x02CHECK_IMMUNITY_TIME_IN_SECONDS\x010")])
+    broker.writer.appended(None)
+    made._read()
+    made._check()
+    asked: list[int] = []
+    monkeypatch.setattr(made, "_ask", lambda offset, now: asked.append(offset))
+    _set_clock(bench, monkeypatch, -24)
+    for item in made._waiting.values():
+        item.ask_at_ms -= 120_000  # Two minutes pass.
+    made._check()
+    assert asked == [0]
+
+
+@pytest.mark.parametrize(("hours", "given_up"), [(24 * 4, False), (0, True)])
+async def test_a_clock_that_is_set_forward_gives_no_half_message_up(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, hours: int, given_up: bool
+) -> None:
+    """Its producer would commit it. One that is really too old is given up."""
+    made, broker = bench.broker.transactions, bench.broker
+    await made.loaded.wait()
+    put = _put(bench, TRANS_HALF_TOPIC, b"", HALF + "\x02CHECK_IMMUNITY_TIME_IN_SECONDS\x010")
+    if given_up:
+        put.born_ms -= 96 * 3_600_000
+    broker.writer.append([put])
+    broker.writer.appended(None)
+    made._read()
+    made._look()
+    _set_clock(bench, monkeypatch, hours)
+    made._check()
+    topics = bench.store.queues.topics_queues()
+    assert (TRANS_CHECK_MAX_TIME_TOPIC in topics) == given_up
 
 
 async def test_a_want_of_descriptors_when_a_master_takes_over_leaves_transactions_to_be_ended(

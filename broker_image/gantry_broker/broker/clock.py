@@ -10,6 +10,8 @@ log = logging.getLogger(__name__)
 
 SLACK_MS: Final = 60_000
 """A wall clock that is ahead by more has been set, or the machine has slept."""
+SET_BACK_MS: Final = 1_000
+"""A wall clock that goes back by less is followed."""
 PATIENCE_MS: Final = 3_600_000
 """The time for which a step of the wall clock can be corrected before anything is removed by it."""
 
@@ -51,3 +53,32 @@ class AgeClock:
                     return expected
         self._last, self._ahead_since = (now_ms, unix_ms), None
         return unix_ms
+
+
+class SteadyClock:
+    """Wall-clock time in milliseconds since 1970, or later: it does not go back, neither when the wall clock is set nor
+    under a new leader.
+
+    POP's log has when each delivery began and how long it lasts. By a clock that is behind the former one by an hour,
+    all messages in flight would stay invisible for an hour more, orderly queues would stand still, and no half message
+    would be asked about. So this clock begins at the latest time in the log, and goes on from there.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._ahead_ms = 0
+        self._last_ms = 0
+
+    def lead(self, latest_ms: int) -> None:
+        """Note that this member leads, and the latest time that its log has."""
+        self._last_ms = 0
+        self._ahead_ms = max(latest_ms - self._clock.unix_ms(), 0)
+
+    def unix_ms(self) -> int:
+        """Return the time now."""
+        now = self._clock.unix_ms() + self._ahead_ms
+        if now < self._last_ms - SET_BACK_MS:
+            self._ahead_ms += self._last_ms - now
+            now = self._last_ms
+        self._last_ms = now
+        return now

@@ -128,8 +128,8 @@ class Ports:
 
     def used_within(self, seconds: float) -> bool:
         """Whether a client has sent a message since then."""
-        since_ms = time.time() * 1000 - seconds * 1000
-        return any(c.attrs.get(SENT_MS, 0) > since_ms for s in self._client_servers for c in s.connections)
+        since_ms = time.monotonic() * 1000 - seconds * 1000
+        return any(c.attrs.get(SENT_MS, since_ms) > since_ms for s in self._client_servers for c in s.connections)
 
     async def start(self) -> int:
         """Listen and return the port for clients. Raises OSError when a port is taken."""

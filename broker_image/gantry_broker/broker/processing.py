@@ -105,7 +105,8 @@ class RequestProcessor:
         if not sends:
             return
         conn.attrs["client"] = True
-        conn.attrs[SENT_MS] = now_ms = self._context.clock.unix_ms()
+        conn.attrs[SENT_MS] = self._context.clock.now_ms()
+        now_ms = self._context.clock.unix_ms()
         if self._role.may_append:
             later = self._take_sends(conn, sends, now_ms)
             for frame in later:
@@ -122,7 +123,7 @@ class RequestProcessor:
         if not self._take_plain(conn, sends, now_ms):
             return False
         conn.attrs["client"] = True
-        conn.attrs[SENT_MS] = now_ms
+        conn.attrs[SENT_MS] = self._context.clock.now_ms()
         return True
 
     def refuse(self, conn: Connection, frames: list[Frame]) -> None:

@@ -26,7 +26,7 @@ def member_status(broker: BrokerContext, connections: int) -> MemberStatus:
     if broker.role.site.is_standby:
         fields["reason"] = broker.sites.reason
     fields["writable"] = broker.role.takes_writes and bool(fields["writable"]) and not broker.health.disk_full
-    marks, now = broker.meta.confirmed.marks, broker.clock.unix_ms()
+    marks, now = broker.meta.confirmed.marks, broker.clock.now_ms()
     return MemberStatus(
         cluster=config.own_cluster,
         group=config.own_group,

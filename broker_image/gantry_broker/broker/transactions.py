@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
+from gantry_broker.broker.clock import AgeClock, SteadyClock
 from gantry_broker.broker.delay import real_target
 from gantry_broker.broker.errors import NotWritable
 from gantry_broker.broker.send.messages import (
@@ -134,6 +135,8 @@ class Transactions:
         self._next_opaque = next_opaque
         self._role = role
         self._clock = clock
+        self._steady = SteadyClock(clock)
+        self._age = AgeClock()
         self._waiting: dict[int, Undecided] = {}
         self._decided: set[int] = set()
         """Decisions whose half message was not read yet."""
@@ -181,6 +184,7 @@ class Transactions:
         self.loaded.clear()
         if not leads:
             return
+        self._steady.lead(0)
         tables = self._meta.working
         self._half_at = max(tables.offset(TRANS_HALF_TOPIC, GROUP, 0), 0)
         self._op_at = self._marked_at = max(tables.offset(TRANS_OP_HALF_TOPIC, GROUP, 0), 0)
@@ -233,7 +237,7 @@ class Transactions:
                 if record.queue_offset in self._decided:
                     self._decided.discard(record.queue_offset)
                 else:
-                    stored = min(record.store_ms, self._clock.unix_ms())  # The writer's clock may have been ahead.
+                    stored = min(record.store_ms, self._steady.unix_ms())  # The writer's clock may have been ahead.
                     self._waiting[record.queue_offset] = Undecided(
                         record.phys_offset, stored, stored + self._immunity_ms(record)
                     )
@@ -335,6 +339,7 @@ class Transactions:
 
     def _look(self) -> None:
         """Check once the interval has passed by either clock: the wall clock goes on while the machine sleeps."""
+        self._aged_ms()
         monotonic, wall = self._checked_at
         interval = self._settings.transactionCheckInterval
         if self._clock.now_ms() - monotonic < interval and self._clock.unix_ms() - wall < interval:
@@ -343,10 +348,14 @@ class Transactions:
         self._set_timer()
         self._check()
 
+    def _aged_ms(self) -> int:
+        """Return the time by which a half message is too old: a clock that was set forward gives none up."""
+        return self._age.unix_ms(self._clock.now_ms(), self._clock.unix_ms())
+
     def _check(self) -> None:
         if not self._role.may_append:
             return
-        now = self._clock.unix_ms()
+        now = self._steady.unix_ms()
         due = [offset for offset, item in self._waiting.items() if item.ask_at_ms <= now][:CHECKS_PER_PASS]
         for offset in due:
             try:
@@ -406,7 +415,7 @@ class Transactions:
         times = whole_number(text, 0, MAX_CHECKS) or 0
         if (
             times >= self._settings.transactionCheckMax
-            or now - half.born_ms > self._settings.fileReservedTime * 3_600_000
+            or self._aged_ms() - half.born_ms > self._settings.fileReservedTime * 3_600_000
         ):
             self._give_up(half)
             return

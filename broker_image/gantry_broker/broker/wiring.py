@@ -138,7 +138,7 @@ def wire(
     clients, locks, filters = ClientTable(max_links(memory)), QueueLocks(), Filters(most_bytes(memory))
     access = AccessControl(config, store)
     held: HeldPulls[Pull] = HeldPulls(owners=lambda pull: owners_of(pull.conn))
-    stats = Stats(started_ms)
+    stats = Stats(clock.now_ms())
     counts = MessageCounts(stats, config.cluster)
     latencies = Latencies()
     disk, disk_forecast = DiskWatch(store), DiskForecast()
@@ -326,7 +326,7 @@ def wire(
             PeriodicTask("tables in the log", lambda: 1_000, lambda now: changes.write_tables()),
             PeriodicTask("POP state in the log", lambda: 1_000, lambda now: pop.write_whole()),
             PeriodicTask("clients", lambda: 5_000, expire_clients),
-            PeriodicTask("statistics", lambda: 10_000, lambda now: stats.sample(clock.unix_ms())),
+            PeriodicTask("statistics", lambda: 10_000, stats.sample),
             PeriodicTask("snapshots", flush_interval_ms, lambda now: snapshots.save_changed()),
             PeriodicTask("dead letters", lambda: 5_000, lambda now: dead_letters.look()),
             PeriodicTask("disk", lambda: REFRESH_MS, lambda now: disk.refresh()),

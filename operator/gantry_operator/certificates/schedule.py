@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from gantry_operator.certificates.x509 import CertificateInfo
+from gantry_operator.certificates.x509 import BACKDATED, CertificateInfo
 
 AUTHORITY_LIFETIME: Final = timedelta(days=5 * 365)
 LEAF_LIFETIME: Final = timedelta(days=90)
@@ -102,7 +102,7 @@ def leaf_reason(
         return "its renewal was requested"
     if now >= renewal_time(leaf):
         return "two thirds of its time are over"
-    if now < leaf.made - (leaf.not_after - leaf.made):
+    if now < leaf.made - BACKDATED:  # The clock was ahead, and was set back: everybody refuses the certificate.
         return "it was made in the future"
     return ""
 

@@ -104,14 +104,14 @@ def runtime_info(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     4.9.7 and 5.5.0). Gantry has no thread pools, so nothing waits in their queues.
     """
     store, stats, settings = broker.store, broker.stats, broker.settings
-    unix = broker.clock.unix_ms()
+    unix, now = broker.clock.unix_ms(), broker.clock.now_ms()
     usage = broker.disk.usage
     # Source: `UtilAll.getDiskPartitionSpaceUsedPercent` gives -1 for what is not known.
     ratio = -1 if usage is None else round(usage.ratio, 2)
     room = "not known" if usage is None else f"Total : {readable(usage.total)}, Free : {readable(usage.free)}."
     cluster = broker.config.cluster
-    put_tps = stats.tps("BROKER_PUT_NUMS", cluster, unix)
-    get_tps = stats.tps("BROKER_GET_NUMS", cluster, unix)
+    put_tps = stats.tps("BROKER_PUT_NUMS", cluster, now)
+    get_tps = stats.tps("BROKER_GET_NUMS", cluster, now)
     put_total, get_total = stats.total("BROKER_PUT_NUMS", cluster), stats.total("BROKER_GET_NUMS", cluster)
     seconds = (unix - broker.started_ms) // 1000
     days, hours, minutes = seconds // 86_400, seconds // 3_600 % 24, seconds // 60 % 60
@@ -217,7 +217,7 @@ def _earliest(broker: Parts) -> int:
 
 def stats_data(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     header = StatsDataHeader.parse(frame)
-    report = broker.stats.report(header.statsName, header.statsKey, broker.clock.unix_ms())
+    report = broker.stats.report(header.statsName, header.statsKey, broker.clock.now_ms())
     if report is None:
         raise RequestRejected(
             ResponseCode.SYSTEM_ERROR,

@@ -274,7 +274,7 @@ async def consume_stats(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     tps = 0.0
     for topic in topics:
         table.update(await progress(broker, header.consumerGroup, topic))
-        tps += broker.stats.tps("GROUP_GET_NUMS", f"{topic}@{header.consumerGroup}", broker.clock.unix_ms())
+        tps += broker.stats.tps("GROUP_GET_NUMS", f"{topic}@{header.consumerGroup}", broker.clock.now_ms())
     return ok(frame, body=await _consume_stats_body(broker, table, tps))
 
 
@@ -305,7 +305,7 @@ async def broker_consume_stats(broker: Parts, conn: Connection, frame: Frame) ->
                 continue
             table = await progress(broker, group, topic)
             total += sum(max(o.broker_offset - o.consumer_offset, 0) for o in table.values())
-            tps = broker.stats.tps("GROUP_GET_NUMS", f"{topic}@{group}", broker.clock.unix_ms())
+            tps = broker.stats.tps("GROUP_GET_NUMS", f"{topic}@{group}", broker.clock.now_ms())
             rows.append(await _consume_stats_body(broker, table, tps))
             size += len(rows[-1])
             if size > MAX_ANSWER:

@@ -199,7 +199,7 @@ async def topic_stats(broker: Parts, conn: Connection, frame: Frame) -> Frame:
         high = store.reader.max_offset(config.name, queue_id)
         last = store.reader.store_time(config.name, queue_id, high - 1) if high > low else 0
         table[MessageQueue(config.name, broker.config.group, queue_id)] = TopicOffset(low, high, max(last, 0))
-    tps = broker.stats.tps("TOPIC_PUT_NUMS", config.name, broker.clock.unix_ms())
+    tps = broker.stats.tps("TOPIC_PUT_NUMS", config.name, broker.clock.now_ms())
     return ok(frame, body=fastjson.dumps(topic_stats_to_json(table, tps)))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from gantry_broker.broker.clock import AgeClock
 from gantry_broker.broker.delay import due_time
 from gantry_broker.broker.http.rocketmq_metrics import StoreTimes, is_system_group
 from gantry_broker.broker.metadata.tables import DRAIN, position
@@ -49,6 +50,7 @@ class DrainReports:
         self._broker = broker
         self._times = StoreTimes()
         self._timer_times = TimerTimes()
+        self._age = AgeClock()
 
     async def report(self) -> DrainReport:
         """Works in slices: there may be very many topics and groups."""
@@ -108,7 +110,7 @@ class DrainReports:
             drain=meta.confirmed.marks.get(DRAIN, ""),
             settled=settled,
             end=begin,
-            now_ms=broker.clock.unix_ms(),
+            now_ms=self._age.unix_ms(broker.clock.now_ms(), broker.clock.unix_ms()),
             sends=broker.counts.put_count - broker.stats.total("TOPIC_PUT_NUMS", PROBE_TOPIC),
             newest_ms=newest,
             retention_ms=broker.settings.fileReservedTime * 3_600_000,

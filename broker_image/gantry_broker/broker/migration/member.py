@@ -413,7 +413,9 @@ class Migration:
         assert store is not None
         if TIMER_TOPIC not in store.queues.topics_queues():
             return
-        since = time.time_ns() // 1_000_000 - LONGEST_MS
+        # By the source's clock: this machine's may be ahead, and what is in flight would be forgotten.
+        newest = store.reader.store_time(TIMER_TOPIC, 0, store.reader.max_offset(TIMER_TOPIC, 0) - 1)
+        since = min(newest, time.time_ns() // 1_000_000) - LONGEST_MS
         if self._pops_at is None:
             self._pops_at = store.reader.offset_at_time(TIMER_TOPIC, 0, since)
         while self._pops_at < store.reader.max_offset(TIMER_TOPIC, 0) and time.monotonic() < until:

@@ -17,9 +17,9 @@ from gantry_broker.store.errors import StoreError
 
 if TYPE_CHECKING:
     from gantry_broker.broker.archive_reads import ArchiveReads
+    from gantry_broker.broker.clock import SteadyClock
     from gantry_broker.broker.metadata.creation import OnDemandCreation
     from gantry_broker.broker.metadata.tables import Metadata
-    from gantry_broker.broker.pop.clock import PopClock
     from gantry_broker.broker.pop.finding import QueueKey
     from gantry_broker.broker.pop.log import PopLog
     from gantry_broker.broker.pop.state import Expired
@@ -55,7 +55,7 @@ class Expiry:
         role: RoleState,
         stats: Stats,
         archive_reads: ArchiveReads,
-        clock: PopClock,
+        clock: SteadyClock,
         unlocked: Callable[[Sequence[QueueKey]], None],
     ) -> None:
         """`unlocked` gets orderly queues that are not blocked any more."""

@@ -26,11 +26,10 @@ from gantry_broker.store.types import Put
 from gantry_broker.timeslice import SLICE_S
 
 if TYPE_CHECKING:
-    from gantry_broker.broker.clock import Clock
+    from gantry_broker.broker.clock import Clock, SteadyClock
     from gantry_broker.broker.health import MemberHealth
     from gantry_broker.broker.log_writer import LogWriter
     from gantry_broker.broker.metadata.tables import Metadata
-    from gantry_broker.broker.pop.clock import PopClock
     from gantry_broker.broker.role import RoleState
     from gantry_broker.store.store import MessageStore
 
@@ -66,7 +65,7 @@ class PopLog:
         role: RoleState,
         health: MemberHealth,
         clock: Clock,
-        pop_clock: PopClock,
+        pop_clock: SteadyClock,
     ) -> None:
         self._store = store
         self._store_host = store_host

@@ -14,8 +14,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
 from gantry_broker.broker.archive_reads import PULL_S, busy
+from gantry_broker.broker.clock import SteadyClock
 from gantry_broker.broker.errors import NotWritable, RequestRejected
-from gantry_broker.broker.pop.clock import PopClock
 from gantry_broker.broker.pop.expiry import Expiry
 from gantry_broker.broker.pop.finding import Finder, Found, QueueKey, Wanted, answer
 from gantry_broker.broker.pop.log import PopLog
@@ -112,7 +112,7 @@ class PopService:
         self._filters = filters
         self._counts = counts
         self._slices = slices
-        self._clock = PopClock(clock)
+        self._clock = SteadyClock(clock)
         self._loop = asyncio.get_running_loop()
         self._epoch = -1
         self._log = PopLog(

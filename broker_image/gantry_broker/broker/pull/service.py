@@ -59,7 +59,7 @@ MOST_SENT_AWAY: Final = 1_000
 """Queues of one connection whose pulls are counted."""
 SENT_AWAY: Final = "sent_away"
 SENT_MS: Final = "sent_ms"
-"""Attribute of a connection: when it last brought sends, Unix milliseconds."""
+"""Attribute of a connection: when it last brought sends, monotonic milliseconds."""
 SENDS_MS: Final = 1_000
 """A connection that brought sends within this time is read at once: its senders wait for their answers."""
 _CODES: Final = {
@@ -316,7 +316,7 @@ class PullService:
         """Read no more pulls of this connection before the next turn."""
         if not self._turn_is_set:
             self._set_turn(wait_ms)
-        if conn not in self._unread and self._clock.unix_ms() - conn.attrs.get(SENT_MS, 0) > SENDS_MS:
+        if conn not in self._unread and self._clock.now_ms() - conn.attrs.get(SENT_MS, -SENDS_MS) >= SENDS_MS:
             self._unread[conn] = None
             conn.read_later(True)
 
