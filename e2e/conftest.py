@@ -16,7 +16,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kube import ROOT, SYSTEM, Cluster, Figure, Host, TooLate, apply, example, helm_install, kubectl, until
+from kube import (
+    ROOT,
+    SYSTEM,
+    Cluster,
+    CommandFailed,
+    Figure,
+    Host,
+    TooLate,
+    apply,
+    example,
+    helm_install,
+    kubectl,
+    run,
+    state_of_system,
+    until,
+)
 
 collect_ignore = [] if os.environ.get("E2E_ROUNDS") else ["test_n_rounds.py"]
 """Figures over many rounds are measured on demand."""
@@ -72,6 +87,17 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
+def _install() -> None:
+    """Install the chart for the first time. A machine that is busy with images has a second try."""
+    try:
+        helm_install()
+    except CommandFailed as error:
+        print(f"{error}\n{state_of_system()}")
+        # A killed helm leaves a release that nothing can upgrade.
+        run("helm", "uninstall", "gantry", "-n", SYSTEM, "--no-hooks", "--ignore-not-found", "--wait", timeout=180)
+        helm_install()
+
+
 @pytest.fixture(scope="session")
 def operator(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterator[None]:
     """The chart, installed as a user would: by the first of the parallel workers."""
@@ -79,7 +105,7 @@ def operator(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterat
     shared = base if worker_id == "master" else base.parent
     with locked(shared / "install.lock"):
         if not (shared / "installed").exists():
-            helm_install()
+            _install()
             until("the definition is served", lambda: kubectl("get", "bc", "-A") is not None)
             (shared / "installed").touch()
     yield

@@ -37,7 +37,11 @@ class CommandFailed(AssertionError):
 
 
 def run(*command: str, stdin: str | None = None, check: bool = True, timeout: float = 120) -> str:
-    done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=timeout, check=False)
+    """What a command prints. Raises CommandFailed, also when it is killed after `timeout` seconds."""
+    try:
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=timeout, check=False)
+    except subprocess.TimeoutExpired:
+        raise CommandFailed(f"{' '.join(command[:6])}: killed after {timeout:.0f} s") from None
     if check and done.returncode != 0:
         raise CommandFailed(f"{' '.join(command[:6])}: {done.stderr.strip() or done.stdout.strip()}")
     return done.stdout
@@ -138,8 +142,19 @@ def helm_install(*more: str) -> None:
         # Clusters of some tests name an image that does not exist, and quick JVMs for short runs.
         "--set", "image.allowed={gantry-broker:nowhere,gantry-broker:9.9.0}",
         "--set", "analytics.allowedSparkConf={spark.driver.extraJavaOptions,spark.executor.extraJavaOptions}", *more,
-        "--wait", "--timeout", "3m", timeout=240,
+        "--wait", "--timeout", "8m", timeout=540,
     )  # fmt: skip
+
+
+def state_of_system() -> str:
+    """Nodes, and what the pods of the chart and of Kubernetes do: the reason why an installation failed."""
+    asked = (
+        ("describe", "nodes"),
+        ("get", "pods", "-A", "-o", "wide"),
+        ("-n", SYSTEM, "describe", "pods"),
+        ("-n", SYSTEM, "get", "events", "--sort-by=.lastTimestamp"),
+    )
+    return "\n".join(kubectl(*words, check=False) for words in asked)
 
 
 BESIDE_OTHERS = "PYTEST_XDIST_WORKER" in os.environ
