@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from gantry_broker.protocol.message import Record
 from gantry_broker.store.log.record_reader import decode_records
 
 from tests.archive.test_broker import until
-from tests.broker.conftest import Bench
+from tests.broker.conftest import Bench, Wire
 from tests.broker.conftest import make_bench as make_bench
 
 SEGMENT = 65_536
@@ -210,18 +211,42 @@ async def test_a_store_that_hangs_holds_a_bounded_number_of_requests(
     try:
         with monkeypatch.context() as patch:
             patch.setattr(GroupArchive, "range_of", hang)
-            patch.setattr(archive_reads, "MOST_WAITING", 10)
+            patch.setattr(old.reads._waiting, "most", 10)
             frames = [old.bench.frame(RequestCode.PULL_MESSAGE, old.bench.pull_ext("T", n)) for n in range(30)]
             old.bench.give(*frames)
-            await until(lambda: sum(f.code == ResponseCode.SYSTEM_BUSY for f in old.bench.wire.frames) >= 20)
+            await until(lambda: sum(f.code == ResponseCode.SYSTEM_BUSY for f in old.bench.wire.frames) >= 25)
             assert len(threads) <= archive_reads.AT_ONCE
             answer = await old.bench.ask(RequestCode.PULL_MESSAGE, old.bench.pull_ext("T", COUNT - 1))
             assert answer.code == ResponseCode.SUCCESS
             assert (await old.bench.send(b"new")).code == ResponseCode.SUCCESS
-            assert sum(f.code == ResponseCode.SYSTEM_BUSY for f in old.bench.wire.frames) == 20
+            assert sum(f.code == ResponseCode.SYSTEM_BUSY for f in old.bench.wire.frames) == 25
+            assert old.reads._waiting.taken == 5, "one address has half of the places"
+            old.bench.wire = Wire()
+            old.bench.wire.peer = ("10.0.0.1", 40_000)
+            old.bench.give(*[old.bench.frame(RequestCode.PULL_MESSAGE, old.bench.pull_ext("T", n)) for n in range(3)])
+            await until(lambda: old.reads._waiting.taken == 8)
+            assert not old.bench.wire.frames, "they wait"
     finally:
         go_on.set()
-    await until(lambda: old.reads._waiting == 0)
+    await until(lambda: old.reads._waiting.taken == 0)
+
+
+async def test_a_clock_that_is_set_forward_hides_no_archived_message(
+    make_old: MakeOld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The topic has a retention of its own; what it hides stays hidden when the clock is right again."""
+    old = await make_old()
+    await old.fill()
+    await old.age()
+    tables, wall = old.bench.broker.meta.working, old.bench.broker.clock.unix_ms
+    tables.topics["T"] = replace(tables.topics["T"], attributes={"retention.ms": "86400000"})
+    assert old.reads.tiered is not None
+    await old.reads._refresh(old.reads.tiered)
+    before = old.reads.expired["T"]
+    monkeypatch.setattr(old.bench.broker.clock, "unix_ms", lambda: wall() + 30 * 86_400_000)
+    await old.reads._refresh(old.reads.tiered)
+    assert old.reads.expired["T"] == before < old.bench.store.log.start
+    assert len(await old.pull_all()) == COUNT
 
 
 async def test_a_read_that_nobody_waits_for_ends_with_its_fetch(

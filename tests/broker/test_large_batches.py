@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from gantry_broker.broker.role import RoleState
 from gantry_broker.broker.send.sender import Sender
+from gantry_broker.protocol.bodies import TopicConfig
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.message import BATCH_PART, BatchItem, batch_parts, count_batch, decode_record, encode_batch
 
@@ -74,6 +75,15 @@ async def test_one_message_that_is_illegal_refuses_all(bench: Bench, make: Calla
     refused = await bench.ask(RequestCode.SEND_BATCH_MESSAGE, bench.send_ext(batch=True), make(batch()))
     assert refused.code == ResponseCode.MESSAGE_ILLEGAL, refused.remark
     assert "T" not in bench.broker.meta.working.topics, "nothing was made for it"
+
+
+async def test_a_compacted_topic_takes_all_of_a_batch_or_nothing(bench: Bench) -> None:
+    attributes = {"cleanup.policy": "COMPACTION"}
+    bench.broker.meta.working.topics["T"] = TopicConfig("T", 1, 1, attributes=attributes)
+    items = [*batch(properties="\x02KEYS\x01k"), BatchItem(b"x", b"UNIQ_KEY\x01u")]
+    refused = await bench.ask(RequestCode.SEND_BATCH_MESSAGE, bench.send_ext(batch=True), encode_batch(items))
+    assert (refused.code, refused.remark) == (ResponseCode.MESSAGE_ILLEGAL, "Required message key is missing")
+    assert bench.store.reader.max_offset("T", 0) == 0
 
 
 async def test_a_batch_is_refused_once_this_member_leads_no_more(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

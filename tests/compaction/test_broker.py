@@ -189,7 +189,7 @@ async def test_what_the_archive_has_of_removed_messages_is_not_shown(
     monkeypatch.setattr(type(archive), "may_have_older", lambda self, begin: True)
     monkeypatch.setattr(type(archive), "may_have_place", lambda self, phys: True)
     monkeypatch.setattr(type(archive), "query", lambda self, *args: query(*args))
-    monkeypatch.setattr(type(archive), "record", lambda self, phys: one(phys))
+    monkeypatch.setattr(type(archive), "record", lambda self, phys, owner: one(phys))
     fields = {"topic": "T", "key": "k2", "maxNum": 32, "beginTimestamp": 0, "endTimestamp": 1 << 60}
     found = decode_records((await world.bench.ask(RequestCode.QUERY_MESSAGE, fields)).body)
     assert [record.body for record in found] == [b"17"]

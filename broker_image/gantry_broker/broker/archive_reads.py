@@ -24,9 +24,11 @@ from gantry_broker.archive.objects import BRIEF
 from gantry_broker.archive.opening import open_archive
 from gantry_broker.archive.threads import in_daemon_thread
 from gantry_broker.archive.tiered import Below, NotCached, Read, TieredLog, until_given_up
+from gantry_broker.broker.clock import AgeClock
 from gantry_broker.broker.errors import RequestRejected
 from gantry_broker.broker.metadata.attributes import retention_ms
 from gantry_broker.broker.metadata.topics import is_system_topic
+from gantry_broker.broker.shares import Shares
 from gantry_broker.protocol.codes import GetStatus, ResponseCode
 from gantry_broker.protocol.message import PHYS_OFFSET_AT, QUEUE_OFFSET_AT
 from gantry_broker.store.log.record_reader import TIME_HEAD_SIZE, store_ms_of
@@ -48,7 +50,7 @@ FOLDER: Final = "archive-cache"
 AT_ONCE: Final = 4
 """Reads that run at the same time; of those that need the object store, so many beside them."""
 MOST_WAITING: Final = 128
-"""Reads that wait for their turn: more are refused."""
+"""Reads that wait for their turn: more are refused. One user or address has as many as are free at most."""
 PULL_S: Final = 8.0
 """Seconds that a pull or a pop waits. Clients wait for 10 s or more."""
 LOOKUP_S: Final = 2.5
@@ -128,7 +130,8 @@ class ArchiveReads:
             self._tiered = TieredLog(group, folder, limit, rate=archive.read_rate_bytes)
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._store_slots = asyncio.Semaphore(AT_ONCE)
-        self._waiting = 0
+        self._waiting = Shares(MOST_WAITING)
+        self._age = AgeClock()
         self._failures = 0
         self._away_until = 0.0
         self._ready: OrderedDict[Any, tuple[Read, int]] = OrderedDict()
@@ -244,20 +247,22 @@ class ArchiveReads:
 
     # ---- reads
 
-    async def get(self, wanted: Wanted, seconds: float = PULL_S) -> Got:
-        """Read messages of a queue below the local log. Raises RequestRejected with what a client understands."""
+    async def get(self, wanted: Wanted, owner: str = "") -> Got:
+        """Read messages of a queue below the local log. `owner`: who pays for a place among those that wait; empty:
+        nobody. Raises RequestRejected with what a client understands.
+        """
         low, high = self._store.reader.bounds(wanted.topic, wanted.queue_id)
-        found = await self._read(wanted, self._below(wanted.topic, low), seconds)
+        found = await self._read(wanted, self._below(wanted.topic, low), owner)
         return self._got(wanted, found, low, high)
 
-    async def _read(self, wanted: Wanted, below: Below, seconds: float) -> Read:
+    async def _read(self, wanted: Wanted, below: Below, owner: str) -> Read:
         tiered = self._tiered
         assert tiered is not None
         read = partial(
             tiered.get, wanted.topic, wanted.queue_id, wanted.offset, below, wanted.most, wanted.max_bytes,
             wanted.codes, wanted.condition,
         )  # fmt: skip
-        return await self._call(read, seconds)
+        return await self._call(read, PULL_S, owner)
 
     def ready(self, wanted: Wanted) -> Got | None:
         """Return what `prepare` has read for a read; None: it has not."""
@@ -280,12 +285,12 @@ class ArchiveReads:
         """Forget what was read for a read: a pop has taken it."""
         self._ready.pop(wanted.key, None)
 
-    async def prepare(self, wanted: Wanted, seconds: float = PULL_S) -> None:
-        """Read for a step that cannot wait; `ready` has the result. Raises RequestRejected."""
+    async def prepare(self, wanted: Wanted, owner: str = "") -> None:
+        """Read for a step that cannot wait; `ready` has the result. `owner`: as for `get`. Raises RequestRejected."""
         if wanted.key in self._ready:
             return
         below = self._below(wanted.topic, self._store.reader.min_offset(wanted.topic, wanted.queue_id))
-        found = await self._read(wanted, below, seconds)
+        found = await self._read(wanted, below, owner)
         self._ready[wanted.key] = found, below.visible_from
         while len(self._ready) > MOST_READY:
             self._ready.popitem(last=False)
@@ -308,11 +313,13 @@ class ArchiveReads:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def offset_at_time(self, topic: str, queue_id: int, ms: int, *, upper: bool) -> int | None:
+    async def offset_at_time(self, topic: str, queue_id: int, ms: int, *, upper: bool, owner: str = "") -> int | None:
         """Return the offset that the archive has below the local log for a time; None: none. Raises RequestRejected."""
         tiered, below = self._tiered, self._below(topic, self._store.reader.min_offset(topic, queue_id))
         assert tiered is not None
-        return await self._call(partial(tiered.offset_at_time, topic, queue_id, ms, below, upper=upper), LOOKUP_S)
+        return await self._call(
+            partial(tiered.offset_at_time, topic, queue_id, ms, below, upper=upper), LOOKUP_S, owner
+        )
 
     def may_have_time(self, topic: str, queue_id: int, ms: int) -> bool:
         """Whether the archive has to be asked for a time: there are older messages than the local ones."""
@@ -322,23 +329,23 @@ class ArchiveReads:
             return False
         return not self.knows or self.floor(topic, queue_id) is not None
 
-    async def store_time(self, topic: str, queue_id: int, offset: int) -> int:
+    async def store_time(self, topic: str, queue_id: int, offset: int, owner: str = "") -> int:
         """Return the store time of an archived record, ms; -1 without one. Raises RequestRejected."""
         tiered, below = self._tiered, self._below(topic, self._store.reader.min_offset(topic, queue_id))
         assert tiered is not None
-        return await self._call(partial(tiered.store_time, topic, queue_id, offset, below), LOOKUP_S)
+        return await self._call(partial(tiered.store_time, topic, queue_id, offset, below), LOOKUP_S, owner)
 
     def may_have_place(self, phys: int) -> bool:
         """Whether a place of the log is below the local one, and perhaps in the archive."""
         return self._tiered is not None and 0 <= phys < self._store.log.start
 
-    async def record(self, phys: int) -> Record:
+    async def record(self, phys: int, owner: str = "") -> Record:
         """Return the record at a place below the local log. Raises RequestRejected."""
         tiered = self._tiered
         assert tiered is not None
         marks = dict(self._store.queues.deletion_watermarks)
         try:
-            found = await self._call(partial(tiered.record, phys, self._store.log.start, marks), LOOKUP_S)
+            found = await self._call(partial(tiered.record, phys, self._store.log.start, marks), LOOKUP_S, owner)
         except Missing as error:
             text = f"look message by offset failed, {phys}: {error}"
             raise RequestRejected(ResponseCode.SYSTEM_ERROR, text) from None
@@ -356,14 +363,22 @@ class ArchiveReads:
             return True
 
     async def query(
-        self, topic: str, key: str, most: int, begin_ms: int, end_ms: int, unique: bool, max_bytes: int
+        self,
+        topic: str,
+        key: str,
+        most: int,
+        begin_ms: int,
+        end_ms: int,
+        unique: bool,
+        max_bytes: int,
+        owner: str = "",
     ) -> list[Record]:
         """Return records below the local log with a key, newest first. Raises RequestRejected."""
         tiered, start = self._tiered, self._store.log.start
         assert tiered is not None
         mark = self._store.queues.deletion_watermarks.get(topic, 0)
         found = await self._call(
-            partial(tiered.query, topic, key, most, begin_ms, end_ms, unique, max_bytes, start, mark), LOOKUP_S
+            partial(tiered.query, topic, key, most, begin_ms, end_ms, unique, max_bytes, start, mark), LOOKUP_S, owner
         )
         for record in found:
             self._remember(record.phys_offset, topic)
@@ -393,15 +408,15 @@ class ArchiveReads:
         if len(self._topics) > MOST_PLACES:
             self._topics.popitem(last=False)
 
-    async def _call(self, call: Callable[..., T], seconds: float) -> T:
+    async def _call(self, call: Callable[..., T], seconds: float, owner: str) -> T:
         """Run a read in a thread: first with what this disk has, then with the object store.
 
         Raises RequestRejected (SYSTEM_BUSY, or SYSTEM_ERROR for damage), Missing.
         """
-        if self._waiting >= MOST_WAITING:
+        owners = (owner,) if owner else ()
+        if not self._waiting.take(owners):
             self.served.refused += 1
-            raise busy(f"{self._waiting} requests wait for it")
-        self._waiting += 1
+            raise busy(f"{self._waiting.taken} requests wait for it")
         try:
             return await asyncio.wait_for(self._twice(call), seconds)
         except TimeoutError:
@@ -418,7 +433,7 @@ class ArchiveReads:
             self.served.refused += 1
             raise busy(str(error)) from None
         finally:
-            self._waiting -= 1
+            self._waiting.give_back(owners)
 
     async def _twice(self, call: Callable[..., T]) -> T:
         with_store = False
@@ -500,7 +515,7 @@ class ArchiveReads:
             return
         marks = dict(self._store.queues.deletion_watermarks)
         await in_daemon_thread(partial(tiered.refresh, state, self._store.log.start, marks))
-        now, since = self._clock.unix_ms(), {}
+        now, since = self._age.unix_ms(self._clock.now_ms(), self._clock.unix_ms()), {}
         for name, topic in list(self._meta.working.topics.items())[:MOST_TOPICS]:
             keep_ms = retention_ms(topic.attributes)
             if keep_ms is not None and not is_system_topic(name):

@@ -210,7 +210,8 @@ async def consume_directly(broker: Parts, conn: Connection, frame: Frame) -> Fra
         try:
             _, _, phys = parse_message_id(header.msgId)
             archived = broker.archive_reads.may_have_place(phys)
-            record = await broker.archive_reads.record(phys) if archived else broker.store.reader.named_record(phys)
+            reads, reader = broker.archive_reads, broker.store.reader
+            record = await reads.record(phys, owners_of(conn)[1]) if archived else reader.named_record(phys)
             body = record.encode()
         except (ValueError, StoreError) as error:
             raise BadField("msgId", header.msgId[:80], f"the id of a message of this broker ({error})") from None

@@ -159,14 +159,16 @@ def min_offset(broker: Parts, conn: Connection, frame: Frame) -> Frame:
 def search_offset(broker: Parts, conn: Connection, frame: Frame) -> Frame | Coroutine[None, None, Frame]:
     header = SearchOffsetHeader.parse(frame)
     known_queue(broker, header.topic, header.queueId)
-    found = offset_at_time(broker, header.topic, header.queueId, int(header.timestamp), upper=header.upper)
+    found = offset_at_time(
+        broker, header.topic, header.queueId, int(header.timestamp), upper=header.upper, owner=owners_of(conn)[1]
+    )
     if isinstance(found, int):
         return ok(frame, {"offset": str(found)})
     return _when_found(frame, "offset", found)
 
 
 def offset_at_time(
-    broker: Parts, topic: str, queue_id: int, ms: int, *, upper: bool = False
+    broker: Parts, topic: str, queue_id: int, ms: int, *, upper: bool = False, owner: str = ""
 ) -> int | Coroutine[None, None, int]:
     """Return the offset of a queue for a time, as `Reader.offset_at_time`: here, or in the archive.
 
@@ -179,11 +181,13 @@ def offset_at_time(
     low, high = store.reader.bounds(topic, queue_id)
     if upper and low < high and store.reader.store_time(topic, queue_id, local) in range(ms + 1):
         return local  # The last one so far is a local one.
-    return _archived_at_time(broker, topic, queue_id, ms, local, upper=upper)
+    return _archived_at_time(broker, topic, queue_id, ms, local, upper=upper, owner=owner)
 
 
-async def _archived_at_time(broker: Parts, topic: str, queue_id: int, ms: int, local: int, *, upper: bool) -> int:
-    found = await broker.archive_reads.offset_at_time(topic, queue_id, ms, upper=upper)
+async def _archived_at_time(
+    broker: Parts, topic: str, queue_id: int, ms: int, local: int, *, upper: bool, owner: str
+) -> int:
+    found = await broker.archive_reads.offset_at_time(topic, queue_id, ms, upper=upper, owner=owner)
     return local if found is None else found
 
 
@@ -196,5 +200,7 @@ def earliest_store_time(broker: Parts, conn: Connection, frame: Frame) -> Frame 
     known_queue(broker, header.topic, header.queueId)
     first = broker.archive_reads.min_offset(header.topic, header.queueId)
     if first < broker.store.reader.min_offset(header.topic, header.queueId):
-        return _when_found(frame, "timestamp", broker.archive_reads.store_time(header.topic, header.queueId, first))
+        owner = owners_of(conn)[1]
+        found = broker.archive_reads.store_time(header.topic, header.queueId, first, owner)
+        return _when_found(frame, "timestamp", found)
     return ok(frame, {"timestamp": str(broker.store.reader.store_time(header.topic, header.queueId, first))})

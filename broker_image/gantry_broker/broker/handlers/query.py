@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import orjson
 
+from gantry_broker.admission import owners_of
 from gantry_broker.broker.archive_reads import Wanted
 from gantry_broker.broker.errors import RequestRejected
 from gantry_broker.broker.handlers.offsets import Parts as OffsetParts
@@ -53,12 +54,18 @@ def query_message(broker: Parts, conn: Connection, frame: Frame) -> Frame | Coro
     found = broker.store.reader.query(header.topic, header.key, limit, begin_ms, end_ms, unique, MAX_BYTES)
     complete = len(found) >= limit or (unique and bool(found))
     if not complete and (broker.archive_reads.may_have_older(begin_ms) or broker.store.reader.has_copies(header.topic)):
-        return _with_older(broker, frame, header, limit, unique, found)
+        return _with_older(broker, conn, frame, header, limit, unique, found)
     return _found(broker, frame, found)
 
 
 async def _with_older(
-    broker: Parts, frame: Frame, header: QueryMessageHeader, limit: int, unique: bool, found: list[Record]
+    broker: Parts,
+    conn: Connection,
+    frame: Frame,
+    header: QueryMessageHeader,
+    limit: int,
+    unique: bool,
+    found: list[Record],
 ) -> Frame:
     """Add the messages that compaction has copied, and those that only the archive has. Raises RequestRejected."""
     reader, begin_ms, end_ms = broker.store.reader, int(header.beginTimestamp), int(header.endTimestamp)
@@ -72,7 +79,7 @@ async def _with_older(
     found = [*found, *sorted(copied, key=lambda record: -record.store_ms)][:limit]
     if len(found) < limit and broker.archive_reads.may_have_older(begin_ms):
         older = await broker.archive_reads.query(
-            header.topic, header.key, limit - len(found), begin_ms, end_ms, unique, room
+            header.topic, header.key, limit - len(found), begin_ms, end_ms, unique, room, owners_of(conn)[1]
         )
         places = {record.phys_offset for record in found}
         found += [r for r in older if r.phys_offset not in places and not reader.is_replaced(r)]
@@ -98,12 +105,12 @@ def _found(broker: Parts, frame: Frame, found: list[Record]) -> Frame:
 def view_message(broker: Parts, conn: Connection, frame: Frame) -> Frame | Coroutine[None, None, Frame]:
     header = ViewMessageHeader.parse(frame)
     if broker.archive_reads.may_have_place(int(header.offset)):
-        return _view_archived(broker, frame, int(header.offset))
+        return _view_archived(broker, conn, frame, int(header.offset))
     return ok(frame, body=stored_record(broker, int(header.offset)).encode())
 
 
-async def _view_archived(broker: Parts, frame: Frame, phys: int) -> Frame:
-    record = await broker.archive_reads.record(phys)
+async def _view_archived(broker: Parts, conn: Connection, frame: Frame, phys: int) -> Frame:
+    record = await broker.archive_reads.record(phys, owners_of(conn)[1])
     if broker.store.reader.is_replaced(record):
         raise RequestRejected(
             ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {phys}: a newer message has its key"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final, Protocol
 
+from gantry_broker.admission import owners_of
 from gantry_broker.broker.errors import RequestRejected
 from gantry_broker.broker.handlers.requests import ok
 from gantry_broker.broker.metadata.topics import dlq_topic, group_fault, retry_topic
@@ -81,7 +82,7 @@ async def _send_back_archived(
     broker: Parts, conn: Connection, frame: Frame, header: SendBackHeader, group: SubscriptionGroup
 ) -> Frame | None:
     """Raise RequestRejected."""
-    record = await broker.archive_reads.record(int(header.offset))
+    record = await broker.archive_reads.record(int(header.offset), owners_of(conn)[1])
     if not broker.role.leading:
         raise RequestRejected(ResponseCode.SERVICE_NOT_AVAILABLE, broker.role.refusal())
     return _send_back(broker, conn, frame, header, group, record)

@@ -161,7 +161,7 @@ class Finder:
             if len(self._log.state.queues) >= MAX_QUEUES:
                 return None
             begin = self.begin(request.group, topic, queue_id, request.init_mode)
-            if not self._log.has_room(key, begin, str(request.owners[-1]) if request.owners else ""):
+            if not self._log.has_room(key, begin, request.owner):
                 return None
             queue = self._log.changes.add(key, begin)
         return queue

@@ -44,6 +44,11 @@ class Pop:
     owners: tuple[Hashable, ...] = ()
     """Whose share of the places it takes while it waits (`broker/shares.py`)."""
 
+    @property
+    def owner(self) -> str:
+        """The user or address that asks; empty: not known."""
+        return str(self.owners[-1]) if self.owners else ""
+
 
 class PopStatus(Enum):
     FOUND = "found"

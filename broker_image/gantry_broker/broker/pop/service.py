@@ -171,7 +171,7 @@ class PopService:
                 if self._loop.time() > late:
                     raise busy("others wait for it, too")
                 for read in found.archived:
-                    await self._archive_reads.prepare(read)
+                    await self._archive_reads.prepare(read, request.owner)
             elif not found.more:
                 break
             await self._slices.grant()
@@ -358,9 +358,8 @@ class PopService:
         request.max_messages = min(max(request.max_messages, 1), MAX_MESSAGES)
         begun = perf_counter()
         try:
-            owner = str(request.owners[-1]) if request.owners else ""
             subscription = self._filters.subscription(
-                request.topic, request.expression or "*", request.expression_type, owner
+                request.topic, request.expression or "*", request.expression_type, request.owner
             )
             request.expression = subscription.data.expression  # One text for all pops with this filter.
             if subscription.is_tag:

@@ -281,7 +281,8 @@ class PullService:
                 self._settings.maxTransferBytesOnMessageInMemory,
                 asked.codes,
                 None if condition is None else lambda record: condition(parse_properties(record.properties)),
-            )
+            ),
+            owners_of(made.conn)[1],
         )
         if not made.conn.closed:
             code = ResponseCode.SUCCESS if got.count else ResponseCode.PULL_RETRY_IMMEDIATELY

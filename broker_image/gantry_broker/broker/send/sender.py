@@ -422,11 +422,10 @@ class Sender:
         """Check a part of a large batch, and return its number of messages. Raises as `store_part`, and changes
         nothing.
         """
-        counts = self._batch_rules.check(body)
-        if counts is not None:
-            return counts[0]
         header = SendHeader.parse(frame)
-        return len(self._batch(decode_batch(body), header, self._topic(header, granted=True)[0], 0, born_host))
+        topic = self._topic(header, granted=True)[0]
+        counts = None if is_compacted(topic.attributes) else self._batch_rules.check(body)
+        return counts[0] if counts is not None else len(self._batch(decode_batch(body), header, topic, 0, born_host))
 
     def store_part(self, frame: Frame, born_host: bytes, now_ms: int) -> tuple[int, int, str, bool]:
         """Store a part of a large batch, which `frame` has as its body. Return its queue, its first queue offset, the
