@@ -37,7 +37,7 @@ from gantry_broker.client.session import Session
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.codes import AUTO_CREATE_TOPIC, RequestCode
 from gantry_broker.protocol.frame import Frame
-from gantry_broker.proxy.contract import SERVICE, v2
+from gantry_broker.protocol.grpc_contract import SERVICE, v2
 
 TICK = os.sysconf("SC_CLK_TCK")
 STARTS = 32

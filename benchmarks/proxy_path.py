@@ -25,12 +25,12 @@ from gantry_broker.client.session import Session
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame, FrameDecoder, encode_frame
+from gantry_broker.protocol.grpc_contract import SERVICE, v2
 from gantry_broker.protocol.message import encode_record
 from gantry_broker.protocol.pop_batches import NO_EFFECT
 from gantry_broker.proxy import process
 from gantry_broker.proxy.authentication import Authentication
 from gantry_broker.proxy.brokers import Brokers
-from gantry_broker.proxy.contract import SERVICE, v2
 from gantry_broker.proxy.http2 import hpack
 from gantry_broker.proxy.http2.core import PREFACE
 from gantry_broker.proxy.http2.endpoint import Endpoint, GrpcConnection

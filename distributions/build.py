@@ -29,6 +29,7 @@ NEEDED: Final = ("orjson",)
 EXTRAS: Final = {
     "tls": ("cryptography",),
     "compression": ("lz4", "zstandard"),
+    "grpc": ("grpcio", "protobuf"),
     "opentelemetry": ("opentelemetry-api",),
     "celery": ("kombu",),
     "taskiq": ("taskiq",),

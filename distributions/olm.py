@@ -11,6 +11,7 @@ import argparse
 import json
 import shutil
 import sys
+from base64 import b64encode
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -30,6 +31,7 @@ DROPPED: Final = frozenset({"ClusterRoleBinding", "NetworkPolicy", "RoleBinding"
 TARGETS: Final = {"valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['olm.targetNamespaces']"}}}
 """The namespaces that a person chose, as OLM tells an operator."""
 EXAMPLES: Final = ("quickstart.yaml", "topics.yaml", "users.yaml")
+ICON: Final = ROOT / "operator/gantry_operator/console/static/icon.svg"
 DESCRIPTIONS: Final = {
     "BrokerCluster": "NameServers and replicated broker groups",
     "BrokerTopic": "A topic of a cluster",
@@ -119,6 +121,7 @@ def _version(objects: list[dict[str, Any]], deployments: list[dict[str, Any]]) -
             "minKubeVersion": "1.29.0",
             "keywords": ["rocketmq", "messaging", "queue", "streaming"],
             "provider": {"name": "Gantry"},
+            "icon": [{"base64data": b64encode(ICON.read_bytes()).decode(), "mediatype": "image/svg+xml"}],
             "links": [{"name": k, "url": v} for k, v in made.get("urls", {}).items()],
             "installModes": [
                 {"type": kind, "supported": True}

@@ -14,7 +14,7 @@ import grpc
 import pytest
 import yaml
 from gantry_broker.client import Credentials
-from gantry_broker.proxy.contract import Code
+from gantry_broker.protocol.grpc_contract import Code
 from kube import Cluster, Figure, Host, TooLate, apply, example, get, kubectl, run, unharmed, until
 
 from tests.support.grpc_client import GrpcClient, Refused

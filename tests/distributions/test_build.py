@@ -90,7 +90,9 @@ def test_the_client_alone_works_with_one_package_and_without_unix(
 
 
 def test_the_client_names_every_package_that_it_may_import() -> None:
-    named = {package.partition("-")[0] for packages in EXTRAS.values() for package in packages}
+    modules_of = {"grpcio": "grpc", "protobuf": "google"}
+    packages = {package for some in EXTRAS.values() for package in some}
+    named = {modules_of.get(package, package.partition("-")[0]) for package in packages}
     assert others_of(client_modules()) == set(NEEDED) | named
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import grpc
 import pytest
 from gantry_broker.client import Credentials
-from gantry_broker.proxy.contract import Code
+from gantry_broker.protocol.grpc_contract import Code
 from gantry_operator.platforms.local.process import start_mark
 
 from tests.local.cluster import Cluster, kill, take_down

@@ -16,8 +16,8 @@ from gantry_broker.namesrv.settings import NameServerSettings
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.codes import AUTO_CREATE_TOPIC, RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.grpc_contract import SERVICE, v2
 from gantry_broker.proxy.config import ProxyConfig
-from gantry_broker.proxy.contract import SERVICE, v2
 from gantry_broker.proxy.process import Proxy
 
 from tests.client.cluster import Cluster

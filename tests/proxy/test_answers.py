@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
-from gantry_broker.proxy.contract import Code, v2
+from gantry_broker.protocol.grpc_contract import Code, v2
 from google.protobuf.json_format import MessageToDict
 
 from tests.proxy import cluster as c

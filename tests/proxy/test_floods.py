@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from gantry_broker.proxy.contract import Code, v2
+from gantry_broker.protocol.grpc_contract import Code, v2
 
 from tests.proxy import cluster as c
 from tests.proxy.test_members import context_of

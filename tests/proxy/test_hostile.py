@@ -19,8 +19,8 @@ from pathlib import Path
 
 import grpc
 import pytest
+from gantry_broker.protocol.grpc_contract import SERVICE, Code, v2
 from gantry_broker.proxy.config import ProxyConfig
-from gantry_broker.proxy.contract import SERVICE, Code, v2
 from gantry_broker.proxy.http2 import endpoint, hpack
 from gantry_broker.proxy.http2.core import PREFACE
 from gantry_broker.proxy.limits import MAX_MESSAGES

@@ -9,19 +9,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gantry_broker.protocol import grpc_contract as contract
 from gantry_broker.protocol.bodies import MAX_BITS, BatchAcks, QueueData
 from gantry_broker.protocol.codes import Prop, SysFlag
 from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.grpc_contract import Code, MessageType, Permission, v2
 from gantry_broker.protocol.message import decode_record, encode_record, format_properties, java_hash, pack_host
 from gantry_broker.protocol.pop_batches import batch_of, named, without_effect
 from gantry_broker.protocol.pop_handle import Handle
 from gantry_broker.protocol.retry_policy import EXPONENTIAL, Exponential, RetryPolicy
 from gantry_broker.proxy import clients as clients_module
-from gantry_broker.proxy import contract, elements
+from gantry_broker.proxy import elements
 from gantry_broker.proxy.answers import Refusal, overall, status_bytes
 from gantry_broker.proxy.brokers import GroupConfig
 from gantry_broker.proxy.clients import Clients, answered_settings
-from gantry_broker.proxy.contract import Code, MessageType, Permission, v2
 from gantry_broker.proxy.messages import (
     consistent_hash,
     received,

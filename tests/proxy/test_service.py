@@ -20,10 +20,10 @@ from gantry_broker.access.guesses import WRONG_A_SECOND
 from gantry_broker.access.table import AccessTable, table_json
 from gantry_broker.protocol.codes import RequestCode
 from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.grpc_contract import Code, v2
 from gantry_broker.proxy import brokers, receiving, renewal, service
 from gantry_broker.proxy.authentication import TooManyGuesses
 from gantry_broker.proxy.brokers import CALL_S
-from gantry_broker.proxy.contract import Code, v2
 from gantry_broker.proxy.receiving import HeldReceive
 from gantry_broker.remoting.connection import Connection
 from prometheus_client.parser import text_string_to_metric_families

@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 from gantry_broker.client.credentials import Credentials
-from gantry_broker.proxy.contract import SERVICE, Code, v2
+from gantry_broker.protocol.grpc_contract import SERVICE, Code, v2
 
 
 class Refused(Exception):

@@ -13,11 +13,12 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, Self
 
 from gantry_broker.client.credentials import Credentials
 from gantry_broker.client.errors import BrokerError, InvalidMessage, NoRoute, SendFailed
 from gantry_broker.client.message import MAX_BODY, Message, ReceivedMessage, SendResult, check_group, pack_properties
+from gantry_broker.client.proxy_address import ONLY_REMOTING, proxy_of
 from gantry_broker.client.selection import QueueSelector, RoundRobin, select_by_hash, writable_queues
 from gantry_broker.client.session import (
     BACKOFF_FIRST,
@@ -52,6 +53,8 @@ from gantry_broker.remoting.tls import TlsOptions
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
+
+    from gantry_broker.client.grpc_endpoint import GrpcSender
 
 SEND_SECONDS: Final = 3.0
 RETRIES: Final = 2
@@ -113,7 +116,11 @@ class Producer:
 
     async with Producer("127.0.0.1:9876") as producer:
         result = await producer.send("Orders", b"...", keys="4711")
+
+    With "grpc://HOST:PORT", a proxy, it speaks gRPC (docs/client.md says what that cannot do).
     """
+
+    _GRPC_TOO: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -137,9 +144,20 @@ class Producer:
         that the program has set, if any.
         """
         check_group(group)
-        self.session = session_of(name_servers, credentials, tls)
         self.group = group
         self.timeout = timeout
+        self._grpc: GrpcSender | None = None
+        proxy = proxy_of(name_servers)
+        if proxy is None:
+            self.session = session_of(name_servers, credentials, tls)
+        elif not self._GRPC_TOO:
+            raise ValueError(ONLY_REMOTING.format(name_servers))
+        elif trace:
+            raise ValueError("by gRPC a client writes no message trace: leave out trace=True, spans are there")
+        else:
+            from gantry_broker.client.grpc_endpoint import GrpcSender
+
+            self._grpc = GrpcSender(proxy, timeout, max_body, credentials, tls)
         self.retries = retries
         self._compress_over = compress_over
         self._compression = compression
@@ -162,6 +180,10 @@ class Producer:
         await self.close()
 
     async def start(self) -> None:
+        if self._grpc is not None:
+            await self._grpc.endpoint.start()
+            self._spans = spans_of(self._tracer_provider, self.group)
+            return
         self.session.producer_groups.add(self.group)
         await self.session.start()
         if not self.group.startswith(GROUP_PREFIX):
@@ -170,6 +192,9 @@ class Producer:
             await self._trace.start()
 
     async def close(self) -> None:
+        if self._grpc is not None:
+            await self._grpc.endpoint.close()
+            return
         if self._trace is not None:
             await self._trace.close()
         await self.session.unregister(producer=self.group)
@@ -196,6 +221,10 @@ class Producer:
         """
         if isinstance(message, str):
             message = Message(message, body or b"", tags, keys)
+        if self._grpc is not None:
+            if queue is not None or selector is not None:
+                raise InvalidMessage("by gRPC the proxy chooses the queue: write key=... for an order, not queue")
+            return await self._send_by_grpc(self._grpc, [message], key, timeout)
         if selector is None and key is not None:
             selector = select_by_hash
         wanted = timeout or self.timeout
@@ -212,6 +241,10 @@ class Producer:
         self, messages: Sequence[Message], *, queue: MessageQueue | None = None, timeout: float | None = None
     ) -> SendResult:
         """Send messages of one topic in one request, to one queue. Raises as `send`."""
+        if self._grpc is not None:
+            if queue is not None or len({message.topic for message in messages}) != 1:
+                raise InvalidMessage("by gRPC a batch has messages of one topic, and the proxy chooses the queue")
+            return await self._send_by_grpc(self._grpc, messages, None, timeout)
         wanted = timeout or self.timeout
         if self._spans is None and self._trace is None:
             frame, unique_keys = self._batch_frame(messages)
@@ -228,11 +261,21 @@ class Producer:
         """
         if isinstance(message, str):
             message = Message(message, body or b"")
+        if self._grpc is not None:
+            raise InvalidMessage("gRPC acknowledges each message: write send, not send_oneway")
         if self._spans is None:
             await self._send_oneway(message, None)
             return
         with self._spans.send([message]) as (_, properties):
             await self._send_oneway(message, properties)
+
+    async def _send_by_grpc(
+        self, sender: GrpcSender, messages: Sequence[Message], key: object, timeout: float | None
+    ) -> SendResult:
+        async with self._watched(messages) as watch:
+            wire = [sender.wire_message(message, key, watch.properties) for message in messages]
+            result = watch.result = await sender.send(wire, timeout or self.timeout)
+        return result
 
     async def _send_oneway(self, message: Message, extra: dict[str, str] | None) -> None:
         frame, _ = self._frame(message, extra)
@@ -246,6 +289,9 @@ class Producer:
 
         Brokers refuse it unless their setting `recallMessageEnable` is on. Raises BrokerError, RemotingError, NoRoute.
         """
+        if self._grpc is not None:
+            await self._grpc.recall(topic, handle, timeout or CALL_SECONDS)
+            return
         try:
             broker = RecallHandle.decode(handle).broker
         except ValueError as error:
@@ -334,6 +380,8 @@ class Producer:
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """Return the writable queues of a topic. Raises NoRoute."""
+        if self._grpc is not None:
+            return await self._grpc.queues(topic)
         return await self._queues(topic)
 
     # What is seen of a send

@@ -30,6 +30,8 @@ MAX_REPLY = 64 * 1024 * 1024
 class Requester(Producer):
     """A producer that waits for replies: `reply = await requester.request(Message("Prices", b"apples"))`."""
 
+    _GRPC_TOO = False
+
     def __init__(self, name_servers: str | Sequence[str] | Session, group: str, **options: Any) -> None:
         super().__init__(name_servers, group, **options)
         self._pending_replies = self.session.replies

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from gantry_broker.client.consumer_admin import ConsumerAdmin, ConsumerAdminHandler
 from gantry_broker.client.errors import BrokerError, NoRoute
+from gantry_broker.client.proxy_address import ONLY_REMOTING, proxy_of
 from gantry_broker.client.uniqueid import local_address
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import BodyError, ConsumerData, Heartbeat, TopicRoute
@@ -59,7 +60,12 @@ def session_of(
     credentials: Credentials | None,
     tls: TlsOptions | ssl.SSLContext | None = None,
 ) -> Session:
-    """Return the given session, or a new one. Raises ValueError for credentials that a session does not sign with."""
+    """Return the given session, or a new one.
+
+    Raises ValueError for credentials that a session does not sign with, and for the address of a proxy.
+    """
+    if not isinstance(name_servers, Session) and proxy_of(name_servers) is not None:
+        raise ValueError(ONLY_REMOTING.format(name_servers))
     if not isinstance(name_servers, Session):
         return Session(name_servers, credentials=credentials, tls=tls)
     if credentials is not None and credentials != name_servers.credentials:

@@ -16,12 +16,13 @@ import logging
 import ssl
 import uuid
 from collections import deque
-from collections.abc import Sequence
-from typing import Final, Self
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from gantry_broker.client.credentials import Credentials
 from gantry_broker.client.errors import BrokerError, ClientError, NoRoute
 from gantry_broker.client.message import FromWhere, ReceivedMessage, check_group, check_topic
+from gantry_broker.client.proxy_address import proxy_of
 from gantry_broker.client.session import BACKOFF_FIRST, Session, next_backoff, session_of
 from gantry_broker.client.subscription import subscription, wanted
 from gantry_broker.protocol.bad_field import BadField
@@ -43,13 +44,20 @@ from gantry_broker.protocol.pop_handle import Handle, of_delivery, parse_handle,
 from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.remoting.tls import TlsOptions
 
+if TYPE_CHECKING:
+    from gantry_broker.client.grpc_endpoint import GrpcReceiver
+
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MAX_MESSAGES: Final = 32
 MAX_INVISIBLE_S: Final = 43_200.0
 MAX_WAIT_S: Final = 60.0
 ANSWER_S: Final = 5.0
 """Seconds for the answer to a request, beside the time for which it waits at the broker."""
+PROXY_ANSWER_S: Final = 1.0
+"""The same at a proxy, which waits for at least 5 s: what it finds later is kept for the next `receive`."""
 TRY_S: Final = 15.0
 """Seconds for which an acknowledgement or a change is tried again while a broker group has no master."""
 LEAST_LEFT: Final = 0.2
@@ -109,6 +117,8 @@ class SimpleConsumer:
         for message in await consumer.receive():
             ...
             await consumer.ack(message)
+
+    With "grpc://HOST:PORT", a proxy, it speaks gRPC.
     """
 
     def __init__(
@@ -124,13 +134,23 @@ class SimpleConsumer:
     ) -> None:
         """`from_where`: FIRST or LAST, for queues that the group has never read. `invisible_s`: for `receive` calls
         that name no other time. `ordered`: the messages of a queue come one batch after the other, the next after the
-        acknowledgement of the one before. `tls`, `credentials`: see `Session`.
+        acknowledgement of the one before. `tls`, `credentials`: see `Session`. By gRPC the proxy says where a new group
+        begins, and the group's `consumeMessageOrderly` whether it is ordered.
         """
         check_group(group)
         if from_where is FromWhere.TIMESTAMP:
             raise ValueError("from_where is TIMESTAMP; write FIRST or LAST, and reset the group's offsets by time")
-        self.session = session_of(name_servers, credentials, tls)
         self.group = group
+        self._grpc: GrpcReceiver | None = None
+        proxy = proxy_of(name_servers)
+        if proxy is None:
+            self.session = session_of(name_servers, credentials, tls)
+        elif ordered:
+            raise ValueError("by gRPC the group says whether it is ordered (consumeMessageOrderly): leave out ordered")
+        else:
+            from gantry_broker.client.grpc_endpoint import GrpcReceiver
+
+            self._grpc = GrpcReceiver(proxy, group, credentials, tls)
         self._from_where = from_where
         self._invisible_s = _seconds("invisible_s", invisible_s, MAX_INVISIBLE_S)
         self._ordered = ordered
@@ -154,6 +174,10 @@ class SimpleConsumer:
         await self.close()
 
     async def start(self) -> None:
+        if self._grpc is not None:
+            await self._grpc.endpoint.start()
+            self._open = True
+            return
         await self.session.start()
         self._open = True
         self.session.consumers[self.group] = self.consumer_data
@@ -170,6 +194,9 @@ class SimpleConsumer:
         await asyncio.gather(*polls, return_exceptions=True)
         kept, self._kept = list(self._kept), deque()
         await asyncio.gather(*(self._give_back(message) for message in kept))
+        if self._grpc is not None:
+            await self._grpc.endpoint.close()
+            return
         await self.session.unregister(consumer=self.group)
         self.session.consumers.pop(self.group, None)
         await self.session.close()
@@ -180,13 +207,17 @@ class SimpleConsumer:
         Raises InvalidMessage for a malformed expression.
         """
         check_topic(topic)
-        self._subscriptions[topic] = subscription(topic, expression, sql=sql)
-        if self._open:
+        self._subscriptions[topic] = data = subscription(topic, expression, sql=sql)
+        if self._grpc is not None:
+            self._grpc.subscribe(topic, data)
+        elif self._open:
             await self._register()
 
     async def unsubscribe(self, topic: str) -> None:
         self._subscriptions.pop(topic, None)
-        if self._open:
+        if self._grpc is not None:
+            self._grpc.unsubscribe(topic)
+        elif self._open:
             await self._register()
 
     def consumer_data(self) -> ConsumerData:
@@ -235,7 +266,7 @@ class SimpleConsumer:
                     self._polls[place] = poll
                     poll.add_done_callback(lambda _, place=place: self._polled(place))  # type: ignore[misc]
             try:
-                async with asyncio.timeout(left + ANSWER_S):
+                async with asyncio.timeout(left + (ANSWER_S if self._grpc is None else PROXY_ANSWER_S)):
                     await self._arrived.wait()
             except TimeoutError:
                 return self._take(max_messages, invisible)
@@ -268,13 +299,15 @@ class SimpleConsumer:
     async def _places(self) -> list[TopicAtGroup]:
         """Return the topics and broker groups to ask, another one first each time. Raises NoRoute."""
         places = []
-        for topic in self._subscriptions:
+        for topic in self._subscriptions if self._grpc is None else ():
             route = await self.session.route(topic)
             if route is None:
                 route = await self.session.route(topic, fresh=True, max_age=1.0)
             for data in route.queues if route is not None else ():
                 if data.perm & Perm.READ and data.read_queues:
                     places.append((topic, data.broker))
+        if self._grpc is not None:
+            places = [(topic, broker) for topic in self._subscriptions for broker in await self._grpc.brokers(topic)]
         if not places:
             raise NoRoute(f"no broker has a topic of {sorted(self._subscriptions)}")
         first = next(self._turns) % len(places)
@@ -292,12 +325,23 @@ class SimpleConsumer:
             self._failures[place] = error
             if not isinstance(error, BrokerError) or error.code in _AGAIN:
                 log.info("%s: pop of %s at %s: %s", self.group, topic, broker, error)
-                await self.session.route_after_failure(topic)
+                await self._look_again(topic)
         else:
             self._kept += messages
 
+    async def _look_again(self, topic: str) -> None:
+        """Fetch the route of a topic whose broker group failed."""
+        if self._grpc is None:
+            await self.session.route_after_failure(topic)
+        else:
+            self._grpc.endpoint.forget(topic)
+
     async def _pop(self, topic: str, broker: str, most: int, invisible_s: float, wait_s: float) -> list[PoppedMessage]:
         loop = asyncio.get_running_loop()
+        if self._grpc is not None:
+            found_there = await self._grpc.pop(topic, broker, most, invisible_s, wait_s)
+            until = loop.time() + invisible_s
+            return [PoppedMessage(record, broker, topic, handle, until) for record, handle in found_there]
         data = self._subscriptions[topic]
         attempt = self._attempts.setdefault((topic, broker), uuid.uuid4().hex) if self._ordered else None
         header = PopHeader(
@@ -346,6 +390,11 @@ class SimpleConsumer:
         Raises BrokerError with NO_MESSAGE when its invisible time was over and the message is delivered again,
         RemotingError and NoRoute when the broker group is not reached for 15 s.
         """
+        if self._grpc is not None:
+            if await self._ack_by_grpc(self._grpc, message.topic, [message]):
+                said = "its invisible time was over, and it is delivered again"
+                raise BrokerError(f"ack of {message.id}", ResponseCode.NO_MESSAGE, said)
+            return
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         place = message.topic, message.broker
         waiting = self._acks.setdefault(place, [])
@@ -387,6 +436,10 @@ class SimpleConsumer:
         for message in messages:
             places.setdefault((message.topic, message.broker), []).append(message)
         late = []
+        if self._grpc is not None:
+            for (topic, _), some in places.items():
+                late += await self._ack_by_grpc(self._grpc, topic, some)
+            return late
         for (topic, _), some in places.items():
             for message in some if len(some) == 1 else await self._ack_together(topic, some):
                 try:
@@ -396,6 +449,14 @@ class SimpleConsumer:
                         raise
                     late.append(message)
         return late
+
+    async def _ack_by_grpc(
+        self, receiver: GrpcReceiver, topic: str, messages: Sequence[PoppedMessage]
+    ) -> list[PoppedMessage]:
+        """Acknowledge messages of one topic, and return those that were too late. Raises as `ack`."""
+        entries = [(message.id, message.handle) for message in messages]
+        late = await self._try_again(topic, lambda: receiver.ack(topic, entries))
+        return [message for message in messages if message.handle in late]
 
     async def _ack_together(self, topic: str, messages: list[PoppedMessage]) -> list[PoppedMessage]:
         """Return those that need a request of their own: it says what is wrong with each. Raises as `ack`."""
@@ -437,6 +498,14 @@ class SimpleConsumer:
         `suspend`: this delivery does not count as an attempt. Raises as `ack`, and ValueError.
         """
         duration = 0.0 if seconds == 0 else _seconds("seconds", seconds, MAX_INVISIBLE_S)
+        if (receiver := self._grpc) is not None:
+            until = asyncio.get_running_loop().time() + duration
+            message.handle = await self._try_again(
+                message.topic,
+                lambda: receiver.change(message.topic, message.id, message.handle, duration, suspend),
+            )
+            message.visible_at = until
+            return
         header = ChangeInvisibleHeader(
             self.group,
             message.topic,
@@ -457,13 +526,21 @@ class SimpleConsumer:
 
     async def _insist(self, message: PoppedMessage, frame: Frame, what: str) -> Frame:
         """Asks until the broker group has a master that answers. Raises BrokerError, RemotingError and NoRoute."""
+
+        async def ask() -> Frame:
+            address = await self.session.master(message.broker, message.topic)
+            request = Frame(frame.code, ext=dict(frame.ext), body=frame.body)
+            return await self.session.call_checked(address, request, f"{what} of {message.id}")
+
+        return await self._try_again(message.topic, ask)
+
+    async def _try_again(self, topic: str, ask: Callable[[], Awaitable[T]]) -> T:
+        """Repeat a request that may succeed later, for `TRY_S`. Raises BrokerError, RemotingError and NoRoute."""
         loop = asyncio.get_running_loop()
         deadline, pause = loop.time() + TRY_S, BACKOFF_FIRST
         while True:
             try:
-                address = await self.session.master(message.broker, message.topic)
-                request = Frame(frame.code, ext=dict(frame.ext), body=frame.body)
-                return await self.session.call_checked(address, request, f"{what} of {message.id}")
+                return await ask()
             except (RemotingError, BrokerError, NoRoute) as error:
                 if isinstance(error, BrokerError) and error.code not in _AGAIN:
                     raise
@@ -471,7 +548,7 @@ class SimpleConsumer:
                     raise
             await asyncio.sleep(pause)
             pause = next_backoff(pause)
-            await self.session.route_after_failure(message.topic)
+            await self._look_again(topic)
 
     async def _give_back(self, message: PoppedMessage) -> None:
         """Make a message that no one got visible again."""

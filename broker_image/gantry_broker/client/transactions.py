@@ -33,6 +33,8 @@ LocalWork = Callable[[Message, str], Awaitable[TransactionState]]
 class TransactionProducer(Producer):
     """A producer whose messages become visible only after the application's own work is done."""
 
+    _GRPC_TOO = False
+
     def __init__(self, name_servers: str | Sequence[str] | Session, group: str, check: Check, **options: Any) -> None:
         """Options are Producer's. `check` gets the messages of any client of the group."""
         super().__init__(name_servers, group, **options)

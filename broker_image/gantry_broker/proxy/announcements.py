@@ -12,6 +12,7 @@ from gantry_broker.client.errors import BrokerError
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.codes import GantryCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.grpc_contract import ClientType
 from gantry_broker.protocol.proxied import (
     BEAT_S,
     MAX_CLIENTS,
@@ -23,7 +24,6 @@ from gantry_broker.protocol.proxied import (
 from gantry_broker.proxy.answers import FAILURES
 from gantry_broker.proxy.brokers import Brokers
 from gantry_broker.proxy.clients import CONSUMERS, Client, Clients
-from gantry_broker.proxy.contract import ClientType
 from gantry_broker.proxy.names import resource_name
 
 log = logging.getLogger(__name__)

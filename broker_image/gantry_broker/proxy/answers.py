@@ -8,8 +8,8 @@ from typing import Any, Final, NamedTuple
 from gantry_broker.client.errors import BrokerError, NoRoute, SendFailed
 from gantry_broker.protocol.bad_field import BadField
 from gantry_broker.protocol.codes import ResponseCode
+from gantry_broker.protocol.grpc_contract import Code, v2
 from gantry_broker.protocol.message import RecordError
-from gantry_broker.proxy.contract import Code, v2
 from gantry_broker.remoting.errors import RemotingError, RequestTimeout
 
 MAX_TEXT: Final = 1_000

@@ -18,9 +18,9 @@ from gantry_broker.access.decide import DISABLED, PERMISSIVE, Policy, User
 from gantry_broker.access.guesses import Guesses
 from gantry_broker.access.quota import Meter
 from gantry_broker.access.table import read_table
+from gantry_broker.protocol.grpc_contract import Code
 from gantry_broker.protocol.limits import MAX_ACCESS
 from gantry_broker.proxy.answers import Refusal
-from gantry_broker.proxy.contract import Code
 from gantry_broker.proxy.rpc import Call
 from gantry_broker.watching import WatchedFiles
 

@@ -14,10 +14,10 @@ from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import BodyError, ClusterInfo, TopicRoute
 from gantry_broker.protocol.codes import MASTER_ID, Perm, RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.grpc_contract import Code, MessageType
 from gantry_broker.protocol.retry_policy import DEFAULT as DEFAULT_POLICY
 from gantry_broker.protocol.retry_policy import RetryPolicy
 from gantry_broker.proxy.answers import FAILURES, Refusal
-from gantry_broker.proxy.contract import Code, MessageType
 from gantry_broker.remoting.errors import RemotingError
 
 CALL_S: Final = 3.0

@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
+from gantry_broker.protocol.grpc_contract import AddressScheme, ClientType, Code, Language, v2
 from gantry_broker.protocol.retry_policy import Exponential
 from gantry_broker.proxy.answers import Refusal
 from gantry_broker.proxy.brokers import GroupConfig
-from gantry_broker.proxy.contract import AddressScheme, ClientType, Code, Language, v2
 from gantry_broker.proxy.messages import MAX_BODY, millis, set_millis
 from gantry_broker.proxy.names import resource_name
 from gantry_broker.proxy.rpc import Line

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from gantry_broker.protocol.codes import KEY_SEPARATOR, Prop, SysFlag
 from gantry_broker.protocol.digits import whole_number
+from gantry_broker.protocol.grpc_contract import Code, DigestType, Encoding, MessageType, v2
 from gantry_broker.protocol.message import Record
 from gantry_broker.proxy.answers import Refusal
-from gantry_broker.proxy.contract import Code, DigestType, Encoding, MessageType, v2
 from gantry_broker.proxy.wire import field, number, text, time_field
 
 MAX_BODY: Final = 4 << 20

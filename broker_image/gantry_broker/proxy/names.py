@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from gantry_broker.access.decide import is_internal
 from gantry_broker.protocol.codes import AUTO_CREATE_TOPIC
+from gantry_broker.protocol.grpc_contract import Code, v2
 from gantry_broker.proxy.answers import Refusal
-from gantry_broker.proxy.contract import Code, v2
 
 MAX_TOPIC: Final = 127
 MAX_GROUP: Final = 255

@@ -16,6 +16,7 @@ from gantry_broker.protocol.bad_field import BadField
 from gantry_broker.protocol.codes import EXPRESSION_SQL92, EXPRESSION_TAG, Prop, RequestCode, ResponseCode
 from gantry_broker.protocol.digits import whole_number
 from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.grpc_contract import ClientType, Code, FilterType, v2
 from gantry_broker.protocol.headers import LONG_RANGE, Long, SendBackHeader, ViewMessageHeader, parse_int
 from gantry_broker.protocol.message import Record, RecordError, decode_record, decode_records
 from gantry_broker.protocol.pop_batches import batch_frame, batch_of, without_effect
@@ -41,7 +42,6 @@ from gantry_broker.proxy.answers import (
 )
 from gantry_broker.proxy.brokers import Brokers
 from gantry_broker.proxy.clients import Client, ClientKey, Clients
-from gantry_broker.proxy.contract import ClientType, Code, FilterType, v2
 from gantry_broker.proxy.messages import millis, received_part, set_millis
 from gantry_broker.proxy.names import named
 from gantry_broker.proxy.renewal import FIRST_MS, Due, Held, Renewals

@@ -25,6 +25,7 @@ from gantry_broker.protocol.codes import (
 )
 from gantry_broker.protocol.fastjson import MessageQueue
 from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.grpc_contract import Code, MessageType, TransactionResolution, TransactionSource, v2
 from gantry_broker.protocol.headers import CheckTransactionHeader, EndTransactionHeader, Long
 from gantry_broker.protocol.message import (
     BatchItem,
@@ -39,7 +40,6 @@ from gantry_broker.protocol.recall_handle import RecallHandle
 from gantry_broker.proxy.answers import FAILURES, Answer, Refusal, set_status, status_bytes
 from gantry_broker.proxy.brokers import Brokers
 from gantry_broker.proxy.clients import Clients
-from gantry_broker.proxy.contract import Code, MessageType, TransactionResolution, TransactionSource, v2
 from gantry_broker.proxy.messages import (
     MAX_BODY,
     consistent_hash,

@@ -15,6 +15,7 @@ from gantry_broker.client.producer import Producer
 from gantry_broker.protocol.bodies import QueueData, TopicRoute
 from gantry_broker.protocol.codes import MASTER_ID, Perm
 from gantry_broker.protocol.digits import whole_number
+from gantry_broker.protocol.grpc_contract import SERVICE, AddressScheme, ClientType, Code, Permission, v2
 from gantry_broker.protocol.rights import GET, GROUP, PUB, SUB, TOPIC
 from gantry_broker.proxy.announcements import Announcements
 from gantry_broker.proxy.answers import FAILURES, OK, Answer, Refusal, no_route, refusal_of, set_status, status_bytes
@@ -22,7 +23,6 @@ from gantry_broker.proxy.authentication import Authentication, Caller, Need, Too
 from gantry_broker.proxy.brokers import Brokers
 from gantry_broker.proxy.clients import Client, Clients, answered_settings, known_endpoints
 from gantry_broker.proxy.config import split_endpoint
-from gantry_broker.proxy.contract import SERVICE, AddressScheme, ClientType, Code, Permission, v2
 from gantry_broker.proxy.limits import MAX_MESSAGES, limit_of, parser
 from gantry_broker.proxy.messages import MAX_BODY
 from gantry_broker.proxy.names import MAX_CLIENT_ID, group_name, named, topic_name

@@ -8,12 +8,12 @@ import logging
 import time
 from typing import Any, Final, Protocol
 
+from gantry_broker.protocol.grpc_contract import Code, Language, v2
 from gantry_broker.protocol.rights import GROUP, PUB, SUB, TOPIC
 from gantry_broker.proxy.answers import FAILURES, Refusal, refusal_of, set_status
 from gantry_broker.proxy.authentication import Caller, Need, TooManyGuesses
 from gantry_broker.proxy.brokers import Brokers, GroupConfig
 from gantry_broker.proxy.clients import MAX_NAMES, MAX_TEXT, Client, Clients, answered_settings, known_settings, shown
-from gantry_broker.proxy.contract import Code, Language, v2
 from gantry_broker.proxy.limits import parser
 from gantry_broker.proxy.names import group_name, topic_name
 from gantry_broker.proxy.receiving import Receiving

@@ -1,0 +1,28 @@
+"""The address that says by which protocol a client speaks: `grpc://HOST:PORT` is a proxy, any other a NameServer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+SCHEME: Final = "grpc://"
+ONLY_REMOTING: Final = (
+    "{} is a proxy: Producer and SimpleConsumer speak gRPC, all other classes speak remoting. Write the NameServers as "
+    "host:port"
+)
+
+
+def proxy_of(given: object) -> str | None:
+    """Return host:port of a proxy, several joined by commas; None: the address is no `grpc://`. Raises ValueError."""
+    parts = [given] if isinstance(given, str) else list(given) if isinstance(given, Sequence) else []
+    texts = [part.strip() for text in parts if isinstance(text, str) for part in text.replace(",", ";").split(";")]
+    found = [text.removeprefix(SCHEME) for text in texts if text.startswith(SCHEME)]
+    if not found:
+        return None
+    if len(found) != len([text for text in texts if text]):
+        raise ValueError(f"{given!r} has addresses of proxies and of NameServers: write {SCHEME} before all or none")
+    for address in found:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isascii() or not port.isdecimal() or not 0 < int(port) < 65_536:
+            raise ValueError(f"{SCHEME}{address} is no address of a proxy: write {SCHEME}HOST:PORT")
+    return ",".join(found)
