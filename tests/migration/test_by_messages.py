@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from gantry_broker.client import Admin, Message, MessageQueue, Producer
 from gantry_broker.protocol.bodies import ClusterInfo
+from gantry_broker.remoting.errors import ConnectError
 from gantry_broker.testing import broker
 from gantry_operator.cli.app import app
 from gantry_operator.migration import by_messages
@@ -106,6 +107,43 @@ async def test_a_source_that_is_written_to_is_not_at_its_end(tmp_path: Path) -> 
             finally:
                 ended.set()
                 await writing
+
+
+async def test_brokers_that_are_away_for_a_while_end_no_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with broker() as source, broker() as target:
+        await fill(source.name_servers, "T", 50)
+        async with Admin(source.name_servers) as here, Admin(target.name_servers) as there:
+            breaks: list[bool] = []
+
+            def made() -> TopicsCopy:
+                copy = TopicsCopy(here, there, ["T"], tmp_path / "copy.json")
+                run = copy.run
+
+                async def away(*, follow: bool) -> None:
+                    await run(follow=follow)
+                    if breaks.pop(0):
+                        for queue in copy.queues["T"]:  # What it sent is not noted.
+                            queue.runs, queue.next = [], 0
+                        raise ConnectError("it is away")
+
+                monkeypatch.setattr(copy, "run", away)
+                return copy
+
+            breaks[:] = [True]
+            with pytest.raises(ConnectError):
+                await by_messages.follow(made(), lambda copied, missing: None)
+            breaks[:], enough, trouble = [False, True, True, *[False] * 1_000], asyncio.Event(), list[Exception]()
+            following = asyncio.create_task(
+                by_messages.follow(
+                    made(), lambda copied, missing: enough.set() if len(breaks) < 1_000 else None, trouble.append
+                )
+            )
+            async with asyncio.timeout(30):
+                await enough.wait()
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+            assert len(trouble) == 2
+            assert await content(there, "T") == await content(here, "T")
 
 
 async def test_a_topic_that_is_named_and_not_there_is_refused(tmp_path: Path) -> None:

@@ -79,6 +79,20 @@ class Master:
                 self.reports.append(struct.unpack(">q", await reader.readexactly(8))[0])
 
 
+class Late(Master):
+    """A master that reads late takes the last eight bytes that have arrived. Source: `HAConnection` of 4.9.7,
+    `ReadSocketService.processReadEvent`.
+    """
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.4)
+        arrived = await reader.read(1 << 16)
+        again = asyncio.StreamReader()
+        again.feed_data(arrived[-8:])
+        self.arrived = len(arrived)
+        await super().serve(again, writer)
+
+
 class Controlled(Master):
     """The same under a controller: it answers a handshake, and says what is confirmed."""
 
@@ -151,6 +165,19 @@ async def test_the_copy_is_the_log_and_goes_on_where_it_was(tmp_path: Path) -> N
     assert copy.epoch_cache.epochs == FOREIGN
     assert copy.log.read_raw(0, 1 << 30) == source.log.read_raw(0, 1 << 30)
     assert copy.reader.max_offset("T", 0) == source.reader.max_offset("T", 0) == 501
+    copy.close()
+    source.close()
+
+
+async def test_a_master_that_reads_late_begins_where_it_was_asked(tmp_path: Path) -> None:
+    source, copy = written(tmp_path / "s", 1), opened(tmp_path / "c")
+    async with master_of(source) as master:
+        await follow(copy, master, ASYNC, lambda: copy.state.flushed == source.log.end)
+    source.appender.put([message(b"later")], 9_000)
+    source.indexer.confirm(source.log.end)
+    async with master_of(source, Late) as late:
+        await follow(copy, late, ASYNC, lambda: copy.state.flushed == source.log.end)
+        assert late.arrived == 8, "a report before the master's answer would be taken for the begin"
     copy.close()
     source.close()
 

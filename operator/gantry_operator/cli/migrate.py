@@ -344,7 +344,7 @@ async def _copy_all(folder: ClusterFolder, record: by_messages.Record, timeout: 
                 progress.say(f"{copied} copied, {missing or 0} in the last round")
 
             if timeout is None:
-                await by_messages.follow(made, shown)
+                await by_messages.follow(made, shown, lambda error: progress.say(f"waits: {error}"))
             return await by_messages.finish(made, timeout or 0.0, shown)
 
 

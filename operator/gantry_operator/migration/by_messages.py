@@ -21,6 +21,7 @@ from gantry_broker.protocol.codes import Perm
 
 from gantry_operator.migration.copied import QueueCopy
 from gantry_operator.migration.copying import Rounds
+from gantry_operator.migration.edge import FAILURES
 from gantry_operator.migration.steps import Refused
 from gantry_operator.registry.file import write_durably
 
@@ -95,7 +96,7 @@ class TopicsCopy(Rounds):
             try:
                 await self._take_up(name)
             except (Refused, NoRoute) as error:  # A new topic has no route for a moment.
-                if not self._all:
+                if not self._all and name not in self.queues:
                     raise Refused(f"topic {name}: {error}") from None
                 self.problems[name] = str(error)
             else:
@@ -139,12 +140,22 @@ class TopicsCopy(Rounds):
             self._groups_at = time.monotonic()
 
 
-async def follow(copy: TopicsCopy, say: Say) -> None:
-    """Copy until it is cancelled. Raises Refused, and errors of clients."""
+async def follow(copy: TopicsCopy, say: Say, trouble: Callable[[Exception], None] = lambda error: None) -> None:
+    """Copy until it is cancelled. `trouble`: gets errors of clients once it has copied: brokers may be away for a
+    while. Raises Refused, and errors of clients before that.
+    """
     await copy.begin()
+    copies = False
     while True:
-        await copy.step()
-        say(copy.sent(), copy.missing)
+        try:
+            await copy.step()
+        except FAILURES as error:
+            if not copies:
+                raise
+            trouble(error)
+        else:
+            copies = True
+            say(copy.sent(), copy.missing)
         await asyncio.sleep(ROUND_S)
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 from collections.abc import Callable
 from struct import Struct
 from typing import Final
@@ -229,12 +230,26 @@ async def _down(
             length = int.from_bytes(head, "big", signed=True)
             if not 4 <= length <= MAX_FRAME:
                 return
+            if ending():
+                async with asyncio.timeout(PIECE_S):
+                    head += await source.readexactly(length)
+                async with between:
+                    _end_behind(client, head)
+                return
             async with between:
                 client.write(head)
                 await _pass(source, client, length)
-            if ending():
-                client.close()  # Behind the answer.
-                return
+
+
+def _end_behind(client: asyncio.StreamWriter, answer: bytes) -> None:
+    """Send an answer and the end of the connection in one segment where the system can: a client that gets the answer
+    alone may send its next request into a connection that ends.
+    """
+    if (cork := getattr(socket, "TCP_CORK", None)) is not None:
+        with contextlib.suppress(OSError):
+            client.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, cork, 1)
+    client.write(answer)
+    client.close()
 
 
 async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, count: int) -> None:

@@ -150,8 +150,7 @@ class Follower:
                 offset = said
                 if self.reports is ha.Reports.DURABLE:
                     offset = max(said, store.state.flushed)
-                greeted = not isinstance(stream, ha.LearnerStream) or stream.greeted
-                if greeted and (offset != said or self._now() - said_at >= ha.REPORT_S):
+                if stream.greeted and (offset != said or self._now() - said_at >= ha.REPORT_S):
                     writer.write(stream.report(offset))
                     said, said_at = offset, self._now()
                 with contextlib.suppress(TimeoutError):

@@ -126,6 +126,14 @@ class Stream:
         # The first byte of a log that begins at 0 is the highest one of a record's size, which is 0.
         self._pending = bytearray(b"\0" if end == 0 else b"")
         self._input = bytearray()
+        self._greeted = False
+
+    @property
+    def greeted(self) -> bool:
+        """Whether the master has answered. Reports may be sent from then on: a master that reads late takes the last
+        offset that has arrived for the one from which it is to begin.
+        """
+        return self._greeted
 
     @property
     def end(self) -> int:
@@ -158,6 +166,7 @@ class Stream:
         while at + _HEAD.size <= have:
             offset, size = _HEAD.unpack_from(buffer, at)
             self._check(offset, size)
+            self._greeted = True
             stop = at + _HEAD.size + size
             if stop > have:
                 break
@@ -236,7 +245,6 @@ class LearnerStream(Stream):
         """`in_sync`: the offset up to which each broker of the SyncStateSet has the log; None: not known now."""
         super().__init__(start, end, overlap, segment_size)
         self._in_sync = in_sync
-        self._greeted = False
         self._confirmed = 0
 
     def greeting(self) -> bytes:
@@ -244,11 +252,6 @@ class LearnerStream(Stream):
 
     def report(self, offset: int) -> bytes:
         return _LEARNER_REPORT.pack(_TRANSFER, offset)
-
-    @property
-    def greeted(self) -> bool:
-        """Whether the master has answered the handshake. Reports may be sent from then on."""
-        return self._greeted
 
     @property
     def _bound(self) -> int:
