@@ -397,6 +397,16 @@ async def test_queues_of_unconfigured_topics_are_cleaned_on_request(bench: Bench
     assert [r.body for r in decode_records(pulled.body)] == [b"kept", b"more"]
 
 
+async def test_the_runtime_info_has_what_tools_of_5_read(bench: Bench) -> None:
+    """`exportMetrics` and rocketmq-exporter of 5.5.0 end with an exception without one of them."""
+    assert (await bench.send(b"x")).code == 0
+    answer = await bench.ask(RequestCode.GET_BROKER_RUNTIME_INFO)
+    table = orjson.loads(answer.body)["table"]
+    assert {"getTransferredTps", "getTransferedTps"} <= table.keys()
+    assert len(table["putMessageDistributeTime"].split()) == 13
+    assert sum(int(part.rpartition(":")[2]) for part in table["putMessageDistributeTime"].split()) == 1
+
+
 async def test_running_figures_are_sizes_as_people_read_them(bench: Bench) -> None:
     await bench.send(b"x")
     table = orjson.loads((await bench.ask(RequestCode.GET_BROKER_RUNTIME_INFO)).body)["table"]

@@ -128,6 +128,36 @@ async def test_acknowledgements_of_one_request_go_to_the_broker_together(
         assert [entry.receipt_handle for entry in answer.entries] == [e.receipt_handle for e in request.entries]
 
 
+async def test_handles_of_a_hundred_unknown_brokers_cost_one_question(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client writes its handles, and may name any broker."""
+    sent: list[int] = []
+    submit = Connection.submit
+
+    def noted(conn: Connection, frame: Frame, *args: Any, **more: Any) -> Any:
+        sent.append(frame.code)
+        return submit(conn, frame, *args, **more)
+
+    async with c.proxied(cluster) as (_, stub):
+        line = c.Line(stub, CLIENT)
+        await line.settings(c.consumer("g", "T"))
+        await send(stub, c.message("T", b"0"))
+        [got] = await get(stub, CLIENT, c.receive("g", "T", n=32), 1)
+        parts = got.system_properties.receipt_handle.split(" ")
+        request = c.ack("T", "g", got)
+        for number in range(100):
+            handle = " ".join([*parts[:5], f"nowhere-{number}", *parts[6:]])
+            request.entries.add(message_id="m", receipt_handle=handle)
+        monkeypatch.setattr(Connection, "submit", noted)
+        answer = await stub.AckMessage(request, metadata=c.metadata(CLIENT))
+        codes = [entry.status.code for entry in answer.entries]
+        assert codes == [Code.OK, *[Code.INVALID_RECEIPT_HANDLE] * 100]
+        assert sent.count(RequestCode.GET_BROKER_CLUSTER_INFO) <= 1
+        assert len(sent) <= 3
+        await line.end()
+
+
 async def test_the_documentation_has_every_metric(cluster: Cluster) -> None:
     async with c.proxied(cluster) as (proxy, stub):
         line = c.Line(stub, CLIENT)
