@@ -1,4 +1,4 @@
-"""A group whose controller chooses the master moves, through a failover too; INTEROP=full."""
+"""A group whose controller chooses the master moves, through a failover too, and gets its clients back."""
 
 from __future__ import annotations
 
@@ -66,3 +66,36 @@ def moves(made: Scene, group: ApacheGroup) -> None:
     print(f"pause {max(b - a for a, b in itertools.pairwise(times))} ms")
     seen = made.status()["groups"]["a"]
     assert (seen["state"], seen["routed"]) == ("leads", True), seen
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("failover", [False, True])
+def test_a_group_under_a_controller_gets_its_clients_back(java_side: Path, tmp_path: Path, failover: bool) -> None:
+    try:
+        with controlled(tmp_path) as (made, group):
+            returns(made, group, failover)
+    except NamespaceUnavailable as error:
+        pytest.skip(f"a rollback to Apache RocketMQ is not tested here: {error}")
+
+
+def returns(made: Scene, group: ApacheGroup, failover: bool) -> None:
+    clients = made.driver("55")
+    clients.mqadmin("updateTopic", "-c", made.source.cluster, "-t", "Orders", "-r", "4", "-w", "4")
+    clients.run("produce", topic="Orders", count=FIRST, size=1000, run="run")
+    made.start()
+    made.until_following()
+    before = group.master()
+    made.migrate("cutover", "--settle", "0", "--routes", "0")
+    # This client is new: it has the routes to Gantry.
+    ours = made.driver("55")
+    ours.run("produce", topic="Orders", first=FIRST, count=200, size=1000, run="run")
+    if failover:  # The controller chooses the other broker, which has what the cutover set.
+        group.kill(before)
+    said = made.migrate("rollback", "--settle", "0").stdout
+    assert "the source leads again" in said, said
+    made.gantry("down", "--dir", str(made.folder))
+    theirs = made.driver("55")
+    theirs.run("produce", topic="Orders", first=FIRST + 200, count=100, size=1000, run="run")
+    total = FIRST + 300
+    got = theirs.run("consume", topic="Orders", group="all", run="run", count=total, settle_ms=1_000)
+    assert (got.summary["unique"], got.summary["repeated"]) == (total, 0)
