@@ -233,6 +233,11 @@ class QueueIndex:
         query = "SELECT DISTINCT queue FROM pieces WHERE topic = ? ORDER BY queue"
         return [queue for (queue,) in self._rows(query, _blob(topic))]
 
+    def spans(self, topic: str) -> dict[int, tuple[int, int]]:
+        """Return by queue the first queue offset and the one behind the last."""
+        query = "SELECT queue, MIN(first), MAX(first + length) FROM pieces WHERE topic = ? GROUP BY queue"
+        return {queue: (first, end) for queue, first, end in self._rows(query, _blob(topic))}
+
     def firsts(self) -> Iterator[tuple[str, int, int]]:
         """Yield topic, queue and first queue offset of each queue."""
         for topic, queue_id, first in self._rows("SELECT topic, queue, MIN(first) FROM pieces GROUP BY topic, queue"):

@@ -82,6 +82,22 @@ def outline(state: State, target: Target) -> Outline:
     )
 
 
+def end_at_time(group: GroupArchive, state: State, time_ms: int | None) -> int:
+    """Return the offset of the first record that was stored after a time; the end of the archive without one, or
+    without a time. It reads one block at most. Raises ArchiveError.
+    """
+    part = None if time_ms is None else next((p for p in state.parts if p.last_ms > time_ms), None)
+    if time_ms is None or part is None:
+        return state.end
+    reader = group.reader(part)
+    directory = reader.directory()
+    for block in directory.blocks:
+        if block.last_ms > time_ms:
+            data = reader.block(directory, block)
+            return segment.cut_at_time(data, block.start, state.segment_size, time_ms)
+    return part.end
+
+
 def part_bytes(
     group: GroupArchive, state: State, target: Target, plan: Outline, part: Part
 ) -> Iterator[tuple[int, bytes]]:

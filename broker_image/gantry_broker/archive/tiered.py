@@ -203,13 +203,19 @@ class TieredLog:
             if mark:
                 known = self.view.floors.get((topic, queue_id))
                 counts = before.get(topic) == mark and known is not None and known >= first
-                floor = known if counts else self._first_from(topic, queue_id, mark)
+                floor = known if counts else self.first_from(topic, queue_id, mark)
             if floor is not None:
                 found[topic, queue_id] = floor
         return found
 
-    def _first_from(self, topic: str, queue_id: int, mark: int) -> int | None:
-        """Return the first queue offset whose record lies at or above an offset of the log."""
+    def spans(self, topic: str) -> dict[int, tuple[int, int]]:
+        """Return by queue the first queue offset in the archive and the one behind the last. Raises OSError."""
+        return self._index.spans(topic)
+
+    def first_from(self, topic: str, queue_id: int, mark: int) -> int | None:
+        """Return the first queue offset whose record lies at or above an offset of the log; None without one. Raises
+        ArchiveError, OSError.
+        """
         held = self._index.reaching(topic, queue_id, mark)
         while held is not None:
             if held.part >= mark:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from typing import ClassVar, Final, Literal
 
@@ -29,6 +30,17 @@ from gantry_operator.api.migration import FromRocketMQ
 
 ENCRYPTION_KEY = "encryptionKey"
 """The key of a Secret that has the encryption's key."""
+
+
+def moment_ms(text: str) -> int:
+    """Return a time in Unix milliseconds. Raises ValueError with what to write."""
+    example = "write for example 2026-01-31T12:00:00Z"
+    if re.fullmatch(TIME, text) is None:
+        raise ValueError(f"{text!r} is no time with a zone: {example}")
+    try:
+        return int(datetime.fromisoformat(text).timestamp() * 1000)
+    except ValueError as error:
+        raise ValueError(f"it is no time ({error}): {example}") from None
 
 
 class Encryption(Model):
@@ -151,16 +163,16 @@ class FromArchive(ArchivePlace):
     def _is_a_time(cls, text: str | None) -> str | None:
         if text is not None:
             try:
-                datetime.fromisoformat(text)
+                moment_ms(text)
             except ValueError as error:
-                message = f"it is no time ({error}): write for example 2026-01-31T12:00:00Z"
+                message = str(error)
                 raise PydanticCustomError("rule", "{message}", {"message": message, "field": ""}) from None
         return text
 
     @property
     def time_ms(self) -> int | None:
         """The time in Unix milliseconds."""
-        return None if self.time is None else int(datetime.fromisoformat(self.time).timestamp() * 1000)
+        return None if self.time is None else moment_ms(self.time)
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(

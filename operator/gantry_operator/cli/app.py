@@ -30,6 +30,7 @@ from gantry_operator.cli.options import (
     OutputOption,
 )
 from gantry_operator.cli.output import give_up_stdout, json_text, note, prepare_streams, say, was_complete
+from gantry_operator.cli.restore import register as register_restore
 from gantry_operator.cli.tables import register as register_tables
 from gantry_operator.cli.topic_app import TopicArgument
 from gantry_operator.cli.topic_app import register as register_topics
@@ -76,7 +77,8 @@ def common(
 
 
 register_topics(app, EPILOG)
-register_archive(app, EPILOG)
+register_archive(app)
+register_restore(app, EPILOG)
 register_migrate(app)
 register_export(app, EPILOG)
 register_tables(app)

@@ -1,4 +1,4 @@
-"""`gantry archive` and `gantry restore`: what an archive holds, a check of it, and what a restore would bring."""
+"""`gantry archive`: what an archive holds, and a check of it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,11 @@ from gantry_operator.cli.progress import Progress
 
 if TYPE_CHECKING:
     from gantry_broker.archive.chain import Archive
-    from gantry_broker.archive.inspection import GroupContents, Verified
+    from gantry_broker.archive.inspection import Verified
 
     from gantry_operator.api.archive import ArchivePlace
 
 PLACE = "Where the archive lies"
-BYTES_S = 50e6
-"""Bytes a second that a restore is expected to fetch, for the expected time."""
 
 archive_app = typer.Typer(
     no_args_is_help=True,
@@ -52,10 +50,9 @@ KeyOption = Annotated[
 GroupOption = Annotated[str | None, typer.Option("--group", "-g", help="One broker group. Default: all.")]
 
 
-def register(app: typer.Typer, epilog: str) -> None:
+def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.add_typer(archive_app, name="archive")
-    app.command("restore", epilog=epilog)(restore_cluster)
 
 
 @contextmanager
@@ -97,7 +94,7 @@ def open_place(
         )
 
 
-def _archive(
+def archive_of(
     url: UrlArgument = None,
     endpoint: EndpointOption = None,
     region: RegionOption = None,
@@ -107,9 +104,10 @@ def _archive(
     name: NameOption = None,
     context: ContextOption = None,
     namespace: NamespaceOption = None,
-) -> Archive:
+) -> tuple[Archive, str]:
+    """Open the archive at a URL, or that of a cluster; return it with its URL."""
     if url is not None:
-        return open_place(url, endpoint, region, credentials, key_file)
+        return open_place(url, endpoint, region, credentials, key_file), url
     from gantry_operator.api import parse_manifest
     from gantry_operator.cli.target import find_target, run_async
 
@@ -119,19 +117,19 @@ def _archive(
         raise CliError(
             f"cluster {resource['metadata']['name']} has no archive: write spec.archive, or give a URL", Exit.USAGE
         )
-    return place_of(spec, credentials, key_file)
+    return place_of(spec, credentials, key_file), spec.url
 
 
 def _with_archive(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of `_archive` beside its own; its parameter `archive` gets the open archive."""
+    """Give a command the options of `archive_of` beside its own; its parameter `archive` gets the open archive."""
     names = {**globals(), "Archive": Any}  # The archive's modules are imported when a command runs.
-    hints = get_type_hints(_archive, names, include_extras=True)
-    place = [p.replace(annotation=hints[p.name]) for p in inspect.signature(_archive).parameters.values()]
+    hints = get_type_hints(archive_of, names, include_extras=True)
+    place = [p.replace(annotation=hints[p.name]) for p in inspect.signature(archive_of).parameters.values()]
     hints = get_type_hints(command, names, include_extras=True)
     own = [p.replace(annotation=hints[p.name]) for p in inspect.signature(command).parameters.values()]
 
     def run(**given: Any) -> None:
-        archive = _archive(**{p.name: given.pop(p.name) for p in place})
+        archive, _ = archive_of(**{p.name: given.pop(p.name) for p in place})
         command(archive=archive, **given)
 
     taken = [place[0], *(p for p in own if p.name != "archive"), *place[1:]]
@@ -143,7 +141,7 @@ def _with_archive(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _groups(archive: Archive, group: str | None) -> list[str]:
+def groups_of(archive: Archive, group: str | None) -> list[str]:
     names = archive.groups()
     if group is not None and group not in names:
         raise CliError(f"the archive has no group {group}; its groups: {', '.join(names) or 'none'}", Exit.USAGE)
@@ -162,18 +160,18 @@ def status(
     """Show from when to when one can restore, and how large the archive is."""
     with one_line_errors():
         identity = archive.identity()
-        states = {n: archive.group(n).load() for n in _groups(archive, group)}
+        states = {n: archive.group(n).load() for n in groups_of(archive, group)}
     rows = [
         {
             "group": n,
-            "recoverableFrom": _text(s.first_ms),
-            "until": _text(s.last_ms),
+            "recoverableFrom": time_text(s.first_ms),
+            "until": time_text(s.last_ms),
             "start": s.readable_from,
             "end": s.end,
             "bytes": s.size,
             "objects": len(s.parts),
             "gaps": [list(g) for g in s.gaps],
-            "written": _text(s.at_ms),
+            "written": time_text(s.at_ms),
         }
         for n, s in states.items()
     ]
@@ -202,14 +200,14 @@ def list_parts(
 ) -> None:
     """List the objects with records: their range of the log, and the times of their records."""
     with one_line_errors():
-        found = {n: archive.group(n).load() for n in _groups(archive, group)}
+        found = {n: archive.group(n).load() for n in groups_of(archive, group)}
     if output == Output.json:
         print_json([{"group": n, **p._asdict()} for n, s in found.items() for p in s.parts])
         return
     print_table(
         ["GROUP", "START", "END", "EPOCH", "RECORDS", "SIZE", "FROM", "UNTIL"],
         [
-            [n, p.start, p.end, p.epoch, p.records, size(p.size), _text(p.first_ms), _text(p.last_ms)]
+            [n, p.start, p.end, p.epoch, p.records, size(p.size), time_text(p.first_ms), time_text(p.last_ms)]
             for n, s in found.items()
             for p in s.parts
         ],
@@ -229,7 +227,7 @@ def verify(
 
     results = []
     with one_line_errors():
-        for n in _groups(archive, group):
+        for n in groups_of(archive, group):
             found = archive.group(n)
             state = found.load()
             with Progress(f"reading group {n}", state.size, unit="bytes") as progress:
@@ -267,7 +265,7 @@ def prune(
         raise CliError(f"--older-than: {error}", Exit.USAGE) from None
     now = time.time_ns() // 1_000_000
     with one_line_errors():
-        for n in _groups(archive, group):
+        for n in groups_of(archive, group):
             found = archive.group(n)
             state = found.load()
             start = expired_below(state, age_ms, min(now, found.clock_ms()))
@@ -276,94 +274,18 @@ def prune(
                 say(f"group {n}: no whole segment is older than {older_than}")
                 continue
             amount = size(sum(p.size for p in gone))
-            said = f"group {n}: {len(gone)} objects with {amount}, up to {_text(gone[-1].last_ms)}"
+            said = f"group {n}: {len(gone)} objects with {amount}, up to {time_text(gone[-1].last_ms)}"
             if not yes:
                 typer.confirm(f"{said}: remove for ever?", abort=True)
             prune_group(archive, found, state, age_ms, now)
             say(f"{said}: removed")
 
 
-def restore_cluster(
-    file: Annotated[Path, typer.Argument(help="A manifest with spec.bootstrap.fromArchive.", show_default=False)],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be there.")] = False,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait until the cluster is ready.")] = 3600.0,
-    directory: DirOption = None,
-    credentials: CredentialsOption = None,
-    key_file: KeyOption = None,
-    output: OutputOption = Output.text,
-) -> None:
-    """Make a cluster of this machine from an archive. On Kubernetes: kubectl apply the same manifest."""
-    from gantry_broker.archive.inspection import contents
-    from gantry_broker.archive.restore import Target as RestoreTarget
-
-    from gantry_operator.api import ManifestError, load_manifest
-
-    try:
-        cluster = load_manifest(file)
-    except (ManifestError, OSError) as error:
-        raise CliError(str(error), Exit.USAGE) from None
-    source = None if cluster.spec.bootstrap is None else cluster.spec.bootstrap.fromArchive
-    if source is None:
-        raise CliError(f"{file} has no spec.bootstrap.fromArchive: write the url of an archive there", Exit.USAGE)
-    if not dry_run:
-        from gantry_operator.cli.up import up
-
-        up(file, directory, True, timeout, False, None)
-        return
-    archive = place_of(source, credentials, key_file)
-    rows: list[GroupContents] = []
-    with one_line_errors():
-        identity = archive.identity()
-        names = _groups(archive, None)
-        if identity is not None and source.cluster not in (None, identity.cluster):
-            raise CliError(f"{source.url} is the archive of cluster {identity.cluster}, not of {source.cluster}")
-        for g in cluster.spec.brokerGroups:
-            if g.name not in names:
-                raise CliError(f"the archive has no group {g.name}; its groups: {', '.join(names)}")
-            found = archive.group(g.name)
-            with Progress(f"reading the index of group {g.name}"):
-                rows.append(contents(found, found.load(), RestoreTarget(source.offset, source.time_ms)))
-    _show_contents(rows, output)
-    left_out = sorted(set(names) - {r.group for r in rows})
-    if left_out:
-        note(f"groups of the archive that the manifest leaves out: {', '.join(left_out)}")
-    note("users and their keys are not in an archive")
-
-
-def _show_contents(rows: list[GroupContents], output: Output) -> None:
-    if output == Output.json:
-        print_json(
-            [
-                {
-                    "group": r.group,
-                    "start": r.start,
-                    "end": r.end,
-                    "until": _text(r.last_ms),
-                    "download": r.download,
-                    "topics": [{"name": t.name, "queues": t.queues, "messages": t.messages} for t in r.topics],
-                }
-                for r in rows
-            ]
-        )
-        return
-    for r in rows:
-        messages = sum(t.messages for t in r.topics)
-        say(
-            f"group {r.group}: the log up to offset {r.end} ({_text(r.last_ms)}), {len(r.topics)} topics, "
-            f"{messages} messages, {size(r.download)} to fetch, about {max(r.download / BYTES_S, 1):.0f} s"
-        )
-        print_table(
-            ["TOPIC", "QUEUES", "MESSAGES"],
-            [[t.name, t.queues, t.messages] for t in r.topics],
-            right=["QUEUES", "MESSAGES"],
-        )
-
-
 def _verified(result: Verified) -> dict[str, Any]:
     return {field: getattr(result, field) for field in ("group", "parts", "bytes", "records", "faults")}
 
 
-def _text(ms: int) -> str:
+def time_text(ms: int) -> str:
     """Return a time for people, or a dash for 0."""
     if not ms:
         return "-"

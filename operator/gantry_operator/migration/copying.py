@@ -15,12 +15,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from gantry_broker.client import Admin, MessageQueue, ReceivedMessage
-from gantry_broker.client.pulling import PullStatus
+from gantry_broker.client.pulling import PullResult, PullStatus
 from gantry_broker.client.subscription import subscription
-from gantry_broker.protocol.bodies import SubscriptionGroup, TopicConfig
+from gantry_broker.protocol.bodies import SubscriptionData, SubscriptionGroup, TopicConfig
 from gantry_broker.protocol.codes import AUTO_CREATE_TOPIC, PREDEFINED_GROUPS, RETRY_PREFIX, RequestCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import Long, SendHeader
@@ -42,10 +42,32 @@ SETTLE_S: Final = 1.0
 """Seconds before the target's end is read after a start: a send of a former process may be on its way."""
 
 
-class Copy:
-    """One copy of some topics. `state`: its file."""
+class Pulls(Protocol):
+    """Reads queues, as `Puller`."""
 
-    def __init__(self, source: Admin, target: Admin, topics: Sequence[str], state: Path) -> None:
+    async def pull(
+        self, queue: MessageQueue, offset: int, data: SubscriptionData, *, count: int, suspend_ms: int
+    ) -> PullResult:
+        """Return messages from `offset` on."""
+        ...
+
+
+class Source(Protocol):
+    """What a copy reads: a cluster, as `Admin` does, or an archive."""
+
+    async def readable_queues(self, topic: str) -> list[MessageQueue]:
+        """Return the queues of a topic."""
+        ...
+
+    def puller(self, group: str) -> Pulls:
+        """Return what reads them."""
+        ...
+
+
+class QueuesCopy(ABC):
+    """One copy of some topics, without their consumer groups. `state`: its file."""
+
+    def __init__(self, source: Source, target: Admin, topics: Sequence[str], state: Path) -> None:
         self._source, self._target = source, target
         self._topics = list(topics)
         self._path = state
@@ -53,6 +75,18 @@ class Copy:
         self._changed = False
         self._originals: dict[tuple[str, int], dict[int, ReceivedMessage]] = {}
         """By queue of the target: messages that were read to recognise copies of them."""
+
+    @abstractmethod
+    async def config_of(self, topic: str) -> TopicConfig | None:
+        """Return a topic's configuration at the source; None: not known."""
+
+    def name_of(self, topic: str) -> str:
+        """Return a topic's name at the target."""
+        return topic
+
+    def properties_of(self, message: ReceivedMessage) -> dict[str, str]:
+        """Return the properties of a message that its copy has, besides its mark."""
+        return kept(message.properties)
 
     def load(self) -> bool:
         """Read the file; False: there is none. Raises Refused for one of another form."""
@@ -91,15 +125,15 @@ class Copy:
         if not sources:
             raise Refused(f"the source has no readable queue of topic {topic}")
         masters = await self._target.masters()
-        names = {queue.broker for queue in sources}
-        if await self._target.session.route(topic, fresh=True) is None:
+        names, there = {queue.broker for queue in sources}, self.name_of(topic)
+        if await self._target.session.route(there, fresh=True) is None:
             if names <= set(masters):
                 for name in sorted(names):
                     await self._create(topic, sum(queue.broker == name for queue in sources), {name: masters[name]})
             else:
                 await self._create(topic, -(-len(sources) // len(masters)), masters)
-            await self._until_routed(topic)
-        targets = sorted(await self._target.readable_queues(topic))
+            await self._until_routed(there)
+        targets = sorted(await self._target.readable_queues(there))
         same = {(queue.broker, queue.queue_id): queue for queue in targets}
         if all((queue.broker, queue.queue_id) in same for queue in sources):
             pairs = [(queue, same[queue.broker, queue.queue_id]) for queue in sources]
@@ -107,10 +141,10 @@ class Copy:
             pairs = list(zip(sources, targets, strict=False))
         else:
             raise Refused(
-                f"topic {topic} has {len(targets)} queues at the target, and {len(sources)} at the source: a queue's "
+                f"topic {there} has {len(targets)} queues at the target, and {len(sources)} at the source: a queue's "
                 "order needs a queue of its own. Make it with as many"
             )
-        ends = await self._target.topic_stats(topic)
+        ends = await self._target.topic_stats(there)
         return [
             QueueCopy(queue.broker, queue.queue_id, to.broker, to.queue_id, ends[to].max_offset if to in ends else 0)
             for queue, to in pairs
@@ -118,12 +152,8 @@ class Copy:
 
     async def _create(self, topic: str, queues: int, masters: Mapping[str, str]) -> None:
         """Make a topic at these masters of the target as the source has it: attributes tell what its messages are."""
-        found = TopicConfig(topic, queues, queues)
-        for address in (await self._source.masters()).values():
-            known = (await self._source.topic_config(address)).topics.get(topic)
-            if known is not None:
-                found = replace(known, read_queues=queues, write_queues=queues)
-                break
+        known = await self.config_of(topic) or TopicConfig(topic)
+        found = replace(known, name=self.name_of(topic), read_queues=queues, write_queues=queues)
         for address in masters.values():
             await self._target.create_topic_at(address, found)
 
@@ -141,7 +171,7 @@ class Copy:
         """Take over what was sent and not recorded."""
         puller, at = self._target.puller(GROUP), queue.to_next
         while True:
-            target = MessageQueue(topic, queue.to_broker, queue.to_queue)
+            target = MessageQueue(self.name_of(topic), queue.to_broker, queue.to_queue)
             got = await puller.pull(target, at, subscription(topic), count=BATCH, suspend_ms=0)
             for message in got.messages:
                 offset = queue.offset_of(message.properties.get(MARK, ""))
@@ -183,7 +213,7 @@ class Copy:
 
     async def _copy(self, topic: str, queue: QueueCopy, follow: bool, missing: dict[tuple[str, int], int]) -> None:
         puller, source = self._source.puller(GROUP), MessageQueue(topic, queue.broker, queue.queue)
-        name = (f"{topic}@{queue.broker}", queue.queue)
+        name, there = (f"{topic}@{queue.broker}", queue.queue), self.name_of(topic)
         while True:
             got = await puller.pull(source, queue.next, subscription(topic), count=BATCH, suspend_ms=5_000 * follow)
             missing[name] = max(got.max_offset - queue.next, 0)
@@ -193,16 +223,16 @@ class Copy:
                 if MARK in message.properties and await self._has_original(topic, queue, message):
                     continue
                 record = message.record
-                properties = kept(message.properties) | {MARK: queue.origin(message.queue_offset)}
+                properties = self.properties_of(message) | {MARK: queue.origin(message.queue_offset)}
                 header = SendHeader(
-                    PRODUCER, topic, AUTO_CREATE_TOPIC, 4, queue.to_queue, record.sys_flag & KEPT_FLAGS,
+                    PRODUCER, there, AUTO_CREATE_TOPIC, 4, queue.to_queue, record.sys_flag & KEPT_FLAGS,
                     Long(record.born_ms), record.flag, format_properties(properties).decode(),
                     # RocketMQ counts a message's retries in this field.
-                    record.reconsume_times if topic.startswith(RETRY_PREFIX) else 0, False, None, False,
+                    record.reconsume_times if there.startswith(RETRY_PREFIX) else 0, False, None, False,
                     queue.to_broker,
                 )  # fmt: skip
                 frame = Frame(RequestCode.SEND_MESSAGE_V2, ext=header.short_ext(), body=record.body)
-                address = await self._target.session.master(queue.to_broker, topic)
+                address = await self._target.session.master(queue.to_broker, there)
                 answer = await self._target.session.call_checked(address, frame, f"the copy of {source}")
                 queue.copied(message.queue_offset, int(answer.ext["queueOffset"]))
                 self._changed = True
@@ -224,6 +254,8 @@ class Copy:
     async def _has_original(self, topic: str, queue: QueueCopy, message: ReceivedMessage) -> bool:
         """Whether the message is a copy of one that the target has: it came from there."""
         place = place_of(message.properties[MARK])
+        if self.name_of(topic) != topic:
+            return False  # Its original is in another topic.
         if place is None or not self._target.session.addresses(place.broker):
             return False
         original = await self._original(topic, place)
@@ -255,6 +287,22 @@ class Copy:
     def expired(self) -> int:
         """Messages that were gone at the source before they were read."""
         return sum(queue.expired for found in self.queues.values() for queue in found)
+
+
+class Copy(QueuesCopy):
+    """One copy of some topics from a cluster. `state`: its file."""
+
+    _source: Admin
+
+    def __init__(self, source: Admin, target: Admin, topics: Sequence[str], state: Path) -> None:
+        super().__init__(source, target, topics, state)
+
+    async def config_of(self, topic: str) -> TopicConfig | None:
+        for address in (await self._source.masters()).values():
+            known = (await self._source.topic_config(address)).topics.get(topic)
+            if known is not None:
+                return known
+        return None
 
     async def _make_groups(self, groups: Sequence[str]) -> None:
         """Make the consumer groups that the target lacks: RocketMQ 5.x takes no offset of an unknown one."""

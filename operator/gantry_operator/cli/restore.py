@@ -1,0 +1,264 @@
+"""`gantry restore`: a new cluster from an archive, or one of its topics into a running cluster."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gantry_operator.cli.archive import (
+    CredentialsOption,
+    EndpointOption,
+    KeyOption,
+    RegionOption,
+    archive_of,
+    groups_of,
+    one_line_errors,
+    place_of,
+    time_text,
+)
+from gantry_operator.cli.errors import CliError, Exit
+from gantry_operator.cli.options import ContextOption, DirOption, NameOption, NamespaceOption, Output, OutputOption
+from gantry_operator.cli.output import note, print_json, print_table, say, size
+from gantry_operator.cli.progress import Progress
+
+if TYPE_CHECKING:
+    from gantry_broker.archive.chain import Archive
+    from gantry_broker.archive.inspection import GroupContents
+
+    from gantry_operator.actions.target import Target
+    from gantry_operator.migration.from_archive import Goal, TopicRestore
+
+BYTES_S = 50e6
+"""Bytes a second that a restore is expected to fetch, for the expected time."""
+TOPIC = "One topic into a running cluster"
+
+
+def register(app: typer.Typer, epilog: str) -> None:
+    """Add the command."""
+    app.command("restore", epilog=epilog)(restore)
+
+
+def restore(
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="FILE|URL",
+            help="A manifest with spec.bootstrap.fromArchive. With --topic: the URL of an archive; default: that of "
+            "the cluster.",
+            show_default=False,
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be there.")] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait until the new cluster is ready.")] = 3600.0,
+    topic: Annotated[
+        str | None, typer.Option(help="Restore only this topic.", rich_help_panel=TOPIC, show_default=False)
+    ] = None,
+    new_name: Annotated[
+        str | None,
+        typer.Option("--as", help="Its name in the running cluster.", rich_help_panel=TOPIC, show_default=False),
+    ] = None,
+    moment: Annotated[
+        str | None,
+        typer.Option(
+            "--time",
+            help="Leave out what was stored later, for example 2026-01-31T12:00:00Z.",
+            rich_help_panel=TOPIC,
+            show_default=False,
+        ),
+    ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder with what was restored, so that the same command goes on. Default: one of this user.",
+            rich_help_panel=TOPIC,
+            show_default=False,
+        ),
+    ] = None,
+    endpoint: EndpointOption = None,
+    region: RegionOption = None,
+    credentials: CredentialsOption = None,
+    key_file: KeyOption = None,
+    directory: DirOption = None,
+    name: NameOption = None,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Make a cluster of this machine from an archive (on Kubernetes: kubectl apply the same manifest), or with --topic
+    and --as write one topic of an archive to a running cluster.
+    """
+    if topic is None:
+        if new_name or moment or state or endpoint or region or name or context or namespace:
+            raise CliError("--as, --time, --state and what names a running cluster are for --topic", Exit.USAGE)
+        if source is None:
+            raise CliError("name a manifest with spec.bootstrap.fromArchive, or a topic with --topic", Exit.USAGE)
+        _restore_cluster(Path(source), dry_run, timeout, directory, credentials, key_file, output)
+        return
+    if new_name is None or dry_run:
+        problem = "has no --dry-run" if dry_run else "needs --as with the topic's new name"
+        raise CliError(f"--topic {problem}", Exit.USAGE)
+    from gantry_operator.cli.target import find_target
+
+    archive, url = archive_of(source, endpoint, region, credentials, key_file, directory, name, context, namespace)
+    target = find_target(directory, name, context, namespace)
+    _restore_topic(archive, url, target, topic, new_name, moment, state, output)
+
+
+def _restore_cluster(
+    file: Path,
+    dry_run: bool,
+    timeout: float,
+    directory: Path | None,
+    credentials: Path | None,
+    key_file: Path | None,
+    output: Output,
+) -> None:
+    from gantry_broker.archive.inspection import contents
+    from gantry_broker.archive.restore import Target as RestoreTarget
+
+    from gantry_operator.api import ManifestError, load_manifest
+
+    try:
+        cluster = load_manifest(file)
+    except (ManifestError, OSError) as error:
+        raise CliError(str(error), Exit.USAGE) from None
+    source = None if cluster.spec.bootstrap is None else cluster.spec.bootstrap.fromArchive
+    if source is None:
+        raise CliError(f"{file} has no spec.bootstrap.fromArchive: write the url of an archive there", Exit.USAGE)
+    if not dry_run:
+        from gantry_operator.cli.up import up
+
+        up(file, directory, True, timeout, False, None)
+        return
+    archive = place_of(source, credentials, key_file)
+    rows: list[GroupContents] = []
+    with one_line_errors():
+        identity = archive.identity()
+        names = groups_of(archive, None)
+        if identity is not None and source.cluster not in (None, identity.cluster):
+            raise CliError(f"{source.url} is the archive of cluster {identity.cluster}, not of {source.cluster}")
+        for g in cluster.spec.brokerGroups:
+            if g.name not in names:
+                raise CliError(f"the archive has no group {g.name}; its groups: {', '.join(names)}")
+            found = archive.group(g.name)
+            with Progress(f"reading the index of group {g.name}"):
+                rows.append(contents(found, found.load(), RestoreTarget(source.offset, source.time_ms)))
+    _show_contents(rows, output)
+    left_out = sorted(set(names) - {r.group for r in rows})
+    if left_out:
+        note(f"groups of the archive that the manifest leaves out: {', '.join(left_out)}")
+    note("users and their keys are not in an archive")
+
+
+def _show_contents(rows: list[GroupContents], output: Output) -> None:
+    if output == Output.json:
+        print_json(
+            [
+                {
+                    "group": r.group,
+                    "start": r.start,
+                    "end": r.end,
+                    "until": time_text(r.last_ms),
+                    "download": r.download,
+                    "topics": [{"name": t.name, "queues": t.queues, "messages": t.messages} for t in r.topics],
+                }
+                for r in rows
+            ]
+        )
+        return
+    for r in rows:
+        messages = sum(t.messages for t in r.topics)
+        say(
+            f"group {r.group}: the log up to offset {r.end} ({time_text(r.last_ms)}), {len(r.topics)} topics, "
+            f"{messages} messages, {size(r.download)} to fetch, about {max(r.download / BYTES_S, 1):.0f} s"
+        )
+        print_table(
+            ["TOPIC", "QUEUES", "MESSAGES"],
+            [[t.name, t.queues, t.messages] for t in r.topics],
+            right=["QUEUES", "MESSAGES"],
+        )
+
+
+def _restore_topic(
+    archive: Archive,
+    url: str,
+    target: Target,
+    topic: str,
+    new_name: str,
+    moment: str | None,
+    state: Path | None,
+    output: Output,
+) -> None:
+    """Write the topic to the running cluster. Raises CliError."""
+    from gantry_operator.cli.target import run_async
+    from gantry_operator.migration import from_archive
+    from gantry_operator.migration.steps import Refused
+    from gantry_operator.platforms.local.folder import state_home
+
+    try:
+        with one_line_errors():
+            from_archive.check_names(topic, new_name)
+            identity = archive.identity()
+            owner = "" if identity is None else identity.uid
+            wanted = from_archive.Goal(url, owner, topic, new_name, _time_ms(moment))
+            metadata = run_async(target.resource())["metadata"]
+            cluster = ".".join(filter(None, (metadata.get("namespace"), metadata["name"])))
+            folder = state or state_home() / "restores" / cluster / new_name
+            folder.mkdir(parents=True, exist_ok=True)
+            done = run_async(_copy_topic(archive, wanted, folder, target))
+    except Refused as error:
+        raise CliError(str(error)) from None
+    except OSError as error:
+        raise CliError(f"{error}: the same command goes on") from None
+    shutil.rmtree(folder / from_archive.INDEX, ignore_errors=True)
+    found = from_archive.summary(done)
+    if output == Output.json:
+        print_json(found)
+        return
+    say(f"topic {new_name}: {found['messages']} messages in {len(found['queues'])} queues, as {topic} had them")
+    note("offsets of consumer groups, and delayed messages that were not due, are not restored with a topic")
+
+
+async def _copy_topic(archive: Archive, wanted: Goal, folder: Path, target: Target) -> TopicRestore:
+    from gantry_broker.archive.threads import in_daemon_thread
+    from gantry_broker.client import Admin
+
+    from gantry_operator.migration import from_archive
+
+    topics = []
+    try:
+        with Progress("reading the index of the archive"):
+            goal = await in_daemon_thread(lambda: from_archive.begin(archive, wanted, folder))
+            topics = await in_daemon_thread(lambda: from_archive.open_topics(archive, goal, folder))
+        async with (
+            target.clients() as known,
+            Admin(known.name_servers, credentials=known.credentials, tls=known.tls) as admin,
+        ):
+            await from_archive.check_target(admin, goal, folder)
+            brokers = {group: broker for broker, group in known.groups.items()}
+            source = from_archive.ArchivedQueues(from_archive.by_broker(topics, brokers))
+            count = [0]
+            total = sum(found.messages for found in topics)
+            with Progress("restoring", unit="messages", poll=lambda: (count[0], total)) as progress:
+
+                def shown(written: int, waits: str) -> None:
+                    count[0] = written
+                    progress.say(waits)
+
+                return await from_archive.copy_topic(source, admin, goal, folder, shown)
+    finally:
+        for found in topics:
+            found.close()
+
+
+def _time_ms(text: str | None) -> int | None:
+    """Return a time in Unix milliseconds. Raises CliError."""
+    from gantry_operator.api.archive import moment_ms
+
+    try:
+        return None if text is None else moment_ms(text)
+    except ValueError as error:
+        raise CliError(f"--time: {error}", Exit.USAGE) from None
