@@ -88,13 +88,31 @@ def archived(of: Cluster) -> bool:
     return True
 
 
+def verified(of: Cluster, records: int) -> None:
+    """A Job of the schedule has read everything back, and the brokers tell what it found."""
+
+    def known() -> bool:
+        row = of.status()["groups"][0]["archive"]
+        return bool(row.get("verified")) and int(row["verifiedOffset"]) > records * 100
+
+    try:
+        until("a Job has read the archive back", known, 240, 1)
+    except AssertionError as error:
+        jobs = kubectl("-n", of.namespace, "get", "cronjobs,jobs,pods", "-o", "wide", check=False)
+        raise AssertionError(f"{error}: {of.status()['groups']}\n{jobs}") from None
+    assert int(of.status()["groups"][0]["archive"].get("faults", 0)) == 0
+    assert of.condition("Archiving")["status"] == "True"
+
+
 def test_a_cluster_that_is_lost_with_its_volumes_comes_back(namespace: str, store: dict[str, Any]) -> None:
-    shop = cluster(namespace, "shop", archive=store | {"url": url("prod"), "interval": "2s"})
+    verify = {"schedule": "* * * * *"}
+    shop = cluster(namespace, "shop", archive=store | {"url": url("prod"), "interval": "2s", "verify": verify})
     gantry(shop, "produce", "Orders", "--count", str(COUNT), "--size", "100")
     gantry(shop, "consume", "Orders", "--group", "billing", "--count", str(READ), "--quiet")
     until("the offsets are in the log", lambda: unread(shop, "billing") == COUNT - READ, 30, 1)
     assert archived(shop)
     assert shop.condition("Archiving")["status"] == "True"
+    verified(shop, COUNT)
     kubectl("-n", namespace, "delete", "bc", "shop", timeout=180)
     selector = "gantry.dev/cluster=shop"
     until("its volumes are gone", lambda: not get(namespace, "pvc", selector=selector), 90)

@@ -91,6 +91,12 @@ class ArchivePlace(FileConfig):
     )
 
 
+class VerifyOrder(ArchivePlace):
+    """What `gantry_broker.archive.verifying` reads back. Paths are those of the place where it runs."""
+
+    rate_bytes: int = Field(64 << 20, ge=1, description="Bytes of objects a second that are read at most.")
+
+
 class ArchiveConfig(ArchivePlace):
     """The archive that this member's group keeps."""
 

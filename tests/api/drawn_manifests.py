@@ -149,6 +149,7 @@ RULES: Final[tuple[dict[str, Any], ...]] = (
     {"tables": {"catalog": {"a b": "x"}}},
     {"tables": {"catalog": {"token": "x"}}},
     {"archive": {**_ARCHIVE, "readRate": "0Mi"}},
+    {"archive": {**_ARCHIVE, "verify": {"rate": "0Mi"}}},
     {"broker": {"messageDelayLevel": "1s  5s"}},
     {"storage": {"size": "0Gi"}},
     {"storage": {"labels": {"gantry.dev/x": "a"}}},

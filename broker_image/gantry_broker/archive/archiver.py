@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import random
 import threading
 import time
@@ -39,6 +40,7 @@ from gantry_broker.archive.upload import (
     Waiting,
     full_part,
 )
+from gantry_broker.archive.verified import Verification
 from gantry_broker.store.log.epochs import EpochStart
 from gantry_broker.store.log.read_only_log import ReadOnlyLog
 from gantry_broker.store.log.record_reader import size_of_first
@@ -57,6 +59,8 @@ SMALLEST_PART: Final = 1 << 20
 """Each failure halves what the next try uploads, down to this: a slow way to the store takes a small object in time."""
 CLEAN_S: Final = 3_600.0
 """Seconds between two searches for objects and entries that no reader needs."""
+VERIFIED_S: Final = 30.0
+"""Seconds between two looks for the result of a verification."""
 COMPARE_S: Final = 60.0
 """Seconds for which the difference between this clock and the store's counts: a clock may be set at any time."""
 PARTS_AT_ONCE: Final = 16
@@ -108,6 +112,8 @@ class Report:
     """The token of the hand-over with which this cluster ended its writes."""
     waits: str = ""
     last_upload_ms: int = 0
+    verification: Verification | None = None
+    """What the last verification of the archive found; None: there was none, or this member does not upload."""
     epochs: tuple[EpochStart, ...] = field(default=(), repr=False)
 
 
@@ -195,6 +201,8 @@ class Archiver:
         self._superseded = ""
         self._looked_at: Owner | None = None
         self._compared = 0.0
+        self._verification: Verification | None = None
+        self._verified_at = -math.inf
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._stopping = threading.Event()
@@ -293,6 +301,7 @@ class Archiver:
             behind_bytes=behind,
             behind_ms=self._waiting.for_ms(now),
             last_upload_ms=self._last_upload_ms,
+            verification=self._verification if uploads else None,
         )
         if state is not None and state is not self._noted:
             self._noted = state
@@ -311,6 +320,7 @@ class Archiver:
         self._look_for_successor(self._state.owner)
         if not uploads:
             return False
+        self._look_for_verification()
         if self._owner is None:
             identity = self._archive.claim(self._uid, self._cluster, self._clock_ms())
             self._owner = Owner(identity.number, identity.uid)
@@ -369,6 +379,17 @@ class Archiver:
                     "send to that cluster"
                 )
         self._looked_at, self._superseded = owner, superseded
+
+    def _look_for_verification(self) -> None:
+        """Read what the last verification found. It is a report: one that cannot be read stops no upload."""
+        now = time.monotonic()
+        if now - self._verified_at < VERIFIED_S:
+            return
+        self._verified_at = now
+        try:
+            self._verification = self._group.last_verification(self._verification)
+        except ArchiveError as error:
+            log.warning("the archive: %s", error)
 
     def _decide(self, state: State, view: View, settings: Settings) -> upload.Step:
         return upload.next_step(state, view, settings, self._clock_ms(), self._last_upload_ms, self._ahead_ms)

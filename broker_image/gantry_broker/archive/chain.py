@@ -4,6 +4,7 @@ identity/00000001.json                     who owns the archive; the highest num
 groups/a/manifest/000000000001.json        entries of the manifest of group a
 groups/a/parts/START-END-EPOCH-RANDOM.gar  ranges of its log
 groups/a/clock/RANDOM                      exists for a moment: its time shows the store's clock
+groups/a/verified/TIME.json                what a verification found
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from gantry_broker.archive.manifest import WHOLE_EVERY, Change, Owner, Part, Sta
 from gantry_broker.archive.objects import Objects
 from gantry_broker.archive.sealing import Plain, Sealer
 from gantry_broker.archive.segment import Directory, RangeReader
+from gantry_broker.archive.verified import Verification
 from gantry_broker.protocol import plausible
 from gantry_broker.protocol.digits import whole_number
 from gantry_broker.store.log.epochs import EpochStart
@@ -41,6 +43,8 @@ MAX_IDENTITY_TEXT: Final = 1_024
 """Characters of a text of an identity."""
 MAX_IDENTITY: Final = 99_999_999
 """The highest number of an identity: its name has eight digits."""
+VERIFICATIONS: Final = 10
+"""Results of verifications that are kept."""
 FORMER_OWNERS: Final = 100
 """Identities before the newest one among which a cluster looks for its own."""
 
@@ -339,6 +343,27 @@ class GroupArchive:
             raise Unavailable(f"group {self.name}: the object store lost {name}") from None
         finally:
             self._objects.delete(name)
+
+    # Verifications
+
+    def note_verification(self, result: Verification) -> None:
+        """Write what a verification found, and remove the oldest results. Raises ArchiveError."""
+        name = f"{self._prefix}verified/{result.at_ms:016d}.json"
+        self._objects.create(name, self.sealer.seal(result.to_json(), name.encode()))
+        known = [found.name for found in self._objects.list(f"{self._prefix}verified/")]
+        for old in known[:-VERIFICATIONS]:
+            self._objects.delete(old)
+
+    def last_verification(self, known: Verification | None = None) -> Verification | None:
+        """Return what the last verification found; None: there was none. `known` is not read again. Raises
+        ArchiveError.
+        """
+        newest = max((found.name for found in self._objects.list(f"{self._prefix}verified/")), default=None)
+        if newest is None:
+            return None
+        if known is not None and _number(newest) == known.at_ms:
+            return known
+        return Verification.from_json(newest, self.sealer.open(self._objects.get(newest), newest.encode()))
 
     def _part(self, name: str) -> str:
         return f"{self._prefix}parts/{name}"

@@ -149,6 +149,7 @@ def archive_status(report: Report | None, reads: ArchiveReads) -> ArchiveStatus 
     """Return the report as the HTTP interface shows it, and what was read for clients."""
     if report is None:
         return None
+    checked = report.verification
     return ArchiveStatus(
         known=report.known,
         uploads=report.uploads,
@@ -165,6 +166,11 @@ def archive_status(report: Report | None, reads: ArchiveReads) -> ArchiveStatus 
         error_ms=report.error_ms,
         fenced=report.fenced,
         closed=report.closed,
+        verified_ms=0 if checked is None else checked.at_ms,
+        verified_until_ms=0 if checked is None else checked.until_ms,
+        verified_end=0 if checked is None else checked.end,
+        faults=0 if checked is None else checked.faults,
+        fault="" if checked is None else next(iter(checked.first_faults), ""),
         reads_to=reads.tiered.view.complete_to if reads.tiered is not None else 0,
         read_messages=reads.served.messages,
         read_bytes=reads.served.bytes,

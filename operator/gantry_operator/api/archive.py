@@ -11,11 +11,14 @@ from gantry_broker.archive.objects import check_url
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
+from gantry_operator.api import cron
 from gantry_operator.api.base import (
     ARCHIVE_URL,
+    CRON,
     OBJECT_NAME,
     OWNER,
     TIME,
+    ZONE,
     Duration,
     Model,
     Rule,
@@ -92,6 +95,28 @@ class ArchivePlace(Model):
         return url
 
 
+class Verification(Model):
+    """All of the archive is read back on a schedule, beside the brokers: by a Job, or by a process of this machine."""
+
+    schedule: str = Field(
+        "0 3 * * 0",
+        description="Schedule as in a CronJob: minute, hour, day of month, month, day of week; or @weekly.",
+        pattern=CRON,
+        max_length=128,
+    )
+    timeZone: str | None = Field(
+        None,
+        description="Time zone of the schedule, for example Europe/Berlin. Default: the control plane's.",
+        max_length=64,
+        pattern=ZONE,
+    )
+    rate: VolumeSize = Field("64Mi", description="Bytes a second that are read at most.")
+
+    _can_be_due = field_validator("schedule", "timeZone")(cron.can_be_due)
+
+    rules: ClassVar[tuple[Rule, ...]] = (more_than_nothing("rate"),)
+
+
 class Archive(ArchivePlace):
     """A copy of each group's confirmed log in object storage: for restores, long retention and analytics."""
 
@@ -124,6 +149,9 @@ class Archive(ArchivePlace):
         "many bytes of it on its disk for readers. 0: such messages are not read.",
     )
     readRate: VolumeSize = Field("64Mi", description="Bytes a second that each broker fetches for readers at most.")
+    verify: Verification | None = Field(
+        None, description="When all of the archive is read back and checked. Default: only by gantry archive verify."
+    )
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(

@@ -100,6 +100,11 @@ class ArchiveRow(_Status):
     bytes: int | None = Field(None, description="Size of its objects.")
     objects: int | None = Field(None, description="Their number.")
     gaps: int = Field(0, description="Ranges of the log that it lacks for ever.")
+    verified: str | None = Field(None, description="When all of it was read back last (verify).")
+    verifiedUntil: str | None = Field(None, description="Store time of the last record that was read then.")
+    verifiedOffset: int | None = Field(None, description="Offset behind that record.")
+    faults: int = Field(0, description="Objects that were damaged or missing then.")
+    fault: str = Field("", description="The first of them.")
     readMessages: int | None = Field(
         None, description="Messages for clients that its members have read from it since their starts."
     )

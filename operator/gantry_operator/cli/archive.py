@@ -220,10 +220,14 @@ def list_parts(
 def verify(
     archive: Archive,
     group: GroupOption = None,
+    record: Annotated[
+        bool, typer.Option("--record", help="Write the result into the archive: the cluster's status shows it.")
+    ] = False,
     output: OutputOption = Output.text,
 ) -> None:
     """Read everything back and check it. Exit code 1: something is damaged or missing."""
     from gantry_broker.archive.inspection import verify as verify_group
+    from gantry_broker.archive.verifying import result_of
 
     results = []
     with one_line_errors():
@@ -232,6 +236,8 @@ def verify(
             state = found.load()
             with Progress(f"reading group {n}", state.size, unit="bytes") as progress:
                 results.append(verify_group(found, state, progress.advance))
+            if record:
+                found.note_verification(result_of(state, results[-1]))
     if output == Output.json:
         print_json([_verified(r) for r in results])
     else:

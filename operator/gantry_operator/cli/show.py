@@ -148,14 +148,15 @@ def _archives(out: Any, status: dict[str, Any]) -> None:
     rows = [(g["name"], g["archive"]) for g in status.get("groups", []) if g.get("archive")]
     if not rows:
         return
-    table = _table("ARCHIVE", "RECOVERABLE FROM", "UNTIL", "OFFSET", "BEHIND", "SIZE", "OBJECTS", "READ")
+    table = _table("ARCHIVE", "RECOVERABLE FROM", "UNTIL", "OFFSET", "BEHIND", "SIZE", "OBJECTS", "READ", "VERIFIED")
     for name, row in rows:
         behind = row.get("behindBytes")
         table.add_row(
             f"group {name}", row.get("recoverableFrom") or "-", row.get("archivedUntil") or "-",
-            *(["-"] * 5 if row.get("offset") is None else [
+            *(["-"] * 6 if row.get("offset") is None else [
                 str(row["offset"]), f"{size(behind or 0)}, {row.get('behindSeconds') or 0} s",
                 size(row.get("bytes") or 0), str(row.get("objects") or 0), str(row.get("readMessages") or 0),
+                row.get("verified") or "-",
             ]),
         )  # fmt: skip
     out.print()
@@ -163,6 +164,9 @@ def _archives(out: Any, status: dict[str, Any]) -> None:
     for name, row in rows:
         if row.get("error"):
             out.print(f"  group {name}: {escape(plain(row['error']))}", highlight=False)
+        if row.get("faults"):
+            text = f"{row['faults']} objects are damaged or missing: {row.get('fault', '')}"
+            out.print(f"  group {name}: {escape(plain(text))}", highlight=False)
         if row.get("readError"):
             text = f"old messages cannot be read: {row['readError']}"
             out.print(f"  group {name}: {escape(plain(text))}", highlight=False)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from datetime import datetime, timedelta
+from typing import Any, Final, Literal
 
-from gantry_operator.api import BrokerCluster
+from gantry_operator.api import BrokerCluster, cron
 from gantry_operator.api.base import parse_duration
 from gantry_operator.api.status import ArchiveRow, GroupRow
 from gantry_operator.cluster.timestamps import utc
 
 LATE = 10
 """An archive that is behind by more than so many intervals is late: the condition and the alert say so."""
+
+PATIENCE: Final = timedelta(hours=24)
+"""A verification may take so long after it was due."""
 
 
 def archive_row(said: Sequence[Mapping[str, Any]]) -> ArchiveRow | None:
@@ -29,6 +33,7 @@ def archive_row(said: Sequence[Mapping[str, Any]]) -> ArchiveRow | None:
         row = ArchiveRow(error=str(error["error"]), errorTime=_time(error.get("error_ms")))
     if not known:
         return row
+    checked = max(said, key=lambda s: int(s.get("verified_ms", 0)))
     best = max(known, key=lambda s: (int(s.get("end", 0)), bool(s.get("uploads"))))
     return row.model_copy(
         update={
@@ -40,6 +45,11 @@ def archive_row(said: Sequence[Mapping[str, Any]]) -> ArchiveRow | None:
             "bytes": int(best.get("size_bytes", 0)),
             "objects": int(best.get("objects", 0)),
             "gaps": int(best.get("gaps", 0)),
+            "verified": _time(checked.get("verified_ms")),
+            "verifiedUntil": _time(checked.get("verified_until_ms")),
+            "verifiedOffset": int(checked["verified_end"]) if checked.get("verified_ms") else None,
+            "faults": int(checked.get("faults", 0)),
+            "fault": str(checked.get("fault", "")),
             "readMessages": sum(int(s.get("read_messages", 0)) for s in said),
             "readError": next((str(s["read_error"]) for s in said if s.get("read_error")), ""),
         }
@@ -47,9 +57,12 @@ def archive_row(said: Sequence[Mapping[str, Any]]) -> ArchiveRow | None:
 
 
 def archive_condition(
-    groups: Sequence[GroupRow], cluster: BrokerCluster | None
+    groups: Sequence[GroupRow], cluster: BrokerCluster | None, now: str
 ) -> tuple[Literal["True", "False", "Unknown"], str, str] | None:
-    """Whether the archive keeps up; None: the spec has none."""
+    """Whether the archive keeps up, and was whole when it was read back; None: the spec has none.
+
+    `now`: as text, in UTC.
+    """
     if cluster is None or cluster.spec.archive is None:
         return None
     late_s = LATE * parse_duration(cluster.spec.archive.interval)
@@ -63,11 +76,38 @@ def archive_condition(
     late = [f"group {n} by {r.behindSeconds} s" for n, r in rows.items() if r is not None and _behind(r) > late_s]
     if late:
         return "False", "Behind", f"the archive is behind: {', '.join(late)}; see docs/runbooks.md"
+    damaged = [
+        f"group {n}: {r.faults} objects are damaged or missing ({r.verified}): {r.fault}"
+        for n, r in rows.items()
+        if r is not None and r.faults
+    ]
+    if damaged:
+        return "False", "Damaged", f"{'; '.join(damaged)}; see docs/runbooks.md"
     gaps = [f"group {n} lacks {r.gaps}" for n, r in rows.items() if r is not None and r.gaps]
     if gaps:
         said = "records left the disks before their upload, so a restore begins behind them"
         return "False", "Gap", f"{', '.join(gaps)} ranges of the log: {said}"
+    overdue = [
+        f"group {n} ({r.verified})"
+        for n, r in rows.items()
+        if r is not None and _overdue(r, cluster, datetime.fromisoformat(now))
+    ]
+    if overdue:
+        return "False", "NotVerified", f"the archive was not read back when it was due: {', '.join(overdue)}"
     return "True", "UpToDate", "the archive has all but the newest records of every group"
+
+
+def _overdue(row: ArchiveRow, cluster: BrokerCluster, now: datetime) -> bool:
+    """Whether a verification that was due after the last one has not come. The first one is not missed."""
+    archive = cluster.spec.archive
+    if archive is None or archive.verify is None or row.verified is None or cluster.spec.hibernate:
+        return False
+    last = datetime.fromisoformat(row.verified)
+    try:
+        due = cron.next_run(archive.verify.schedule, archive.verify.timeZone, last)
+    except cron.ScheduleError:
+        return False
+    return due is not None and now > due + PATIENCE
 
 
 def _behind(row: ArchiveRow) -> int:

@@ -79,7 +79,7 @@ def status_of(
     if observed.drains or any(c.type == "Draining" for c in old.conditions):
         conditions.append(_condition(old, "Draining", *_draining(observed.drains), now, generation))
     joined = {m.group for m in observed.members if m.status is not None and _part(m.status, "marks").get("joined")}
-    archiving = archive_condition(groups, cluster)
+    archiving = archive_condition(groups, cluster, now)
     if archiving is not None:
         conditions.append(_condition(old, "Archiving", *archiving, now, generation))
     balance = unbalanced([g for g in groups if g.drain is None and g.name in joined], old)
@@ -563,7 +563,7 @@ def significant(status: BrokerClusterStatus) -> dict[str, Any]:
         for moving in ("messagesIn", "bytesIn", "messagesOut", "diskUsedBytes"):
             row.pop(moving, None)
         if row.get("archive") is not None:
-            row["archive"] = {k: row["archive"].get(k) for k in ("gaps", "error")}
+            row["archive"] = {k: row["archive"].get(k) for k in ("gaps", "error", "faults", "verified")}
         drain = row.get("drain")
         if drain is not None:  # Its message has the numbers too.
             row["drain"] = {"phase": drain["phase"], "blocked": drain["blocked"]}

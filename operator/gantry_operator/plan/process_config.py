@@ -17,6 +17,7 @@ from gantry_broker.config import (
     OtlpConfig,
     RestoreConfig,
     TlsConfig,
+    VerifyOrder,
 )
 from gantry_broker.config import ArchivePlace as Place
 from gantry_broker.proxy.config import AccessConfig, BrokerTls, ProxyConfig, ProxyCredentials
@@ -104,6 +105,13 @@ class ArchiveFiles:
             max_local_lag_bytes=int(parse_quantity(archive.maxLocalLag)),
             read_cache_bytes=int(parse_quantity(archive.readCache)),
             read_rate_bytes=max(int(parse_quantity(archive.readRate)), 1),
+        )
+
+    def verify(self, archive: Archive) -> VerifyOrder:
+        """Return what a verification by schedule reads."""
+        assert archive.verify is not None
+        return VerifyOrder(
+            **self._place("archive", archive), rate_bytes=max(int(parse_quantity(archive.verify.rate)), 1)
         )
 
     def restore(self, bootstrap: Bootstrap | None, group: str) -> RestoreConfig | None:

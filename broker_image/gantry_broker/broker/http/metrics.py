@@ -83,6 +83,15 @@ def archive_families(
             report.archived_ms / 1000,
         ),
     ]
+    if (checked := report.verification) is not None:
+        more += [
+            (
+                "gantry_archive_verified_timestamp_seconds",
+                "When all of it was read back last.",
+                checked.at_ms / 1000,
+            ),
+            ("gantry_archive_faults", "Objects that were damaged or missing then.", checked.faults),
+        ]
     return [*rows, *((name, "gauge", text, one(value)) for name, text, value in more)]
 
 

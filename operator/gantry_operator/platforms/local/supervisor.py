@@ -43,6 +43,7 @@ from gantry_operator.platforms.local.process import load_record
 from gantry_operator.platforms.local.process_plan import ProcessPlan, process_plans
 from gantry_operator.platforms.local.readiness import describe_ready, why_not_ready
 from gantry_operator.platforms.local.users import user_status
+from gantry_operator.platforms.local.verification import LocalVerification
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +99,7 @@ class Supervisor:
         self._spawn(self._report_ready())
         self._spawn(self._renew_certificates())
         self._spawn(self._follow_users())
+        self._spawn(LocalVerification(self.folder, lambda: self.wanted, self.events).run())
         try:
             await self._stop.wait()
         finally:

@@ -15,7 +15,14 @@ from gantry_broker.config import OtlpConfig
 from gantry_operator.api import BrokerCluster
 from gantry_operator.api.spec import Otlp
 from gantry_operator.plan import Plan
-from gantry_operator.platforms.kubernetes.manifests import access, broker_group, external, name_servers, proxies
+from gantry_operator.platforms.kubernetes.manifests import (
+    access,
+    broker_group,
+    external,
+    name_servers,
+    proxies,
+    verification,
+)
 
 NAME_SERVERS = ""
 """The NameServers among the groups of `running`."""
@@ -102,6 +109,8 @@ def render(
             if running is not None and deployment["kind"] == "Deployment":
                 deployment["spec"]["replicas"] = 0  # Their clients cannot send any more.
         out.append(of_proxies)
+        if settings.spark_image:  # Otherwise the chart grants no right to CronJobs.
+            out.append(verification.objects(cluster, image(cluster, settings)))
     return [o for part in out for o in part]
 
 

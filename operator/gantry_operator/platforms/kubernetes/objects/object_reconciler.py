@@ -35,6 +35,7 @@ REMOVABLE = {
     "Deployment": (names.PROXY,),
     "NetworkPolicy": (names.PROXY,),
     "Secret": (names.PROXY,),
+    "CronJob": (names.VERIFICATION,),
 }
 """Kinds that a former spec may have left behind, and of which components. StatefulSets are not included, because groups
 are never removed.
