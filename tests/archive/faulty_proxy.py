@@ -17,11 +17,16 @@ class FaultyProxy:
 
     A number: the answer has this status. `cut`: no answer. `torn`: half of the request arrives. `lie`: a PUT is
     answered by 200 and swallowed. `lost`: the request arrives, its answer does not. `hang`: no answer while it runs.
+    `slow`: the request waits for `delay_s`. `read-only`: a request that would change something gets the status 403.
+
+    `always`: the fault of each request that has no other one.
     """
 
     def __init__(self, target: int) -> None:
         self.port = 0
         self.faults: list[str | int] = []
+        self.always: str | int = "pass"
+        self.delay_s = 0.0
         self.done: Counter[str | int] = Counter()
         self.puts_in_flight = self.most_puts = 0
         self._target = target
@@ -61,7 +66,7 @@ class FaultyProxy:
         sizes = [line.split(b":")[1] for line in lines if line.lower().startswith(b"content-length:")]
         body = await reader.readexactly(int(sizes[0])) if sizes else b""
         is_put = head.startswith(b"PUT")
-        fault = self.faults.pop(0) if self.faults and (self.faults[0] not in ("lie", "torn") or is_put) else "pass"
+        fault = self.faults.pop(0) if self.faults and (self.faults[0] not in ("lie", "torn") or is_put) else self.always
         self.done[fault] += 1
         self.puts_in_flight += is_put
         self.most_puts = max(self.most_puts, self.puts_in_flight)
@@ -73,6 +78,10 @@ class FaultyProxy:
     async def _answer(self, fault: str | int, head: bytes, body: bytes, writer: asyncio.StreamWriter) -> None:
         if fault == "cut":
             return
+        if fault == "slow":
+            await asyncio.sleep(self.delay_s)
+        if fault == "read-only":
+            fault = 403 if head.startswith((b"PUT", b"POST", b"DELETE")) else "pass"
         if fault == "hang":
             await asyncio.Event().wait()
         if fault == "lie" or isinstance(fault, int):

@@ -15,7 +15,7 @@ from tests.archive.faulty_proxy import FaultyProxy
 from tests.archive.old_messages import COUNT, QUEUES, TOPIC, body, old_group, wait_until_old
 from tests.archive.s3 import S3Server
 from tests.archive.s3 import server as server
-from tests.support.broker_group import Group, MakeGroup
+from tests.support.broker_group import Group, MakeGroup, runs, until
 from tests.support.broker_group import make_group as make_group
 
 pytestmark = pytest.mark.timeout(180)
@@ -53,6 +53,7 @@ async def test_a_backlog_is_read_whole_through_a_failing_store_and_a_failover(
         async with Admin(group.name_server) as admin:
             await admin.create_topic(TOPIC, queues=QUEUES, cluster="demo")
             await wait_until_old(group, admin)
+            assert await uploading(group) == [1], "a slave in sync uploads, not the master"
             await away(admin, proxy)
             proxy.plan([500, "cut", 429, 503, "cut"])
             check(await consumed(group, "first"))
@@ -65,6 +66,19 @@ async def test_a_backlog_is_read_whole_through_a_failing_store_and_a_failover(
             await group.lead(1, [1])
             check(await consumed(group, "second"))
             await popped(group)
+            await until(lambda: goes_on(group), "the new master, which is alone, uploads all")
+
+
+async def uploading(group: Group) -> list[int]:
+    """The members that upload."""
+    statuses = {n: await member.try_status() for n, member in enumerate(group.members) if runs(member)}
+    return [n for n, s in statuses.items() if s is not None and s.archive is not None and s.archive.uploads]
+
+
+async def goes_on(group: Group) -> bool:
+    status = await group.members[1].status()
+    archive = status.archive
+    return archive is not None and archive.uploads and archive.end >= status.confirmed and not archive.gaps
 
 
 async def away(admin: Admin, proxy: FaultyProxy) -> None:

@@ -26,8 +26,10 @@ from gantry_operator.platforms.local.ports import HOST, registration
 from gantry_operator.platforms.local.ports import replication as replication_use
 from gantry_operator.platforms.local.process import ProcessRecord, end, load_record
 
+from tests.chaos.archived import Final
 from tests.chaos.lineage import Lineage, changes_in, epochs_in
 from tests.chaos.links import Links
+from tests.chaos.store import Store
 from tests.chaos.supervisor import links_file
 from tests.support.free_ports import free_ports
 
@@ -59,9 +61,13 @@ class Cluster:
         min_in_sync: int,
         small_disks: bool,
         replication: str = "Sync",
+        archives: bool = False,
     ) -> None:
-        """`small_disks`: every member has a small disk of its own, which a fault can fill. This needs root."""
+        """`small_disks`: every member has a small disk of its own, which a fault can fill. This needs root.
+        `archives`: the log goes to an object store that faults reach.
+        """
         self.folder = ClusterFolder(base)
+        self.store = Store(base.with_name("store")) if archives else None
         self.replication = replication
         spec: dict[str, Any] = {
             "mode": mode,
@@ -86,6 +92,7 @@ class Cluster:
             "metadata": {"name": "c"},
             "spec": spec,
         }
+        self._manifest = manifest
         self.cluster = BrokerCluster.model_validate(manifest)
         self.plan = plan(self.cluster)
         self.members = [m.name for m in self.plan.members]
@@ -108,6 +115,10 @@ class Cluster:
     # ---- life
 
     async def __aenter__(self) -> Cluster:
+        if self.store is not None:
+            await self.store.__aenter__()
+            self._manifest["spec"] |= {"archive": self.store.spec}
+            self.cluster = BrokerCluster.model_validate(self._manifest)
         self.folder.make()
         (self.folder.root / "faults").mkdir()
         save_manifest(self.folder, self.cluster)
@@ -135,12 +146,16 @@ class Cluster:
         await self.links.__aexit__()
         await self.http.aclose()
         self._unmount_all()
+        if self.store is not None:
+            await self.store.__aexit__()
 
     def kill_everything(self) -> None:
         """Kill every process at once, without the event loop: for a run that does not end otherwise."""
         self.kill_supervisor()
         end(self._records(), 0.0)
         self._unmount_all()
+        if self.store is not None:
+            self.store.kill()
 
     def _records(self) -> list[ProcessRecord]:
         return [r for r in map(self.record, (*self.members, *self.name_servers)) if r is not None]
@@ -168,7 +183,9 @@ class Cluster:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+                env=os.environ
+                | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+                | (self.store.environment if self.store is not None else {}),
                 start_new_session=True,
             )
 
@@ -229,6 +246,12 @@ class Cluster:
 
     async def lineage(self, name: str) -> Lineage:
         """The leadership history of a member's log. Raises NotInTime when the member does not answer."""
+        log = await self.log(name)
+        events = last_events(self.folder.events, 1_000_000)
+        return Lineage(epochs_in(log.data), log.confirmed, changes_in(events))
+
+    async def log(self, name: str) -> Final:
+        """Return the confirmed log of a member. Raises NotInTime when the member does not answer."""
         try:
             url = f"http://{self.direct(f'{name}/http')}/v1/log"
             known = LogInfo.model_validate_json((await self.http.get(url, timeout=5.0)).content)
@@ -236,8 +259,7 @@ class Cluster:
             log = await self.http.get(f"{url}/bytes", params=span, timeout=20.0)
         except httpx.HTTPError as error:
             raise NotInTime(f"{name} does not give its log: {error!r}") from error
-        events = last_events(self.folder.events, 1_000_000)
-        return Lineage(epochs_in(log.content), known.confirmed, changes_in(events))
+        return Final(known.start, known.confirmed, log.content)
 
     async def master(self) -> str | None:
         masters = [(s.epoch, name) for name, s in (await self.statuses()).items() if s.role == "Master"]

@@ -19,9 +19,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.chaos.archived import check_archive
 from tests.chaos.bound import LEAVES_S, SETTLES_S, at_the_latest, within
 from tests.chaos.checker import check, missing
-from tests.chaos.cluster import READY_S, Cluster, NotInTime, PortsTaken
+from tests.chaos.cluster import GROUP, READY_S, Cluster, NotInTime, PortsTaken
 from tests.chaos.faults import (
     ALONE,
     EVERY_FAULT,
@@ -30,6 +31,8 @@ from tests.chaos.faults import (
     MORE_FROM,
     NEEDS_OWN_NETWORK,
     NEEDS_ROOT,
+    STORE,
+    STORE_FROM,
     Scene,
     Step,
     draw,
@@ -37,11 +40,14 @@ from tests.chaos.faults import (
 from tests.chaos.history import History, Log, Sent
 from tests.chaos.lineage import Lineage
 from tests.chaos.packets import is_own
+from tests.chaos.store import can_archive
 from tests.chaos.tail import judge
 from tests.chaos.workload import Workload
 
 STEPS = 8
 SEES_ALL_S = 40.0
+ARCHIVED_S = 90.0
+"""A member that has failed several times looks again after up to a minute."""
 BEGINS_S, STEP_S = 60.0, 30.0
 """The time limit of a run: a base, and an addition for each fault. A run of eight faults ends within a minute on an
 idle machine.
@@ -64,11 +70,16 @@ class Plan:
     @property
     def limit_s(self) -> float:
         """A run that takes longer has failed."""
-        return BEGINS_S + STEP_S * len(self.steps)
+        return BEGINS_S + STEP_S * len(self.steps) + ARCHIVED_S * self.archives
 
     def __str__(self) -> str:
         kind = f"{self.mode}, replication Async" if self.is_async else self.mode
         return f"seed {self.seed}: {kind}, flush {self.flush}, minInSyncReplicas {self.min_in_sync}"
+
+    @property
+    def archives(self) -> bool:
+        """Whether the cluster has an archive: a fault is one of its store."""
+        return any(step.kind in STORE for step in self.steps)
 
     @property
     def is_async(self) -> bool:
@@ -82,7 +93,8 @@ def can_fill_disks() -> bool:
 
 def not_here() -> frozenset[str]:
     """Kinds of faults that this user cannot cause on this system."""
-    return (frozenset() if can_fill_disks() else NEEDS_ROOT) | (frozenset() if is_own() else NEEDS_OWN_NETWORK)
+    cannot = (frozenset() if can_fill_disks() else NEEDS_ROOT) | (frozenset() if is_own() else NEEDS_OWN_NETWORK)
+    return cannot if can_archive() else cannot | frozenset(STORE)
 
 
 def make_plan(
@@ -104,7 +116,11 @@ def make_plan(
     minimum = rng.choice((1, 2))
     if replication == "Async":
         mode = "MasterSlave"
-    more = [*(MORE if seed >= MORE_FROM else ()), *(list(ALONE) * 3 if replication == "Async" else ())]
+    more = [
+        *(MORE if seed >= MORE_FROM else ()),
+        *(STORE if seed >= STORE_FROM else ()),
+        *(list(ALONE) * 3 if replication == "Async" else ()),
+    ]
     cannot = not_here()
     possible = [k for k in (*FAULTS, *COMMON, *more) if k not in cannot]
     chosen = kinds if kinds is not None else [rng.choice(possible) for _ in range(steps)]
@@ -195,10 +211,10 @@ async def _play(
     plan: Plan, cluster: Cluster, history: History, played: list[str], log: Callable[[str], None]
 ) -> tuple[str, dict[str, Log], Lineage | None, list[str]]:
     """Return the leader at the end, the messages that every member shows, the log's lineage with Async, and the faults
-    of deletions.
+    of deletions and of the archive.
     """
-    scene = Scene(cluster, log)
     async with Workload(cluster, history, plan.seed) as work:
+        scene = Scene(cluster, log, work.sends_again)
         try:
             await work.sends_again(60)
             log("the group works")
@@ -222,7 +238,24 @@ async def _play(
             await work.caught_up(logs[leader], SEES_ALL_S)
         shown = {} if plan.is_async else {name: await work.read_deleted(name) for name in cluster.members}
         undeleted = list(work.deletions.check(shown))
+        undeleted += await _of_archive(plan, cluster, leader, history)
         return leader, logs, await cluster.lineage(leader) if plan.is_async else None, undeleted
+
+
+async def _of_archive(plan: Plan, cluster: Cluster, leader: str, history: History) -> list[str]:
+    """Return the faults of the archive, once it has what the log has now. Raises NotInTime."""
+    if cluster.store is None:
+        return []
+    group = cluster.store.open().group(GROUP)
+    wanted = (await cluster.log(leader)).confirmed
+
+    async def caught_up() -> bool:
+        return (await asyncio.to_thread(group.load)).end >= wanted
+
+    await cluster.until("the archive has all of the log", caught_up, ARCHIVED_S)
+    final = (await cluster.log(leader))._replace(confirmed=wanted)
+    promised = history.promised()
+    return await asyncio.to_thread(lambda: list(check_archive(group, final, promised, sync=not plan.is_async)))
 
 
 async def _read_logs(cluster: Cluster, work: Workload) -> tuple[str, dict[str, Log]]:
@@ -266,6 +299,7 @@ def _play_once(plan: Plan, say: Callable[[str], None], keep: Path | None, again:
         min_in_sync=plan.min_in_sync,
         small_disks=any(s.kind in NEEDS_ROOT for s in plan.steps),
         replication=plan.replication,
+        archives=plan.archives,
     )
 
     def clear_away() -> None:

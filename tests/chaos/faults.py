@@ -46,7 +46,11 @@ class Step:
 class Scene:
     """The objects on which faults act. `say` writes a line of the trace."""
 
-    def __init__(self, cluster: Cluster, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, cluster: Cluster, say: Callable[[str], None], sends_again: Callable[[], Awaitable[None]]
+    ) -> None:
+        """`sends_again`: wait until the clients have some more acknowledgements."""
+        self.sends_again = sends_again
         self.cluster = cluster
         self.links = cluster.links
         self.losses = Losses()
@@ -64,6 +68,8 @@ class Scene:
     async def heal(self) -> None:
         """End every fault that can end."""
         self.links.heal()
+        if self.cluster.store is not None:
+            self.cluster.store.heal()
         lost = self.losses.end()
         if lost is not None:
             self.say(f"no packets are lost any more; {lost} were")
@@ -350,6 +356,45 @@ async def kill_alone(scene: Scene, step: Step) -> None:
     await asyncio.sleep(step.amount)
 
 
+async def _store_fails(scene: Scene, step: Step, said: str, how: str, delay_s: float = 0.0) -> None:
+    """Let the object store fail until the faults are healed. Senders of a whole group notice nothing."""
+    assert scene.cluster.store is not None
+    scene.say(said)
+    scene.cluster.store.fail(how, delay_s)
+    if await scene.cluster.whole():
+        await scene.sends_again()
+    await asyncio.sleep(step.seconds)
+
+
+async def store_away(scene: Scene, step: Step) -> None:
+    await _store_fails(scene, step, "the object store is away", "cut")
+
+
+async def store_slow(scene: Scene, step: Step) -> None:
+    delay_s = 0.1 + 2.0 * step.amount
+    await _store_fails(scene, step, f"each request of the object store waits for {delay_s:.1f} s", "slow", delay_s)
+
+
+async def store_read_only(scene: Scene, step: Step) -> None:
+    await _store_fails(scene, step, "the object store refuses writes", "read-only")
+
+
+async def store_lies(scene: Scene, step: Step) -> None:
+    """One write is answered with success and forgotten."""
+    store = scene.cluster.store
+    assert store is not None
+    store.heal()
+    store.lie()
+    scene.say("the object store says once that it has written what it has not")
+    before = store.lies
+    for _ in range(50):
+        if store.lies > before:
+            scene.say("it has lied")
+            break
+        await asyncio.sleep(0.1)
+    await asyncio.sleep(step.seconds / 4)
+
+
 Fault = Callable[[Scene, Step], Awaitable[None]]
 FAULTS: dict[str, Fault] = {
     "kill": kill,
@@ -379,9 +424,14 @@ FAULTS: dict[str, Fault] = {
 MORE: dict[str, Fault] = {"slow-link": slow_link, "packets-lost": packets_lost, "failing-calls": failing_calls}
 MORE_FROM = 1_000_000
 """Plans from this seed on also draw these kinds. Recorded results refer to seeds below it."""
+STORE: dict[str, Fault] = {
+    "store-away": store_away, "store-slow": store_slow, "store-read-only": store_read_only, "store-lies": store_lies,
+}  # fmt: skip
+STORE_FROM = 2_000_000
+"""Plans from this seed on also draw the faults of an object store, of those with `MORE`. The cluster then archives."""
 ALONE: dict[str, Fault] = {"kill-alone": kill_alone}
 """Only drawn where replication is Async."""
-EVERY_FAULT: dict[str, Fault] = FAULTS | MORE | ALONE
+EVERY_FAULT: dict[str, Fault] = FAULTS | MORE | STORE | ALONE
 NEEDS_ROOT = frozenset({"full-disk"})
 NEEDS_OWN_NETWORK = frozenset({"packets-lost"})
 

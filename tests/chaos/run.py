@@ -23,12 +23,12 @@ from pathlib import Path
 if not __package__:  # As a module, so that it finds the package `tests`.
     os.execl(sys.executable, sys.executable, "-m", "tests.chaos.run", *sys.argv[1:])
 
-from tests.chaos.episode import STEPS, Outcome, Plan, can_fill_disks, make_plan, play
-from tests.chaos.faults import EVERY_FAULT, MORE_FROM, NEEDS_OWN_NETWORK
+from tests.chaos.episode import STEPS, Outcome, Plan, can_fill_disks, make_plan, not_here, play
+from tests.chaos.faults import EVERY_FAULT, MORE_FROM, NEEDS_OWN_NETWORK, STORE, STORE_FROM
 from tests.chaos.packets import enter, is_own, why_not
 
 SEEDS = 1_000_000
-"""--fresh begins at a random seed of this many, from `MORE_FROM` on."""
+"""--fresh begins at a random seed of this many, from `STORE_FROM` on."""
 
 
 def command(plan: Plan, options: argparse.Namespace) -> str:
@@ -86,8 +86,15 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
     if not can_fill_disks():
         print("without root no disk can be filled: the fault full-disk is not drawn, so seeds mean other plans")
+    if STORE.keys() & not_here():
+        if STORE.keys() & set(options.fault or ()):
+            parser.error("the faults of an object store need the S3 server of tests/archive, which is built with Go")
+        print(
+            f"without Go there is no object store: its faults are not drawn, so seeds from {STORE_FROM} on mean "
+            "other plans"
+        )
     if options.fresh:
-        options.first = MORE_FROM + random.SystemRandom().randrange(SEEDS)
+        options.first = STORE_FROM + random.SystemRandom().randrange(SEEDS)
         print(f"the first seed is {options.first}", flush=True)
     began = time.monotonic()
     seeds = [options.seed] * options.repeat if options.seed is not None else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.chaos.episode import can_fill_disks, make_plan, not_here
-from tests.chaos.faults import ALONE, FAULTS, MORE, MORE_FROM
+from tests.chaos.faults import ALONE, FAULTS, MORE, MORE_FROM, NEEDS_OWN_NETWORK, STORE, STORE_FROM
 
 
 def test_a_seed_is_a_plan() -> None:
@@ -33,6 +33,14 @@ def test_later_seeds_draw_more() -> None:
         assert drawn == kinds - not_here()
 
 
+def test_the_latest_seeds_draw_faults_of_the_object_store_too() -> None:
+    for replication, kinds in (("Sync", {*FAULTS, *MORE}), ("Async", {*FAULTS, *MORE, *ALONE})):
+        plans = [make_plan(STORE_FROM + seed, replication=replication) for seed in range(60)]
+        drawn = {step.kind for plan in plans for step in plan.steps}
+        assert drawn == (kinds | {*STORE}) - not_here()
+        assert {plan.archives for plan in plans} == ({True, False} if STORE.keys() - not_here() else {False})
+
+
 def test_the_plans_of_seeds_for_sync_and_raft_stay() -> None:
     """Recorded results refer to them."""
     assert [str(make_plan(seed)) for seed in (5, 6, 7)] == [
@@ -44,5 +52,10 @@ def test_the_plans_of_seeds_for_sync_and_raft_stay() -> None:
         assert [step.kind for step in make_plan(4711).steps] == [
             "kill-in-bad-weather", "bad-weather", "hand-over", "hand-over",
             "cut-off", "kill-twice", "clients-cut", "kill",
+        ]  # fmt: skip
+    if not NEEDS_OWN_NETWORK & not_here() and can_fill_disks():
+        assert [step.kind for step in make_plan(MORE_FROM + 6).steps] == [
+            "kill", "kill-in-bad-weather", "corrupted", "resets",
+            "name-server-killed", "cut-from-peers", "name-server-killed", "name-server-killed",
         ]  # fmt: skip
     assert len(FAULTS) == 22, "one more kind for every plan changes them all"

@@ -175,7 +175,7 @@ class Group:
         """Records a new epoch with that member as leader, and sends the assignment to every member that answers, the
         leader first.
         """
-        statuses = {i: await m.try_status() for i, m in enumerate(self.members) if _runs(m)}
+        statuses = {i: await m.try_status() for i, m in enumerate(self.members) if runs(m)}
         known = {i: s.member.value() for i, s in statuses.items() if s is not None}
         old = self.leadership.in_sync
         chosen = [known[i] for i in in_sync or [number] if i in known]
@@ -214,7 +214,7 @@ class Group:
         assert self.leadership.master is not None
         address = self.members[self.leadership.master.member].replication_address
         for member in self.members:
-            if _runs(member):
+            if runs(member):
                 await member.assign(Assignment(self.leadership, address))
 
     async def grant_asks(self) -> bool:
@@ -233,7 +233,7 @@ class Group:
             else:
                 self.leadership = self.leadership.touched()
             await self.send_assignments()
-        return len(self.leadership.in_sync) == sum(_runs(m) for m in self.members)
+        return len(self.leadership.in_sync) == sum(runs(m) for m in self.members)
 
     async def all_in_sync(self) -> None:
         await until(self.grant_asks, "all members are in the in-sync set")
@@ -242,7 +242,8 @@ class Group:
         await asyncio.gather(*(m.close() for m in self.members))
 
 
-def _runs(member: Member) -> bool:
+def runs(member: Member) -> bool:
+    """Whether the process was started and has not ended."""
     return member.process is not None and member.process.returncode is None
 
 

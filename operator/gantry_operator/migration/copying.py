@@ -84,10 +84,6 @@ class QueuesCopy(ABC):
         """Return a topic's name at the target."""
         return topic
 
-    def properties_of(self, message: ReceivedMessage) -> dict[str, str]:
-        """Return the properties of a message that its copy has, besides its mark."""
-        return kept(message.properties)
-
     def load(self) -> bool:
         """Read the file; False: there is none. Raises Refused for one of another form."""
         try:
@@ -223,7 +219,7 @@ class QueuesCopy(ABC):
                 if MARK in message.properties and await self._has_original(topic, queue, message):
                     continue
                 record = message.record
-                properties = self.properties_of(message) | {MARK: queue.origin(message.queue_offset)}
+                properties = kept(message.properties) | {MARK: queue.origin(message.queue_offset)}
                 header = SendHeader(
                     PRODUCER, there, AUTO_CREATE_TOPIC, 4, queue.to_queue, record.sys_flag & KEPT_FLAGS,
                     Long(record.born_ms), record.flag, format_properties(properties).decode(),

@@ -27,13 +27,12 @@ from gantry_broker.broker.metadata.topics import is_system_topic, topic_fault
 from gantry_broker.client import Admin, BrokerError, MessageQueue, NoRoute, ReceivedMessage
 from gantry_broker.client.pulling import PullResult, PullStatus
 from gantry_broker.protocol.bodies import BodyError, SubscriptionData, TopicConfig
-from gantry_broker.protocol.codes import CONTROL_TOPIC, Perm, Prop, ResponseCode
+from gantry_broker.protocol.codes import CONTROL_TOPIC, Perm, ResponseCode
 from gantry_broker.protocol.limits import MAX_QUEUES
 from gantry_broker.protocol.message import decode_records
 from gantry_broker.remoting.errors import RemotingError
 
 from gantry_operator.cluster.failures import in_words
-from gantry_operator.migration.copied import kept
 from gantry_operator.migration.copying import QueuesCopy
 from gantry_operator.migration.steps import Refused
 from gantry_operator.registry.file import write_durably
@@ -58,9 +57,6 @@ _PASSING: Final = frozenset({
     ResponseCode.FLUSH_SLAVE_TIMEOUT, ResponseCode.SLAVE_NOT_AVAILABLE,
 })  # fmt: skip
 """Answers of a broker after which the same message is sent again, unless it is there."""
-_DISPATCHED: Final = frozenset({Prop.INNER_MULTI_DISPATCH, Prop.INNER_MULTI_QUEUE_OFFSET})
-"""Properties that would add a message to further queues, which are not of this topic."""
-
 _OF_TOPICS: Final = frozenset({"topics", "dropTopics", "dropData", "deleted", "expired"})
 """Parts of a change in the tables that say something of topics."""
 
@@ -238,9 +234,6 @@ class TopicRestore(QueuesCopy):
 
     def name_of(self, topic: str) -> str:
         return self._name
-
-    def properties_of(self, message: ReceivedMessage) -> dict[str, str]:
-        return {name: value for name, value in kept(message.properties).items() if name not in _DISPATCHED}
 
 
 def begin(archive: Archive, wanted: Goal, folder: Path) -> Goal:
