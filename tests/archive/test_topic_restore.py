@@ -15,13 +15,11 @@ from typing import Any
 import pytest
 from gantry_broker.archive.archiver import Archiver
 from gantry_broker.archive.chain import Archive
-from gantry_broker.archive.opening import open_archive
 from gantry_broker.archive.upload import Settings, View
 from gantry_broker.broker.metadata.tables import encode_change
 from gantry_broker.client import Admin, BrokerError, Message, MessageQueue, Producer
 from gantry_broker.client.pulling import PullStatus
 from gantry_broker.client.subscription import subscription
-from gantry_broker.config import ArchivePlace
 from gantry_broker.protocol.bodies import TopicConfig
 from gantry_broker.protocol.codes import CONTROL_TOPIC
 from gantry_broker.settings import BrokerSettings
@@ -101,11 +99,6 @@ async def test_a_topic_comes_back_up_to_a_time_though_the_command_is_killed(serv
         words += ["--dir", str(shop.folder.root), "-o", "json"]
         reached = [url, "--credentials", str(keys), "--key-file", str(key_file)]
         async with proxy.running():
-            archive = open_archive(ArchivePlace(
-                url=url, endpoint=f"http://127.0.0.1:{proxy.port}", credentials=keys, key_file=key_file
-            ))  # fmt: skip
-            await asyncio.to_thread(probe, archive, moment, tmp_path / "probe")
-            proxy.plan(["pass"] * (proxy.done.total() + 2 * QUEUES + 2) + ["hang"] * 100)
             await killed_at(
                 proxy, shop, [*reached, "--endpoint", f"http://127.0.0.1:{proxy.port}", *words], tmp_path / "said"
             )
@@ -127,36 +120,35 @@ async def test_a_topic_comes_back_up_to_a_time_though_the_command_is_killed(serv
         take_down(shop)
 
 
-def probe(archive: Archive, moment: int, folder: Path) -> None:
-    """Read what the command reads before its first message."""
-    archive.identity()
-    goal = from_archive.begin(archive, Goal("", "", "Orders", "Back", moment), folder)
-    for found in from_archive.open_topics(archive, goal, folder):
-        found.close()
-
-
 async def killed_at(proxy: FaultyProxy, shop: Cluster, words: list[str], said: Path) -> None:
-    """Run the command until the object store hangs, and kill it."""
+    """Run the command, let the object store hang once the first messages are there, and kill it."""
     log = said.open("w")
+    proxy.always, proxy.delay_s = "slow", 0.1
     running = subprocess.Popen(  # noqa: ASYNC220
         [sys.executable, "-m", "gantry_operator.cli", "restore", *words],
-        env=shop.environment, stdout=subprocess.DEVNULL, stderr=log,
-    )  # fmt: skip
+        env=shop.environment,
+        stdout=subprocess.DEVNULL,
+        stderr=log,
+    )
     try:
         deadline = time.monotonic() + 60
-        while True:
-            assert running.poll() is None, f"it ended: {said}"
-            assert time.monotonic() < deadline, f"{proxy.done} {len(proxy.faults)}"
-            if proxy.done["hang"]:
-                async with Admin(shop.name_servers) as admin:
-                    if await admin.session.route("Back", fresh=True) is not None:
-                        ends = await admin.topic_stats("Back")
-                        if sum(end.max_offset for end in ends.values()):
-                            return
-            await asyncio.sleep(0.05)
+        async with Admin(shop.name_servers) as admin:
+            while not await sent(admin, "Back"):
+                assert running.poll() is None, f"it ended: {said}"
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.02)
+            proxy.always = "hang"
     finally:
         running.send_signal(signal.SIGKILL)
         running.wait()
+        proxy.always = "pass"
+
+
+async def sent(admin: Admin, topic: str) -> int:
+    """Messages of a topic that may not be there yet."""
+    if await admin.session.route(topic, fresh=True) is None:
+        return 0
+    return sum(end.max_offset for end in (await admin.topic_stats(topic)).values())
 
 
 def _archived(row: dict[str, Any]) -> bool:
@@ -284,7 +276,8 @@ async def test_a_broker_that_is_away_for_a_moment_is_waited_for(
     log.topic("T", 1)
     log.put("T", 0, 60)
     archive = log.upload()
-    pull, failed = from_archive.ArchivedQueues.pull, []
+    failed: list[int] = []
+    pull = from_archive.ArchivedQueues.pull
 
     async def away(self: Any, queue: MessageQueue, offset: int, *more: Any, **options: Any) -> Any:
         if offset >= 32 and len(failed) < 2:
