@@ -201,6 +201,12 @@ def test_the_cron_job_has_the_brokers_image_account_and_only_the_archives_secret
     assert {v["secret"]["secretName"] for v in pod["volumes"] if "secret" in v} == {"keys", "key"}
     assert verification.objects(made(), "x") == []
     assert verification.objects(made(url="file:///shared", verify={}), "x") == []
+    assert [
+        verification.problem(made(), rights=False),
+        verification.problem(cluster, rights=True),
+        verification.problem(cluster, rights=False)[:45],
+        verification.problem(made(url="file:///shared", verify={}), rights=True)[:45],
+    ] == ["", "", "archive.verify: the operator has no right to ", "archive.verify: the pod of a CronJob does not"]
 
 
 def test_on_one_machine_a_process_runs_when_it_is_due(tmp_path: Path) -> None:

@@ -89,6 +89,7 @@ on its label, but Kubernetes grants lists and watches by kind only.
   verbs: [get, list, watch, create, update, patch, delete]
 {{- if .Values.analytics.enabled }}
 # Reports (spec.analytics) and tables (spec.tables): the schedule, runs, the rights of Spark's driver, its NetworkPolicy.
+# The schedule that verifies archives (spec.archive.verify).
 - apiGroups: [batch]
   resources: [cronjobs]
   verbs: [get, list, watch, create, patch, delete]

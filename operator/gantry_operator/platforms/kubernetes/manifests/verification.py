@@ -24,10 +24,22 @@ def name_of(cluster: str) -> str:
     return f"{cluster}-verify"
 
 
+def problem(cluster: BrokerCluster, *, rights: bool) -> str:
+    """Return why a schedule of the spec is not carried out; empty: it is, or there is none. `rights`: to CronJobs."""
+    archive = cluster.spec.archive
+    if archive is None or archive.verify is None:
+        return ""
+    if not rights:
+        return "archive.verify: the operator has no right to CronJobs: set analytics.enabled of its chart"
+    if archive.url.startswith("file:"):
+        return "archive.verify: the pod of a CronJob does not have the folder of archive.url: write a bucket"
+    return ""
+
+
 def objects(cluster: BrokerCluster, image: str) -> list[dict[str, Any]]:
     """Return the CronJob; none without a schedule, or for a folder, which its pod does not have."""
     archive = cluster.spec.archive
-    if archive is None or archive.verify is None or archive.url.startswith("file:"):
+    if archive is None or archive.verify is None or problem(cluster, rights=True):
         return []
     wanted: dict[str, Any] = {
         "schedule": archive.verify.schedule,

@@ -20,7 +20,7 @@ from gantry_operator.platforms.kubernetes.api.client import (
     Object,
 )
 from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache
-from gantry_operator.platforms.kubernetes.manifests import access, external, proxies
+from gantry_operator.platforms.kubernetes.manifests import access, external, proxies, verification
 from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings, render
 from gantry_operator.platforms.kubernetes.monitoring import metrics
 from gantry_operator.platforms.kubernetes.objects import drift, managed_fields
@@ -133,6 +133,8 @@ class ObjectReconciler:
             hold=hold,
             running_proxies=proxies.running_replicas(self.live("Deployment", names.proxies(cluster.name))),
         )
+        if not_verified := verification.problem(cluster, rights=bool(self._settings.spark_image)):
+            result.problems.append(not_verified)
         waiting = proxies.missing_secrets(cluster, self.live)
         if waiting:
             result.progress.append(f"proxies wait for Secret {', '.join(waiting)}")
