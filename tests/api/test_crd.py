@@ -46,7 +46,10 @@ def test_both_versions_are_served_equal_and_the_first_is_stored() -> None:
         alpha, beta = made["spec"]["versions"]
         assert (alpha["name"], alpha["served"], alpha["storage"]) == ("v1alpha1", True, True)
         assert (beta["name"], beta["served"], beta["storage"]) == ("v1beta1", True, False)
+        described, fields = (version["schema"].pop("openAPIV3Schema") for version in (beta, alpha))
         assert alpha | {"name": "", "storage": False} == beta | {"name": ""}
+        assert fields == crd.bare(described), "only the newest version has descriptions, for kubectl explain"
+        made = crd.crd(resource)
         kept_by_kubectl_apply = 262_144
         assert len(json.dumps(made, separators=(",", ":")).encode()) < kept_by_kubectl_apply
 

@@ -174,13 +174,32 @@ def crd(resource: Resource = CLUSTER) -> dict[str, Any]:
                     "storage": version == VERSION,
                     "subresources": {"status": {}} | ({} if resource.scale is None else {"scale": resource.scale}),
                     "additionalPrinterColumns": copy.deepcopy(resource.columns),
-                    "schema": {"openAPIV3Schema": schema(resource)},
+                    "schema": {
+                        "openAPIV3Schema": schema(resource) if version == SERVED[-1] else bare(schema(resource))
+                    },
                 }
                 for version in SERVED
             ],
             "conversion": {"strategy": "None"},
         },
     }
+
+
+def bare(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema without the descriptions of its fields: `kubectl explain` shows the newest version, and `kubectl
+    apply` keeps a whole CRD in an annotation, which has room for 256 KiB.
+    """
+    found: dict[str, Any] = _without_descriptions(schema)
+    return found | {"description": schema["description"]}
+
+
+def _without_descriptions(node: Any) -> Any:
+    if isinstance(node, list):
+        return [_without_descriptions(n) for n in node]
+    if not isinstance(node, dict):
+        return node
+    # A field may itself be called "description".
+    return {k: _without_descriptions(v) for k, v in node.items() if k != "description" or isinstance(v, dict)}
 
 
 def schema(resource: Resource = CLUSTER) -> dict[str, Any]:
