@@ -81,7 +81,7 @@ def needed() -> dict[str, set[str]]:
         out[KINDS[kind].plural].add("patch")  # Finalizers; the annotation of an offset reset.
     for kind in applied:
         out[KINDS[kind].plural] |= {"get", "create", "patch"}
-    for kind in REMOVABLE:
+    for kind in set(REMOVABLE) - set(FOR_REPORTS):  # Without the right to list CronJobs none is known.
         out[KINDS[kind].plural].add("delete")
     out["statefulsets"].add("delete")  # A set whose volumes grew is created again around its pods.
     out["pods"] |= {"patch", "delete"}  # The role label; replacing a member.
