@@ -112,9 +112,11 @@ async def test_a_topic_comes_back_up_to_a_time_though_the_command_is_killed(serv
         done = await asyncio.to_thread(shop.gantry, "restore", "--topic", "Orders", "--as", "All", *place_of)
         assert f"topic All: {COUNT + 50} messages" in done.stdout
         assert await content(shop.name_servers, "All") == await content(shop.name_servers, "Orders")
-        refused = await asyncio.to_thread(
-            shop.gantry, "restore", "--topic", "Orders", "--as", "Orders", *place_of, check=False
-        )
+        words = ["restore", "--topic", "Orders", "--as", "Orders", *place_of]
+        shown = await asyncio.to_thread(shop.gantry, *words, "--dry-run", "-o", "json")
+        assert [(row["group"], row["queues"]) for row in json.loads(shown.stdout)] == [("a", QUEUES), ("b", QUEUES)]
+        assert sum(row["messages"] for row in json.loads(shown.stdout)) == COUNT + 50
+        refused = await asyncio.to_thread(shop.gantry, *words, check=False)
         assert "the cluster has a topic Orders already" in refused.stderr
     finally:
         take_down(shop)
@@ -296,7 +298,6 @@ async def test_a_broker_that_is_away_for_a_moment_is_waited_for(
     ("words", "said"),
     [
         (["--topic", "T"], "--topic needs --as"),
-        (["--topic", "T", "--as", "N", "--dry-run"], "--topic has no --dry-run"),
         (["file.yaml", "--as", "N"], "are for --topic"),
         ([], "name a manifest with spec.bootstrap.fromArchive, or a topic"),
         (["file:///x", "--topic", "T", "--as", "N", "--time", "yesterday"], "is no time with a zone"),

@@ -10,6 +10,7 @@ from typing import Any
 
 from gantry_broker.archive.archiver import Report
 from gantry_broker.archive.tiered import Counters
+from gantry_broker.archive.verified import Verification
 from gantry_broker.broker.archive_reads import Served
 from gantry_broker.broker.compaction import Saved
 from gantry_broker.broker.http.metrics import archive_families, archive_read_families, compaction_families
@@ -101,7 +102,8 @@ async def test_the_page_has_every_metric_with_its_type_and_labels(tmp_path: Path
     tiered = SimpleNamespace(counters=Counters(), cache_bytes=0)
     reads: Any = SimpleNamespace(tiered=tiered, served=Served(), error="")
     compaction: Any = SimpleNamespace(topics=lambda: ["T"], saved=lambda topic: Saved(2, 2, 1, 1), error="")
-    some = [*archive_families(Report(known=True), place, one), *archive_read_families(reads, 0, one)]
+    report = Report(known=True, verification=Verification(1, 1, 1, 1, 1, 1, 0))
+    some = [*archive_families(report, place, one), *archive_read_families(reads, 0, one)]
     some += compaction_families(compaction, lambda topic: dict.fromkeys((*COMMON["gantry"], "topic"), ""), one)
     code = served(families) | {name: (kind, set(rows[0][0])) for name, kind, _, rows in some}
     rocketmq = {name: row for name, row in code.items() if name.startswith("rocketmq_")}

@@ -97,14 +97,13 @@ def restore(
             raise CliError("name a manifest with spec.bootstrap.fromArchive, or a topic with --topic", Exit.USAGE)
         _restore_cluster(Path(source), dry_run, timeout, directory, credentials, key_file, output)
         return
-    if new_name is None or dry_run:
-        problem = "has no --dry-run" if dry_run else "needs --as with the topic's new name"
-        raise CliError(f"--topic {problem}", Exit.USAGE)
+    if new_name is None:
+        raise CliError("--topic needs --as with the topic's new name", Exit.USAGE)
     from gantry_operator.cli.target import find_target
 
     archive, url = archive_of(source, endpoint, region, credentials, key_file, directory, name, context, namespace)
     target = find_target(directory, name, context, namespace)
-    _restore_topic(archive, url, target, topic, new_name, moment, state, output)
+    _restore_topic(archive, url, target, topic, new_name, moment, state, output, dry_run=dry_run)
 
 
 def _restore_cluster(
@@ -191,6 +190,8 @@ def _restore_topic(
     moment: str | None,
     state: Path | None,
     output: Output,
+    *,
+    dry_run: bool,
 ) -> None:
     """Write the topic to the running cluster. Raises CliError."""
     from gantry_operator.cli.target import run_async
@@ -208,6 +209,9 @@ def _restore_topic(
             cluster = ".".join(filter(None, (metadata.get("namespace"), metadata["name"])))
             folder = state or state_home() / "restores" / cluster / new_name
             folder.mkdir(parents=True, exist_ok=True)
+            if dry_run:
+                _show_topic(archive, wanted, folder, output)
+                return
             done = run_async(_copy_topic(archive, wanted, folder, target))
     except Refused as error:
         raise CliError(str(error)) from None
@@ -220,6 +224,20 @@ def _restore_topic(
         return
     say(f"topic {new_name}: {found['messages']} messages in {len(found['queues'])} queues, as {topic} had them")
     note("offsets of consumer groups, and delayed messages that were not due, are not restored with a topic")
+
+
+def _show_topic(archive: Archive, wanted: Goal, folder: Path, output: Output) -> None:
+    from gantry_operator.migration import from_archive
+
+    with Progress("reading the index of the archive"):
+        topics = from_archive.open_topics(archive, from_archive.begin(archive, wanted, folder), folder)
+    rows = [(found.group, found.numbers(), found.messages) for found in topics]
+    for found in topics:
+        found.close()
+    if output == Output.json:
+        print_json([{"group": group, "queues": queues, "messages": count} for group, queues, count in rows])
+        return
+    print_table(["GROUP", "QUEUES", "MESSAGES"], [list(row) for row in rows], right=["QUEUES", "MESSAGES"])
 
 
 async def _copy_topic(archive: Archive, wanted: Goal, folder: Path, target: Target) -> TopicRestore:
