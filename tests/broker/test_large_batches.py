@@ -12,7 +12,7 @@ from gantry_broker.protocol.bodies import TopicConfig
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.message import BATCH_PART, BatchItem, batch_parts, count_batch, decode_record, encode_batch
 
-from tests.broker.conftest import Bench
+from tests.broker.conftest import Bench, Wire
 from tests.support.running import until
 
 COUNT = 4_000
@@ -103,6 +103,26 @@ async def test_a_batch_is_refused_once_this_member_leads_no_more(bench: Bench, m
     monkeypatch.undo()
     assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
     assert len(bodies(bench, 0)) == 1 + 2 * BATCH_PART, "its producer sends it again"
+
+
+async def test_no_address_takes_the_room_of_all_large_batches(bench: Bench) -> None:
+    """Each waits for its turn in memory."""
+    assert (await bench.send(b"x")).code == 0
+    data, processor = encode_batch(batch()), bench.parts.processor
+    processor._max_bytes = 5 * len(data)
+    ext = bench.send_ext(batch=True)
+    greedy = [bench.frame(RequestCode.SEND_BATCH_MESSAGE, ext, data) for _ in range(8)]
+    first, other = bench.wire, Wire()
+    other.peer = ("10.0.0.1", 40_000)
+    bench.give(*greedy)
+    frame = bench.frame(RequestCode.SEND_BATCH_MESSAGE, ext, data)
+    bench.give(frame, wire=other)
+    codes = [(await bench.answer(each.opaque)).code for each in greedy]
+    assert codes.count(ResponseCode.SYSTEM_BUSY) == 6
+    bench.wire = other
+    assert (await bench.answer(frame.opaque)).code == 0
+    bench.wire = first
+    await until(lambda: not processor._owned)
 
 
 async def test_one_way_and_without_a_wait(bench: Bench) -> None:

@@ -65,6 +65,17 @@ def test_batch_offsets(driver: Driver, target: Target, fresh: str) -> None:
     assert [line["offset"] for line in got.of("message")] == list(range(30))
 
 
+def test_a_batch_of_thousands(driver: Driver, target: Target, fresh: str) -> None:
+    """The client limits a batch by its bytes alone."""
+    make(driver, target, fresh, 1, 1)
+    sent = driver.run("produce", topic=fresh, run=fresh, count=4_000, mode="batch", batch=4_000, size=40, each=True)
+    lines = sent.of("sent")
+    assert [line["offset"] for line in lines] == [0] * 4_000
+    assert len(set(lines[0]["offsetMsgId"].split(","))) == 4_000
+    got = driver.run("consume", topic=fresh, group=f"g_{fresh}", run=fresh, count=4_000, mode="pull")
+    assert got.summary["digest"] == sent.summary["digest"]
+
+
 def test_compressed_bodies(driver: Driver, target: Target, fresh: str) -> None:
     """The client compresses bodies above its threshold; they are stored compressed and arrive decompressed."""
     sent = driver.run("produce", topic=fresh, run=fresh, count=10, size=20_000)

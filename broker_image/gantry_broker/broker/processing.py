@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from gantry_broker.admission import owners_of
 from gantry_broker.broker.errors import failure_answer
 from gantry_broker.broker.forward import request_bytes
 from gantry_broker.broker.latencies import UNSUPPORTED
@@ -82,6 +84,8 @@ class RequestProcessor:
         self._waiting_bytes = 0
         self._task_bytes = 0
         """Bytes of the requests of `_tasks`."""
+        self._owned = Counter[str]()
+        """Those of each user or unsigned address, which may have as many as are free (see `Shares`)."""
         self._ends = 0.0
         """By `time.perf_counter`: when the present read has had its time."""
 
@@ -215,7 +219,9 @@ class RequestProcessor:
         polls = frame.code in POP_POLLS
         tasks = self._polls if polls else self._tasks
         size = 0 if polls else request_bytes(frame)
-        if len(tasks) >= (MAX_POLLS if polls else MAX_TASKS) or self._task_bytes + size > self._max_bytes:
+        owner = owners_of(conn)[1]
+        free = self._max_bytes - self._task_bytes
+        if len(tasks) >= (MAX_POLLS if polls else MAX_TASKS) or self._owned.get(owner, 0) + size > free:
             result.close()
             code = ResponseCode.POLLING_FULL if polls else ResponseCode.SYSTEM_BUSY
             self._answer(conn, frame, error_answer(frame, code, "too many requests wait"), begun)
@@ -223,10 +229,14 @@ class RequestProcessor:
         task = asyncio.get_running_loop().create_task(self._later(conn, frame, result, begun))
         tasks.add(task)
         self._task_bytes += size
+        self._owned[owner] += size
 
         def ended(task: asyncio.Task[None]) -> None:
             tasks.discard(task)
             self._task_bytes -= size
+            self._owned[owner] -= size
+            if not self._owned[owner]:
+                del self._owned[owner]
 
         task.add_done_callback(ended)
 
