@@ -5,12 +5,15 @@ Java brokers and the times of delays make these slow: `make nightly` runs them.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +21,11 @@ import pytest
 from gantry_broker.protocol.codes import Perm, RequestCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.message import decode_records
+from gantry_operator.platforms.local.folder import ClusterFolder
 
-from benchmarks.rig.processes import NamespaceUnavailable
+from benchmarks.rig import rocketmq
+from benchmarks.rig.driver import Driver
+from benchmarks.rig.processes import NamespaceUnavailable, Started, until
 from benchmarks.rig.wire import Wire
 from tests.migration.scene import Scene, scene
 
@@ -130,13 +136,51 @@ def killed(made: Scene, client: str) -> None:
         assert (group["state"], group["sourcePermission"]) == ("following", Perm.READ | Perm.WRITE)
         sent = clients.run("produce", topic="Orders", count=10, run=phase)
         assert sent.summary["statuses"] == {"SEND_OK": 10}
-    # The member that follows is killed, too.
-    member = next(m for m in made.resource()["status"]["members"] if m["group"] == "a")
-    os.kill(member["pid"], signal.SIGKILL)
+    # What follows is killed at each step, too: the member, the source, and the supervisor with all members.
+    kill_member(made)
     made.until_following()
-    for phase in ("readers-off", "writes-off", "finishing"):
-        cut_at(made, phase)
-    assert "Gantry leads" in made.migrate("cutover").stdout
+    cut_at(made, "readers-off")
+    kill_member(made)
+    cut_at(made, "writes-off")
+    with restarted_source(made):
+        cut_at(made, "writes-off")
+        os.kill(supervisor(made), signal.SIGKILL)
+        made.start()
+        cut_at(made, "finishing")
+        kill_member(made)
+        assert "Gantry leads" in made.migrate("cutover").stdout
+        ends(made, clients)
+
+
+def kill_member(made: Scene) -> None:
+    until("the member runs", lambda: member_of(made) is not None, 60, [])
+    if (pid := member_of(made)) is not None:
+        os.kill(pid, signal.SIGKILL)
+
+
+def member_of(made: Scene) -> int | None:
+    member = next(m for m in made.resource()["status"]["members"] if m["group"] == "a")
+    return None if member.get("pid") is None else int(member["pid"])
+
+
+def supervisor(made: Scene) -> int:
+    return int(json.loads(ClusterFolder(made.folder).supervisor.read_text())["pid"])
+
+
+@contextlib.contextmanager
+def restarted_source(made: Scene) -> Iterator[None]:
+    """Kill the source's broker, and start it again."""
+    (pid,) = made.source.broker_pids
+    words = [word.decode() for word in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]]
+    os.kill(pid, signal.SIGKILL)
+    folder = made.base / "rocketmq"
+    log = folder / "broker-again.log"
+    with Started([*made.source.prefix, *words], log, rocketmq.environment(folder)) as broker:
+        until("RocketMQ's broker", lambda: "boot success" in broker.tail(100_000), 60, [broker])
+        yield
+
+
+def ends(made: Scene, clients: Driver) -> None:
     refused = made.migrate("abort", check=False)
     assert refused.returncode == 1
     assert "an abort is possible until" in refused.stderr
@@ -148,7 +192,7 @@ def cut_at(made: Scene, phase: str) -> None:
     """Kill a cutover as soon as this phase is recorded, or let it be if it was past that."""
     cutover = subprocess.Popen(
         [*made.source.prefix, sys.executable, "-m", "gantry_operator.cli", "migrate", "cutover", "--settle", "1",
-         "--dir", str(made.folder)],
+         "--routes", "2", "--dir", str(made.folder)],
         env=made.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
     )  # fmt: skip
     record = made.folder / "migration.json"
