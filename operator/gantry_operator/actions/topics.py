@@ -6,9 +6,8 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
-import httpx
 from gantry_broker.broker.metadata.attributes import CLEANUP, RETENTION, TOMBSTONES
 from gantry_broker.client import Admin, BrokerError, InvalidMessage, NoRoute
 from gantry_broker.protocol.bodies import BodyError, TopicConfig
@@ -37,6 +36,9 @@ from gantry_operator.api.topic import (
     MessageType,
     permission_name,
 )
+
+if TYPE_CHECKING:
+    import httpx
 
 AT_ONCE: Final = 16
 TABLES_S: Final = 20.0
@@ -300,6 +302,8 @@ async def _compaction(target: Target, topic: str, groups: int) -> dict[str, int]
 
 async def _compaction_at(http: httpx.AsyncClient, url: str, topic: str) -> dict[str, int] | None:
     """Return what a leader says; None: it does not answer, or is none."""
+    import httpx  # Only `topic describe` needs it.
+
     try:
         answer = await http.get(f"{url}/v1/tables", params={"ages": "false"}, timeout=TABLES_S)
         answer.raise_for_status()
