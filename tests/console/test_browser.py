@@ -491,6 +491,48 @@ def test_a_topic_is_changed_by_a_form(desk: Page, live: LiveConsole) -> None:
     expect(desk.get_by_role("link", name="Change…")).to_be_visible()
 
 
+def test_a_consumer_group_is_changed_by_a_form(desk: Page, live: LiveConsole) -> None:
+    where = ("--dir", str(live.cluster.folder.root))
+
+    def group_now(name: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(live.cluster.gantry("group", "describe", name, "-o", "json", *where).stdout)
+        return found
+
+    live.cluster.gantry("group", "create", "plain", "--retry-max", "4", *where)
+    live.cluster.gantry("group", "create", "kept", "--managed", "--retry-max", "5", *where)
+    go(desk, "/groups/plain/edit")
+    assert not accessibility_problems(desk)
+    form = desk.locator("form", has=desk.get_by_label("Deliveries"))
+    expect(form.get_by_label("Deliveries")).to_have_value("4")
+    expect(form.get_by_label("Consumption")).to_have_value("consume")
+    form.get_by_label("Deliveries").fill("7")
+    form.get_by_label("Order of a queue").select_option("orderly")
+    form.get_by_label("Consumption").select_option("no-consume")
+    form.get_by_role("button", name="Change the group").click()
+    expect(desk.get_by_role("status").last).to_contain_text("plain is changed")
+    expect(desk.locator(".command code")).to_contain_text(
+        "gantry group change plain --retry-max 7 --orderly --no-consume"
+    )
+    names = ("retryMax", "consumeOrderly", "consumeEnable", "broadcast")
+    for row in group_now("plain")["groups"]:
+        assert tuple(row[name] for name in names) == (7, True, False, True)
+
+    go(desk, "/groups/kept/edit")
+    expect(desk.get_by_text("ConsumerGroup kept manages it")).to_be_visible()
+    expect(form.get_by_label("Consumption")).to_have_value("")
+    form.get_by_label("Deliveries").fill("6")
+    live.cluster.gantry("group", "change", "kept", "--retry-queues", "2", *where)  # by somebody else meanwhile
+    form.get_by_role("button", name="Change the group").click()
+    expect(desk.get_by_role("alert")).to_contain_text("kept was changed by others meanwhile")
+    form.get_by_role("button", name="Change the group").click()
+    expect(desk.get_by_role("status").last).to_contain_text("ConsumerGroup kept is changed")
+    found = group_now("kept")
+    assert (found["groups"][0]["retryMax"], found["groups"][0]["retryQueues"]) == (6, 2)
+    assert found["resource"]["spec"]["retryMax"] == 6
+    go(desk, "/groups/kept")
+    expect(desk.get_by_role("link", name="Change…")).to_be_visible(timeout=SLOW_MS)
+
+
 def test_a_user_is_changed_and_gets_a_new_key(desk: Page, live: LiveConsole) -> None:
     where = ("--dir", str(live.cluster.folder.root))
     live.cluster.gantry("user", "create", "clerk", "--allow", "Topic:Orders:Pub@10.0.0.0/8", *where)

@@ -14,7 +14,16 @@ from gantry_broker.protocol.bodies import ClientConnection, SubscriptionGroup
 from gantry_broker.protocol.codes import RETRY_PREFIX
 
 from gantry_operator.actions.errors import ActionError, Cause
-from gantry_operator.actions.managed import create_resource, delete_managed, managed_by, refuse_managed
+from gantry_operator.actions.managed import (
+    change_managed,
+    create_resource,
+    delete_managed,
+    digest_of,
+    managed_by,
+    refuse_changed,
+    refuse_managed,
+    validated,
+)
 from gantry_operator.actions.offsets import preview_offsets, reset_offsets, time_of_place
 from gantry_operator.actions.target import Target, admin_of
 from gantry_operator.api import ConsumerGroup
@@ -47,6 +56,45 @@ async def create_group(target: Target, group: str, settings: Mapping[str, Any], 
                 except InvalidMessage as error:
                     raise ActionError(str(error), Cause.BAD_INPUT) from None
         return sorted(masters)
+
+
+async def group_settings(target: Target, group: str) -> dict[str, Any]:
+    """Return what `change_group` changes, as it is now. Raises ActionError.
+
+    `settings`: fields of a ConsumerGroup's spec, without those in which broker groups differ; `resource`: the name of
+    the one that manages it, or empty; `digest`: for `change_group`.
+    """
+    found = await describe_group(target, group)
+    resource = found["resource"]
+    if resource is not None:
+        settings = {f: resource["spec"][f] for f in GROUP_FIELDS if resource["spec"].get(f) is not None}
+    else:
+        values = {f: {row[f] for row in found["groups"]} for f in GROUP_FIELDS}
+        settings = {f: some.pop() for f, some in values.items() if len(some) == 1}
+    owner = "" if resource is None else str(resource["metadata"]["name"])
+    return {"settings": settings, "resource": owner, "digest": digest_of([settings, owner])}
+
+
+async def change_group(target: Target, group: str, changes: Mapping[str, Any], digest: str = "") -> str:
+    """Change a group that exists, or the resource that manages it. Returns a sentence.
+
+    `changes`: fields of a ConsumerGroup's spec. `digest`: of the `group_settings` that the person saw; empty: it does
+    not matter. Raises ActionError, also when others have changed it meanwhile.
+    """
+    before = await group_settings(target, group)
+    refuse_changed(digest, before["digest"], group)
+    validated(ConsumerGroup, changes)
+    if before["resource"]:
+        return await change_managed(target, ConsumerGroup, before["resource"], changes)
+    if reserved_group(group):
+        raise ActionError(f"{group} is a group of the system: it cannot be changed", Cause.BAD_INPUT)
+    changed = {ours: changes[field] for field, ours in GROUP_FIELDS.items() if field in changes}
+    async with admin_of(target, whole=True) as admin:
+        for name, address in sorted((await admin.masters()).items()):
+            known = (await admin.groups(address)).get(group)
+            if known is not None and replace(known, **changed) != known:
+                await admin.create_group(replace(known, **changed), groups=[name])
+    return f"{group} is changed"
 
 
 async def list_groups(target: Target, every: bool) -> list[dict[str, Any]]:

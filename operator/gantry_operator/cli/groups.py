@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gantry_operator.actions.groups import create_group, delete_group, describe_group, list_groups, reset_group
+from gantry_operator.actions.groups import (
+    change_group,
+    create_group,
+    delete_group,
+    describe_group,
+    list_groups,
+    reset_group,
+)
 from gantry_operator.actions.managed import condition
 from gantry_operator.actions.target import Target
+from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.output import print_json, print_table, say
 from gantry_operator.cli.target import run_async
 
@@ -16,6 +24,25 @@ def create(target: Target, group: str, settings: Mapping[str, Any], managed: boo
     """Create or change a group. `settings`: fields of a ConsumerGroup's spec. Raises CliError."""
     groups = run_async(create_group(target, group, settings, managed))
     print_json({"group": group, "groups": groups}) if as_json else say(f"{group}: on {', '.join(groups)}")
+
+
+def settings_of(
+    retry_max: int | None, retry_queues: int | None, orderly: bool | None, broadcast: bool | None, consume: bool | None
+) -> dict[str, Any]:
+    """Return the fields of a ConsumerGroup's spec that options give."""
+    given = {
+        "retryMax": retry_max, "retryQueues": retry_queues, "consumeOrderly": orderly, "broadcast": broadcast,
+        "consumeEnable": consume,
+    }  # fmt: skip
+    return {k: v for k, v in given.items() if v is not None}
+
+
+def change(target: Target, group: str, settings: Mapping[str, Any], as_json: bool) -> None:
+    """Change a group that exists, or its resource. Raises CliError."""
+    if not settings:
+        raise CliError("nothing to change: write an option, as --retry-max 5 or --no-consume", Exit.USAGE)
+    said = run_async(change_group(target, group, settings))
+    print_json({"group": group, "done": said}) if as_json else say(said)
 
 
 def show(target: Target, every: bool, as_json: bool) -> None:

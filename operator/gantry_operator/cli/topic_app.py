@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -56,6 +56,13 @@ AttributeOption = Annotated[
     list[str] | None,
     typer.Option("--attribute", help="name=value, or name= to remove it; may be repeated.", show_default=False),
 ]
+
+
+RetryMaxOption = Annotated[int | None, typer.Option(min=0, max=10_000, help="Deliveries after the first one.")]
+RetryQueuesOption = Annotated[int | None, typer.Option(min=0, max=1_024, help="Queues of the retry topic.")]
+OrderlyOption = Annotated[bool | None, typer.Option("--orderly/--concurrent", help="Orderly delivery.")]
+BroadcastOption = Annotated[bool | None, typer.Option(help="Whether members may consume by broadcast.")]
+ConsumeOption = Annotated[bool | None, typer.Option(help="Whether brokers give it messages.")]
 
 
 def register(app: typer.Typer, epilog: str) -> None:
@@ -183,24 +190,34 @@ def _groups(epilog: str) -> None:
         target: Target,
         as_json: bool,
         group: Annotated[str, typer.Argument(help="Its name.", show_default=False)],
-        retry_max: Annotated[
-            int | None, typer.Option(min=0, max=10_000, help="Deliveries after the first one.")
-        ] = None,
-        retry_queues: Annotated[int | None, typer.Option(min=0, max=1_024, help="Queues of the retry topic.")] = None,
-        orderly: Annotated[bool | None, typer.Option("--orderly/--concurrent", help="Orderly delivery.")] = None,
-        broadcast: Annotated[bool | None, typer.Option(help="Whether members may consume by broadcast.")] = None,
-        consume: Annotated[bool | None, typer.Option(help="Whether brokers give it messages.")] = None,
+        retry_max: RetryMaxOption = None,
+        retry_queues: RetryQueuesOption = None,
+        orderly: OrderlyOption = None,
+        broadcast: BroadcastOption = None,
+        consume: ConsumeOption = None,
         managed: ManagedOption = False,
     ) -> None:
         """Create a consumer group on every broker group, or change its settings."""
-        from gantry_operator.cli.groups import create
+        from gantry_operator.cli.groups import create, settings_of
 
-        given: dict[str, Any] = {
-            "retryMax": retry_max, "retryQueues": retry_queues, "consumeOrderly": orderly, "broadcast": broadcast,
-            "consumeEnable": consume,
-        }  # fmt: skip
-        settings = {k: v for k, v in given.items() if v is not None}
-        create(target, group, settings, managed, as_json)
+        create(target, group, settings_of(retry_max, retry_queues, orderly, broadcast, consume), managed, as_json)
+
+    @group_app.command("change", epilog=epilog)
+    @on_cluster
+    def group_change(
+        target: Target,
+        as_json: bool,
+        group: GroupArgument,
+        retry_max: RetryMaxOption = None,
+        retry_queues: RetryQueuesOption = None,
+        orderly: OrderlyOption = None,
+        broadcast: BroadcastOption = None,
+        consume: ConsumeOption = None,
+    ) -> None:
+        """Change a consumer group that exists, or the resource that manages it. What is not given stays."""
+        from gantry_operator.cli.groups import change, settings_of
+
+        change(target, group, settings_of(retry_max, retry_queues, orderly, broadcast, consume), as_json)
 
     @group_app.command("list", epilog=epilog)
     @on_cluster
