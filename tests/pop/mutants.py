@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gantry_broker.broker.pop import clock, expiry, finding, log, records, service, state
+from gantry_broker.broker import clock
+from gantry_broker.broker.pop import expiry, finding, log, records, service, state
 
 from tests.simulation.mutants import Edit, Mutant
 

@@ -12,7 +12,7 @@ from typing import Final
 import grpc
 import pytest
 from gantry_broker.client import Producer, SendStatus
-from gantry_broker.proxy.contract import Code, v2
+from gantry_broker.protocol.grpc_contract import Code, v2
 
 from tests.proxy import cluster as c
 from tests.proxy.test_members import context_of
