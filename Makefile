@@ -60,7 +60,7 @@ core: $(VENV)/.core
 wheels: $(VENV)/.base
 	@test -x build/wheels/bin/maturin || { $(BIN)/python -m venv build/wheels && \
 		build/wheels/bin/python -m pip --disable-pip-version-check -q install maturin==1.16.0 ziglang==0.17.1; }
-	@for machine in x86_64 aarch64; do rustup target add -q $$machine-unknown-linux-gnu && \
+	@for machine in x86_64 aarch64; do rustup -q target add $$machine-unknown-linux-gnu && \
 		PATH="$(CURDIR)/build/wheels/bin:$$PATH" maturin build -q --release --locked --zig --manifest-path $(CORE)/Cargo.toml \
 		--target $$machine-unknown-linux-gnu --out dist || exit 1; done
 	@ls dist/gantry_core_native-*
