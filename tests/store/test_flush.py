@@ -562,3 +562,40 @@ async def test_a_checkpoint_that_moves_nothing_is_not_repeated_at_once(
             while store.state.recovery_point.durable == before:
                 await send(1)
     await commit.close()
+
+
+async def test_the_queues_of_very_many_new_topics_are_written_in_slices(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """First messages to thousands of topics: no step writes all their files, and the kernel gets them together."""
+    commit = GroupCommit(store)
+    count = 700
+    store.appender.put([Put(f"New{n}", 0, 0, 0, 1, HOST, b"x", b"") for n in range(count)], 1)
+    await commit.flush()
+    store.indexer.confirm(store.log.end)
+    real, written = store.queues.write_out, []
+
+    def write_out(limit: int | None = None, until: float | None = None) -> None:
+        before = len(store.queues.dirty)
+        real(limit, until)
+        written.append(before - len(store.queues.dirty))
+
+    steps: list[str] = []
+    sync_file = files.sync_file
+    monkeypatch.setattr(store.queues, "write_out", write_out)
+    monkeypatch.setattr(checkpoint, "write_back", lambda path: steps.append("all"))
+    monkeypatch.setattr(checkpoint, "sync_file", lambda path: (steps.append(path), sync_file(path)))
+    await commit.checkpoint()
+    assert store.state.recovery_point.durable == store.log.end
+    assert sum(written) == count
+    assert max(written) <= 128
+    assert steps[0] == "all"
+    assert steps.count("all") == 1
+    assert len(set(steps)) == count + 1, "each file is synced by itself"
+    await commit.close()
+
+
+def test_writing_a_file_system_back_promises_nothing(tmp_path: Path) -> None:
+    files.write_back(str(tmp_path / "none"))
+    (tmp_path / "file").write_bytes(b"x")
+    files.write_back(str(tmp_path / "file"))

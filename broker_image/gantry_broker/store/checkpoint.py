@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from gantry_broker.store.files import fsync_dir, sync_file
+from gantry_broker.store.files import fsync_dir, sync_file, write_back
 from gantry_broker.store.index import queue_ends
 from gantry_broker.store.index.key_index import KeyIndex
 from gantry_broker.store.index.queue_ends import QueueEnds
@@ -27,6 +27,8 @@ _SAVE_INTERVAL_MS: Final = 1_000
 _QUEUES_AT_ONCE: Final = 128
 _PART_AT_ONCE: Final = 8
 """One call writes out `_QUEUES_AT_ONCE` queues, or this fraction of the waiting ones if that is more."""
+_MANY_FILES: Final = 256
+"""From so many files on it pays to write the whole file system first: thousands of new queues have three names each."""
 _SECONDS_AT_ONCE: Final = 0.005
 """A bound on the time of one call, however slow the disk is: senders wait meanwhile."""
 CHECKPOINT_BYTES: Final = 64 * 1024 * 1024
@@ -58,6 +60,8 @@ class Checkpoint:
 
     def run(self) -> None:
         """Make the files durable; blocks on the disk. Raises OSError."""
+        if len(self._files) >= _MANY_FILES:
+            write_back(self._files[0])
         for path in self._files:
             sync_file(path)
         for path in self._directories:
@@ -239,6 +243,11 @@ class Checkpointer:
         except OSError as error:
             self._warnings.warn(f"cannot write {self._epochs.path}", error)
             return False
+
+    def write_some(self) -> bool:
+        """Write out some queues; return whether so many wait that another call should come before `checkpoint`."""
+        wrote = self._indexer.write_out(_QUEUES_AT_ONCE, time.monotonic() + _SECONDS_AT_ONCE)
+        return wrote and len(self._queues.dirty) > _QUEUES_AT_ONCE
 
     def checkpoint(self) -> Checkpoint:
         """Write everything out; returns what `Checkpoint.run` must make durable."""

@@ -30,6 +30,8 @@ AGAIN_S: Final = 0.1
 """Seconds between two tries when no descriptor is free."""
 CHECKPOINT_S: Final = 60.0
 """A checkpoint follows the first flush after this many seconds."""
+BETWEEN_SLICES_S: Final = 0.015
+"""Seconds between two slices of writing queues before a checkpoint."""
 RETRY_CHECKPOINT_S: Final = 5.0
 """Seconds after a checkpoint that moved nothing (on a full disk, for example), and before one without a flush."""
 
@@ -251,6 +253,11 @@ class GroupCommit:
 
     async def _checkpoint(self) -> None:
         self._durable = self._store.state.recovery_point.durable
+        # After first messages to thousands of topics, all their files at once would hold the loop for seconds.
+        for _ in range(len(self._store.queues.dirty)):  # New messages add queues meanwhile.
+            if self._store.state.failed is not None or not self._store.checkpointer.write_some():
+                break
+            await asyncio.sleep(BETWEEN_SLICES_S)
         checkpoint = self._store.checkpointer.checkpoint()
         try:
             await self.wait(checkpoint.offset)
