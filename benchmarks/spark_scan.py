@@ -25,7 +25,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from gantry_broker.protocol.message import decode_record
-from gantry_spark.decode import RecordFilter, batch_of
+from gantry_spark.decode import RecordFilter, batch_of, property_names
 from gantry_spark.directory import DirectoryLog, find
 from gantry_spark.partitioning import plan_ranges
 from gantry_spark.report import Job, run
@@ -115,7 +115,7 @@ def decode(root: Path, columns: tuple[str, ...], verify: bool) -> int:
     count = 0
     for part in plan_ranges(log, 256 * 1024 * 1024, RecordFilter()):
         with log.open(part.segment) as source:
-            for found in scan(source, part.range, verify):
+            for found in scan(source, part.range, verify, names=property_names(columns)):
                 if isinstance(found, Records):
                     count += batch_of(log.name, 0, found, columns, schema, RecordFilter()).num_rows
     return count

@@ -74,8 +74,12 @@ if TYPE_CHECKING or WHY_PYTHON:
         message_ids,
         place_sends,
         plain_records,
+        record_rows,
         records_named,
         records_whole,
+        row_maps,
+        row_properties,
+        row_slices,
         send_answers,
         set_slots,
         wanted_records,
@@ -97,8 +101,12 @@ else:
     message_ids = _native.message_ids
     place_sends = _native.place_sends
     plain_records = _native.plain_records
+    record_rows = _native.record_rows
     records_named = _native.records_named
     records_whole = _native.records_whole
+    row_maps = _native.row_maps
+    row_properties = _native.row_properties
+    row_slices = _native.row_slices
     send_answers = _native.send_answers
     set_slots = _native.set_slots
     wanted_records = _native.wanted_records
@@ -121,8 +129,12 @@ __all__ = [
     "message_ids",
     "place_sends",
     "plain_records",
+    "record_rows",
     "records_named",
     "records_whole",
+    "row_maps",
+    "row_properties",
+    "row_slices",
     "send_answers",
     "set_slots",
     "wanted_records",

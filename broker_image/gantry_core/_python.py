@@ -9,7 +9,7 @@ import zlib
 from binascii import b2a_base64
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import islice
+from itertools import accumulate, islice
 from operator import mul
 from struct import Struct
 from typing import Any, Final
@@ -31,6 +31,12 @@ _CHANGE: Final = Struct(">Ii")
 _SLOTS_AT: Final = 40
 _V1: Final = 0xDAA320A7
 _V6: Final = 0x30
+_BORN_V6: Final = 0x10
+_STORE_V6: Final = 0x20
+_ROW_COLUMNS: Final = 12
+_ROW_TOPIC: Final = 8
+_ROW_PROPERTIES: Final = 10
+_PLAIN_NUMBER: Final = Struct("<Q")
 _TRANSACTION: Final = 12
 _COMMIT: Final = 8
 _ROLLBACK: Final = 12
@@ -69,6 +75,8 @@ _STORED: Final = Struct(">q8s")
 _OWN: Final = Struct(">qq")
 _ANSWER: Final = Struct(">hBhiiii")
 _MAX_I64: Final = 0x7FFFFFFFFFFFFFFF
+Buffer = bytes | bytearray | memoryview
+"""Bytes that others may own, as a mapped file."""
 
 
 def _hash_on(value: int, text: str) -> int:
@@ -931,3 +939,124 @@ def records_whole(data: bytes, entries: bytes, count: int) -> bool:
         ):
             return False
     return True
+
+
+def record_rows(
+    data: Buffer, base: int, stop: int, check: bool, names: Sequence[bytes]
+) -> tuple[int, bytes, tuple[bytes, bytes], list[tuple[int, bytes, bytes, bytes]]]:
+    """The valid records that follow one another from `data[0]` on, which lies at offset `base` of the log, and begin
+    before `stop`: (index behind the last one, rows, their topics, their properties of each of `names`).
+
+    Rows are 12 columns of numbers (`<i8`), one after the other: index in `data`, size, queue, queue offset, system
+    flag, store time (ms), index and length of the body, of the topic, and of the properties. A record is valid when it
+    is whole, knows its place, its lengths agree, and its topic is UTF-8. `check` verifies the CRC of each body. Topics
+    are as from `row_slices`, properties as from `row_properties`. Other programs may write to `data` meanwhile.
+    """
+    data = bytes(data)
+    columns: list[list[bytes]] = [[] for _ in range(_ROW_COLUMNS)]
+    at = 0
+    while at < stop:
+        found = _record_row(data, at, base, check)
+        if found is None:
+            break
+        for column, value in zip(columns, found, strict=True):
+            column.append(value.to_bytes(8, "little", signed=True))
+        at += found[1]
+    rows = b"".join([b"".join(column) for column in columns])
+    return at, rows, row_slices(data, rows, _ROW_TOPIC), [row_properties(data, rows, name) for name in names]
+
+
+def _record_row(data: bytes, at: int, base: int, check: bool) -> tuple[int, ...] | None:
+    """The row of the valid record that begins at `data[at]`; None: there is none."""
+    if len(data) - at < _RECORD.size:
+        return None
+    size, magic, crc, queue_id, _, number, phys, flags, *_, length = _RECORD.unpack_from(data, at)
+    moved, late = 12 * bool(flags & _BORN_V6), 12 * bool(flags & _STORE_V6)
+    end, body_at = at + size, at + _RECORD.size + moved + late
+    if magic not in (_V1, _V2) or phys != base + at or not body_at <= end <= len(data):
+        return None
+    if moved or late:
+        length = int.from_bytes(data[body_at - 4 : body_at], signed=True)
+    body_end, wide = body_at + length, 2 if magic == _V2 else 1
+    if length < 0 or body_end + 4 > end:
+        return None
+    topic_at = body_end + wide
+    topic_len = int.from_bytes(data[body_end:topic_at])
+    properties_at = topic_at + topic_len + 2
+    if properties_at > end or int.from_bytes(data[properties_at - 2 : properties_at]) != end - properties_at:
+        return None
+    if check and zlib.crc32(data[body_at:body_end]) & _MAX_I32 != crc:
+        return None
+    try:
+        data[topic_at : topic_at + topic_len].decode()
+    except UnicodeDecodeError:
+        return None
+    stored_ms = int.from_bytes(data[at + 56 + moved : at + 64 + moved], signed=True)
+    return (
+        at, size, queue_id, number, flags, stored_ms, body_at, length, topic_at, topic_len, properties_at,
+        end - properties_at,
+    )  # fmt: skip
+
+
+def _row_slices(data: Buffer, rows: bytes, column: int) -> list[bytes]:
+    data = bytes(data)
+    width = len(rows) // _ROW_COLUMNS
+    if len(rows) % (8 * _ROW_COLUMNS) or column + 1 >= _ROW_COLUMNS:
+        raise ValueError("no rows of records")
+    begins, lengths = (
+        [number for (number,) in _PLAIN_NUMBER.iter_unpack(rows[first : first + width])]
+        for first in (column * width, (column + 1) * width)
+    )
+    if any([at + length > len(data) for at, length in zip(begins, lengths, strict=True)]):
+        raise ValueError("a row names bytes outside")
+    return [data[at : at + length] for at, length in zip(begins, lengths, strict=True)]
+
+
+def _values(values: Sequence[bytes]) -> tuple[bytes, bytes]:
+    """Offsets (`<i4`) and bytes of values, as Arrow keeps them."""
+    ends = accumulate(map(len, values), initial=0)
+    return b"".join([end.to_bytes(4, "little") for end in ends]), b"".join(values)
+
+
+def row_slices(data: Buffer, rows: bytes, column: int) -> tuple[bytes, bytes]:
+    """Offsets (`<i4`) and bytes of an Arrow column: what the columns `column` and `column + 1` of `record_rows` name.
+    Raises ValueError for rows that are none, and for bytes outside `data`.
+    """
+    return _values(_row_slices(data, rows, column))
+
+
+def _lossy(value: bytes) -> bytes:
+    return value.decode("utf-8", "replace").encode()
+
+
+def _pairs(properties: bytes) -> dict[bytes, bytes]:
+    """The last value of each name, in the order of these."""
+    found: dict[bytes, bytes] = {}
+    for piece in properties.split(b"\x02"):
+        name, mark, value = piece.partition(b"\x01")
+        if name and mark:
+            found.pop(name, None)
+            found[name] = value
+    return found
+
+
+def row_properties(data: Buffer, rows: bytes, name: bytes) -> tuple[int, bytes, bytes, bytes]:
+    """The property `name`, which is not empty, of each row as an Arrow column: nulls, validity bits, offsets (`<i4`)
+    and bytes. What is not UTF-8 becomes U+FFFD. Raises ValueError as `row_slices`.
+    """
+    found = [_pairs(one).get(name) for one in _row_slices(data, rows, _ROW_PROPERTIES)]
+    valid = bytearray((len(found) + 7) // 8)
+    for index, value in enumerate(found):
+        valid[index // 8] |= (value is not None) << index % 8
+    return found.count(None), bytes(valid), *_values([_lossy(value or b"") for value in found])
+
+
+def row_maps(data: Buffer, rows: bytes) -> tuple[bytes, tuple[bytes, bytes], tuple[bytes, bytes]]:
+    """All properties of each row as an Arrow column of maps: offsets (`<i4`) of the rows' pairs, and offsets and bytes
+    of names and values. What is not UTF-8 becomes U+FFFD. Raises ValueError as `row_slices`.
+    """
+    found = [_pairs(one) for one in _row_slices(data, rows, _ROW_PROPERTIES)]
+    edges = accumulate(map(len, found), initial=0)
+    names = [_lossy(name) for pairs in found for name in pairs]
+    values = [_lossy(value) for pairs in found for value in pairs.values()]
+    return b"".join([edge.to_bytes(4, "little") for edge in edges]), _values(names), _values(values)

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import BooleanType, IntegerType, LongType, StringType, StructField, StructType
 
-from gantry_spark.decode import MAX_TIME_MS, RecordFilter, batch_of
+from gantry_spark.decode import MAX_TIME_MS, RecordFilter, batch_of, property_names
 from gantry_spark.errors import Expired
 from gantry_spark.forecast import HOUR_MS
 from gantry_spark.layout import Ints
@@ -289,7 +289,7 @@ class AggregatesReader(DataSourceReader):
         last: EndChecksum | None = None
         try:
             with log.open(part.segment) as source:
-                for found in scan(source, part.range, self.options.verify):
+                for found in scan(source, part.range, self.options.verify, names=property_names(_READ)):
                     at = max(at, found.end)
                     if isinstance(found, Damage):
                         if self.where.matches_all:

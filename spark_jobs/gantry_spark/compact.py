@@ -29,7 +29,7 @@ from gantry_spark.errors import Expired, OutputError, SourceError
 from gantry_spark.layout import MAGIC_BLANK, RECORD_HEADER, Ints, gather_slices, offsets_and_bytes
 from gantry_spark.output_store import escape_glob, open_output_store
 from gantry_spark.partitioning import plan_ranges
-from gantry_spark.properties import parse_properties
+from gantry_spark.properties import properties_of
 from gantry_spark.recommendations import not_compactable
 from gantry_spark.report import IncrementalScan, Job, preflight, report_time_ms, require_complete_logs
 from gantry_spark.report_context import Context
@@ -248,7 +248,7 @@ def _topic_records(
     verify = Options(options).verify
     for part in plan_ranges(log, RANGE_BYTES, RecordFilter(), within):
         with log.open(part.segment) as source:
-            for found in scan(source, part.range, verify):
+            for found in scan(source, part.range, verify, names=("KEYS",)):
                 if not isinstance(found, Records):
                     continue
                 rows = where.matching_rows(found)
@@ -259,7 +259,7 @@ def _topic_records(
 
 def _kept_records(records: Records, kept: Ints) -> Records:
     """Return the records without a key, and the records at the kept offsets."""
-    values = parse_properties(records.buf, records.props_at, records.props_len).values("KEYS")
+    values = properties_of(records).values("KEYS")
     keyless = pc.fill_null(pc.equal(values, ""), True).to_numpy(zero_copy_only=False)
     places = records.base + records.at
     index = np.searchsorted(kept, places)

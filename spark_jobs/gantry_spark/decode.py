@@ -11,14 +11,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from gantry_broker.protocol.message import unpack_host
 
-from gantry_spark.layout import Bools, Bytes, Ints, gather_fixed, gather_slices
-from gantry_spark.properties import Properties, parse_properties
+from gantry_spark.layout import Bools, Bytes, Ints, gather_fixed
+from gantry_spark.properties import CoreProperties, Properties, properties_of
 from gantry_spark.scan import Damage, Records
 
 _TIME = pa.timestamp("us", tz="UTC")
 MAX_TIME_MS: Final = 253_402_300_799_999
 """The last millisecond of the year 9999."""
 _TRANSACTION = 12
+_PROPERTY_OF_COLUMN: Final = {"keys": "KEYS", "unique_id": "UNIQ_KEY", "tags": "TAGS", "delay_level": "DELAY"}
 _TRANSACTION_NAMES: Final = {4: "prepared", 8: "committed", 12: "rolled back"}
 
 
@@ -77,13 +78,12 @@ class _LazyBlock:
         self.log = log
         self.segment = segment
         self.records = records
-        self._pairs: Properties | None = None
+        self._pairs: CoreProperties | Properties | None = None
 
     @property
-    def pairs(self) -> Properties:
+    def pairs(self) -> CoreProperties | Properties:
         if self._pairs is None:
-            r = self.records
-            self._pairs = parse_properties(r.buf, r.props_at, r.props_len)
+            self._pairs = properties_of(self.records)
         return self._pairs
 
 
@@ -132,14 +132,9 @@ def _transaction(block: _LazyBlock) -> Any:
 
 def _delay(block: _LazyBlock) -> Any:
     """Return the DELAY property as a number, or null if it is no number."""
-    text = block.pairs.values("DELAY")
+    text = block.pairs.values(_PROPERTY_OF_COLUMN["delay_level"])
     number = pc.match_substring_regex(text, "^[0-9]{1,9}$")
     return pc.if_else(number, text, pa.scalar(None, pa.string())).cast(pa.int32())
-
-
-def _body(block: _LazyBlock) -> Any:
-    r = block.records
-    return gather_slices(r.buf, r.body_at, r.body_len)
 
 
 _COLUMN_BUILDERS: Final[dict[str, Callable[[_LazyBlock], Any]]] = {
@@ -154,9 +149,9 @@ _COLUMN_BUILDERS: Final[dict[str, Callable[[_LazyBlock], Any]]] = {
     "born_time": lambda block: _time(block.records.field("born_ms")),
     "born_host": _born_host,
     "store_host": _store_host,
-    "keys": lambda block: block.pairs.values("KEYS"),
-    "unique_id": lambda block: block.pairs.values("UNIQ_KEY"),
-    "tags": lambda block: block.pairs.values("TAGS"),
+    "keys": lambda block: block.pairs.values(_PROPERTY_OF_COLUMN["keys"]),
+    "unique_id": lambda block: block.pairs.values(_PROPERTY_OF_COLUMN["unique_id"]),
+    "tags": lambda block: block.pairs.values(_PROPERTY_OF_COLUMN["tags"]),
     "properties": lambda block: block.pairs.maps(),
     "body_size": lambda block: pa.array(block.records.body_len.astype(np.int32)),
     "flag": _int32("flag"),
@@ -166,8 +161,13 @@ _COLUMN_BUILDERS: Final[dict[str, Callable[[_LazyBlock], Any]]] = {
     "transaction": _transaction,
     "prepared_offset": lambda block: pa.array(block.records.field("prepared")),
     "damage": lambda block: pa.nulls(len(block.records), pa.string()),
-    "body": _body,
+    "body": lambda block: block.records.bodies,
 }
+
+
+def property_names(columns: Sequence[str]) -> list[str]:
+    """Return the properties that these columns show, for `scan`."""
+    return [_PROPERTY_OF_COLUMN[name] for name in columns if name in _PROPERTY_OF_COLUMN]
 
 
 def batch_of(log: str, segment: int, records: Records, columns: Sequence[str], schema: Any, where: RecordFilter) -> Any:

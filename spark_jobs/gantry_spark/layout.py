@@ -110,3 +110,14 @@ def offsets_and_bytes(values: Any) -> tuple[Ints, Bytes]:
     edges = np.frombuffer(offsets, dtype=np.int32)[: len(values) + 1].astype(np.int64)
     raw = np.empty(0, dtype=np.uint8) if data is None else np.frombuffer(data, dtype=np.uint8)
     return edges, raw[: int(edges[-1])]
+
+
+def strings(offsets: bytes, values: bytes) -> Any:
+    """Return a StringArray of the core's buffers."""
+    return nullable_strings(0, b"", offsets, values)
+
+
+def nullable_strings(nulls: int, valid: bytes, offsets: bytes, values: bytes) -> Any:
+    """Return a StringArray of the core's buffers. `valid` counts where there are nulls."""
+    buffers = [pa.py_buffer(valid) if nulls else None, pa.py_buffer(offsets), pa.py_buffer(values)]
+    return pa.Array.from_buffers(pa.string(), len(offsets) // 4 - 1, buffers, nulls)

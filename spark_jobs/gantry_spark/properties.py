@@ -12,8 +12,20 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from gantry_core import row_maps, row_properties
 
-from gantry_spark.layout import Bools, Bytes, Ints, decode_utf8_lossy, gather_fixed, gather_slices, offsets_and_bytes
+from gantry_spark.layout import (
+    Bools,
+    Bytes,
+    Ints,
+    decode_utf8_lossy,
+    gather_fixed,
+    gather_slices,
+    nullable_strings,
+    offsets_and_bytes,
+    strings,
+)
+from gantry_spark.records import CoreColumns, Records
 
 _NAME_END = 1
 _PIECE_END = 2
@@ -113,6 +125,34 @@ class Properties:
     def maps(self) -> Any:
         """Return the properties of each record as a pyarrow MapArray."""
         return _pairs(self._data, self._edges).maps()
+
+
+class CoreProperties:
+    """As `Properties`, by the compiled core."""
+
+    def __init__(self, core: CoreColumns, rows: Ints) -> None:
+        self._core = core
+        self._rows = rows
+
+    def values(self, name: str) -> Any:
+        """Return one property of each record as a pyarrow StringArray, null if the record has no such property."""
+        found = self._core.properties.get(name)
+        if found is None:
+            found = nullable_strings(*row_properties(self._core.data, self._rows.tobytes(), name.encode()))
+        return found
+
+    def maps(self) -> Any:
+        """Return the properties of each record as a pyarrow MapArray."""
+        edges, names, values = row_maps(self._core.data, self._rows.tobytes())
+        offsets = pa.Array.from_buffers(pa.int32(), len(edges) // 4, [None, pa.py_buffer(edges)])
+        return pa.MapArray.from_arrays(offsets, strings(*names), strings(*values))
+
+
+def properties_of(records: Records) -> CoreProperties | Properties:
+    """Return the properties of the records of a block."""
+    if records.core is not None:
+        return CoreProperties(records.core, records.rows)
+    return parse_properties(records.buf, records.props_at, records.props_len)
 
 
 def parse_properties(buf: Bytes, at: Ints, length: Ints) -> Properties:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from gantry_broker.protocol.codes import SysFlag
+from gantry_core import row_slices
 from zlib_ng.zlib_ng import crc32
 
 from gantry_spark.layout import (
@@ -31,6 +32,12 @@ _AT_ONCE: Final = 128 * 1024
 """Bytes of bodies copied at a time, so that their memory is reused while it is in the processor's cache."""
 
 
+ROW_COLUMNS: Final = 12
+BODY: Final = 6
+"""The column of the rows that names bodies."""
+_ROW_OF_FIELD: Final = {"size": 1, "queue_id": 2, "queue_offset": 3, "sys_flag": 4, "store_ms": 5, "body_len": 7}
+
+
 @dataclass(frozen=True)
 class Damage:
     """A range [start, end) of the log without records, and the reason."""
@@ -41,21 +48,32 @@ class Damage:
 
 
 @dataclass
-class Records:
-    """The valid records of one block. Arrays have one element per record. Positions are offsets in `buf`."""
+class CoreColumns:
+    """What the compiled core has made of the records of a block."""
 
-    buf: Bytes
-    base: int
-    at: Ints
-    headers: Any
-    store_ms: Ints
-    body_at: Ints
-    body_len: Ints
+    data: memoryview
     topics: Any
-    props_at: Ints
-    props_len: Ints
-    born_v6: Bools
-    store_v6: Bools
+    properties: dict[str, Any]
+    """Columns of the properties that the read was to find."""
+
+    def where(self, mask: Any) -> CoreColumns:
+        """Return the columns of the records that the mask selects."""
+        found = {name: column.filter(mask) for name, column in self.properties.items()}
+        return CoreColumns(self.data, self.topics.filter(mask), found)
+
+
+class Records:
+    """The valid records of one block, as the rows of `gantry_core.record_rows`. Positions are offsets in `buf`."""
+
+    def __init__(self, buf: Bytes, base: int, rows: Ints, core: CoreColumns | None = None) -> None:
+        """`buf[0]` lies at offset `base` of the log. `core`: None: the compiled core has not found these records."""
+        self.buf = buf
+        self.base = base
+        self.rows = rows
+        self.core = core
+        self.at, self.size, self.store_ms = rows[0], rows[1], rows[5]
+        self.body_at, self.body_len = rows[6], rows[7]
+        self.props_at, self.props_len = rows[10], rows[11]
 
     def __len__(self) -> int:
         return len(self.at)
@@ -63,33 +81,48 @@ class Records:
     @property
     def end(self) -> int:
         """The log offset after the last record. There is at least one record."""
-        return self.base + int(self.at[-1]) + int(self.headers["size"][-1])
+        return self.base + int(self.at[-1]) + int(self.size[-1])
+
+    @property
+    def born_v6(self) -> Bools:
+        return self._flagged(SysFlag.BORN_HOST_V6)
+
+    @property
+    def store_v6(self) -> Bools:
+        return self._flagged(SysFlag.STORE_HOST_V6)
+
+    def _flagged(self, bit: int) -> Bools:
+        found: Bools = (self.rows[4] & bit) != 0
+        return found
+
+    @property
+    def topics(self) -> Any:
+        if self.core is not None:
+            return self.core.topics
+        return decode_utf8(gather_slices(self.buf, self.rows[8], self.rows[9]))
+
+    @property
+    def bodies(self) -> Any:
+        if self.core is None:
+            return gather_slices(self.buf, self.body_at, self.body_len)
+        offsets, values = row_slices(self.core.data, self.rows.tobytes(), BODY)
+        return pa.Array.from_buffers(pa.binary(), len(self), [None, pa.py_buffer(offsets), pa.py_buffer(values)])
 
     def field(self, name: str) -> Ints:
         """Return a field of the header by its name in `layout.RECORD_HEADER`, also for IPv6 hosts."""
-        if name in ("reconsume", "prepared") and bool((self.born_v6 | self.store_v6).any()):
-            shift = 12 * (self.born_v6.astype(np.int64) + self.store_v6)
-            kind, place = RECORD_HEADER.fields[name][:2] if RECORD_HEADER.fields else (np.dtype(">i8"), 0)
-            return gather_fixed(self.buf, self.at + place + shift, kind).astype(np.int64)
-        result: Ints = self.headers[name].astype(np.int64)
-        return result
+        if name in _ROW_OF_FIELD:
+            known: Ints = self.rows[_ROW_OF_FIELD[name]]
+            return known
+        kind, place = RECORD_HEADER.fields[name][:2] if RECORD_HEADER.fields else (np.dtype(">i8"), 0)
+        at = self.at + place
+        if name in ("reconsume", "prepared"):
+            at += 12 * (self.born_v6.astype(np.int64) + self.store_v6)
+        return gather_fixed(self.buf, at, kind).astype(np.int64)
 
     def where(self, keep: Bools) -> Records:
         """Return the records that the mask `keep` selects."""
-        return Records(
-            self.buf,
-            self.base,
-            self.at[keep],
-            self.headers[keep],
-            self.store_ms[keep],
-            self.body_at[keep],
-            self.body_len[keep],
-            self.topics.filter(pa.array(keep)),
-            self.props_at[keep],
-            self.props_len[keep],
-            self.born_v6[keep],
-            self.store_v6[keep],
-        )
+        core = None if self.core is None else self.core.where(pa.array(keep))
+        return Records(self.buf, self.base, np.compress(keep, self.rows, axis=1), core)
 
 
 @dataclass
@@ -105,30 +138,20 @@ class CheckedBlock:
     store_ms: Ints
     body_at: Ints
     body_len: Ints
-    topics: Any
-    topic_rows: Bools
+    topic_at: Ints
+    topic_len: Ints
     props_at: Ints
     props_len: Ints
-    born_v6: Bools
-    store_v6: Bools
 
     def records(self, malformed: int | None) -> Records:
         """Return the valid records before index `malformed` (None: all)."""
         keep = self.structure & self.content
         if malformed is not None:
             keep[malformed:] = False
-        if bool(keep.all()):
-            return self._all(self.topics)
-        good = self._all(pa.nulls(len(keep), pa.string()))
-        found = good.where(keep)
-        found.topics = self.topics.filter(pa.array(keep[self.topic_rows]))
-        return found
-
-    def _all(self, topics: Any) -> Records:
-        return Records(
-            self.buf, self.base, self.at, self.headers, self.store_ms, self.body_at, self.body_len, topics,
-            self.props_at, self.props_len, self.born_v6, self.store_v6,
-        )  # fmt: skip
+        header = [self.headers[name] for name in ("size", "queue_id", "queue_offset", "sys_flag")]
+        places = (self.body_at, self.body_len, self.topic_at, self.topic_len, self.props_at, self.props_len)
+        rows = np.array([self.at, *header, self.store_ms, *places], dtype=np.int64)
+        return Records(self.buf, self.base, rows if bool(keep.all()) else np.compress(keep, rows, axis=1))
 
 
 def first_malformed(structure: Bools) -> int | None:
@@ -181,11 +204,10 @@ def check(
     props_len = buf[props_at].astype(np.int64) << 8 | buf[props_at + 1]
     props_at = props_at + 2
     ok &= props_at + props_len == end
-    content, topics, damage = _check_content(buf, base, at, headers, ok, body_at, body_len, topic_at, topic_len, verify)
+    content, damage = _check_content(buf, base, at, headers, ok, body_at, body_len, topic_at, topic_len, verify)
     return (
         CheckedBlock(
-            buf, base, at, headers, ok, content, store_ms, body_at, body_len, topics, ok.copy(), props_at, props_len,
-            born_v6, store_v6,
+            buf, base, at, headers, ok, content, store_ms, body_at, body_len, topic_at, topic_len, props_at, props_len,
         ),
         damage,
     )  # fmt: skip
@@ -231,8 +253,8 @@ def _check_content(
     topic_at: Ints,
     topic_len: Ints,
     verify: bool,
-) -> tuple[Bools, Any, list[Damage]]:
-    """Check bodies and topics; return the mask of valid records, the topics of the well-formed ones, and the damage."""
+) -> tuple[Bools, list[Damage]]:
+    """Check bodies and topics; return the mask of valid records, and the damage."""
     content = np.ones(len(at), dtype=np.bool_)
     bad: list[tuple[int, str]] = []
     if verify:
@@ -243,18 +265,20 @@ def _check_content(
             bad.append((index, "the body does not match its CRC"))
     topics = gather_slices(buf, topic_at[ok], topic_len[ok])
     try:
-        topics = decode_utf8(topics)
+        decode_utf8(topics)
     except pa.ArrowInvalid:
-        texts: list[str | None] = []
         for index, raw in zip(np.flatnonzero(ok).tolist(), topics.to_pylist(), strict=True):
-            try:
-                texts.append(raw.decode())
-            except UnicodeDecodeError:
-                texts.append(None)
-                if content[index]:
-                    content[index] = False
-                    bad.append((index, "the topic is not UTF-8"))
-        topics = pa.array(texts, type=pa.string())
+            if content[index] and not _is_utf8(raw):
+                content[index] = False
+                bad.append((index, "the topic is not UTF-8"))
     bad.sort()
     places = [(base + int(at[i]), base + int(at[i]) + int(headers["size"][i]), why) for i, why in bad]
-    return content, topics, [Damage(*place) for place in places]
+    return content, [Damage(*place) for place in places]
+
+
+def _is_utf8(raw: bytes) -> bool:
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

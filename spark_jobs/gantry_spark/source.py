@@ -42,7 +42,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from gantry_spark import partitioning
-from gantry_spark.decode import RecordFilter, batch_of, damage_batch
+from gantry_spark.decode import RecordFilter, batch_of, damage_batch, property_names
 from gantry_spark.directory import DirectoryLog, find
 from gantry_spark.errors import Expired, SourceError
 from gantry_spark.pushdown import push
@@ -211,11 +211,12 @@ def _read(
     log: Any, part: partitioning.LogRange, wanted: StructType, where: RecordFilter, options: Options
 ) -> Iterator[Any]:
     columns, schema = wanted.fieldNames(), arrow_schema(wanted)
+    names = property_names(columns)
     segment = log.segments[part.segment].start
     at = part.range.start
     try:
         with log.open(part.segment) as source:
-            for found in scan(source, part.range, options.verify):
+            for found in scan(source, part.range, options.verify, names=names):
                 at = max(at, found.end)
                 if isinstance(found, Damage):
                     if not options.damage_rows:

@@ -21,6 +21,25 @@ from tests.core import twins
 SOURCES = Path(gantry_core.__file__).parent
 COUNT = 12_000
 MUTANTS = (
+    ("rows.rs", "|| long(record, 28)? != base.wrapping_add(at as i64)", "", "a row's own offset"),
+    ("rows.rs", "if check && (crc32", "if false && (crc32", "the CRC of a row"),
+    ("rows.rs", "if flags & BORN_V6 != 0 { 12 }", "if flags & BORN_V6 != 0 { 0 }", "hosts of producers by IPv6"),
+    ("rows.rs", "if flags & STORE_V6 != 0 { 12 }", "if flags & STORE_V6 != 0 { 0 }", "hosts of brokers by IPv6"),
+    (
+        "rows.rs",
+        "usize::from(stated) != size - properties_at",
+        "usize::from(stated) > size",
+        "properties that fill a row",
+    ),
+    ("rows.rs", "    std::str::from_utf8(&record[topic_at..topic_at + topic_len]).ok()?;\n", "", "topics of a row"),
+    ("rows.rs", "body_end + 4 > size", "body_end + 5 > size", "a row without topic and properties"),
+    ("rows.rs", "long(record, 56 + moved)?", "long(record, 56)?", "store times behind IPv6"),
+    ("rows.rs", "piece[name.len()] == NAME_END && piece", "piece", "names that begin alike"),
+    ("rows.rs", ".filter(|_| at > 0)", "", "properties without a name"),
+    ("rows.rs", "            self.nulls += 1;\n", "", "nulls of a column"),
+    ("rows.rs", "    all.retain(|(name, _)| seen.insert(name));\n", "", "names twice among many"),
+    ("rows.rs", "                all.remove(index);\n", "                index += 1;\n", "names twice"),
+    ("rows.rs", "rows.len() % (8 * COLUMNS) != 0 ||", "", "rows that are none"),
     ("batch.rs", "message.body) & 0x7FFF_FFFF", "message.body) & 0x3FFF_FFFF", "CRC of a body"),
     ("batch.rs", "if after + 2 + usize::from(properties) != size", "if after + 2 > size", "properties fill a message"),
     ("batch.rs", "count > self.messages || properties.contains(&0)", "count > self.messages", "zeros"),

@@ -83,6 +83,17 @@ def test_the_reads_reach_every_outcome() -> None:
     assert min(several, named, whole, outside) > 30, (several, named, whole, outside)
 
 
+def test_the_rows_reach_every_outcome() -> None:
+    several = stopped = nulls = outside = 0
+    for seed in range(1_500):
+        (made, _, texts, maps), _ = twins.compare_rows(random.Random(seed), python)
+        several += len(made[1]) > 96 * 3
+        stopped += not made[1]
+        nulls += isinstance(texts[0], tuple) and 0 < texts[0][0] < len(made[1]) // 96
+        outside += maps is ValueError
+    assert min(several, stopped, nulls, outside) > 50, (several, stopped, nulls, outside)
+
+
 def test_the_signatures_reach_every_outcome() -> None:
     found = [twins.compare_signed(random.Random(seed), python)[0][1] for seed in range(600)]
     assert found.count(True) > 100

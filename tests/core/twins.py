@@ -11,6 +11,7 @@ import random
 import struct
 import sys
 import time
+import zlib
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -421,7 +422,58 @@ def compare_reads(rng: random.Random, other: Any) -> tuple[Any, Any]:
     return found[0], found[1]
 
 
-COMPARE = (compare_batches, compare_index, compare_records, compare_sends, compare_signed, compare_reads)
+def log_record(rng: random.Random, at: int) -> bytes:
+    """A record of any form that the log has."""
+    flags = rng.choice((0, 0, 0, 0x10, 0x20, 0x30))
+    wide = rng.random() < 0.3
+    topic = rng.choice(("T", "orders", "ä", "x" * 127, *(("x" * 300,) if wide else ()))).encode()
+    if rng.random() < 0.05:
+        topic = b"\xc3"
+    body, props = rng.randbytes(rng.choice((0, 1, 40))), properties(rng)
+    if rng.random() < 0.1:
+        props += rng.choice(
+            (
+                b"\x02TAGS\x01\xff\xc3(",
+                b"\x02\xe6\x97\x01a",
+                b"\x02" + b"\x02".join(b"n%d\x01v" % n for n in (*range(20), 3)),
+            )
+        )
+    hosts = [HOST + bytes(12 * bool(flags & bit)) for bit in (0x10, 0x20)]
+    after = struct.pack(">iqi", 0, 0, len(body)) + body + len(topic).to_bytes(1 + wide, "big") + topic
+    after += len(props).to_bytes(2, "big") + props
+    magic, crc = 0xDAA320AB if wide else 0xDAA320A7, zlib.crc32(body) & 0x7FFFFFFF
+    size = 56 + len(hosts[0]) + 8 + len(hosts[1]) - 8 + len(after)
+    head = struct.pack(">iIIiiqqiq", size, magic, crc, rng.choice((0, 3, -1)), 0, rng.randrange(9), at, flags, 5)
+    return head + hosts[0] + struct.pack(">q", 1_000_000 + at) + hosts[1] + after
+
+
+def compare_rows(rng: random.Random, other: Any) -> tuple[Any, Any]:
+    """Columns of a block of the log."""
+    base = rng.choice((0, 1 << 20, 1 << 62))
+    block = b""
+    for _ in range(rng.choice((0, 1, 3, 9, 17))):
+        block += log_record(rng, base + len(block))
+    if rng.random() < 0.5:
+        block = mutated(rng, block)
+    stop, check = rng.choice((0, 1, len(block), 1 << 40)), rng.random() < 0.7
+    names = [name.encode() for name in rng.sample(("KEYS", "TAGS", "UNIQ_KEY", "none", "ä"), rng.choice((0, 1, 3)))]
+    cut = random.Random(stop) if rng.random() < 0.2 else None
+    found = []
+    for body_of in (python, other):
+        made = outcome(body_of.record_rows, rng.choice((bytes, bytearray))(block), base, stop, check, names)
+        rows = made[1] if isinstance(made, tuple) else b""
+        if cut is not None:
+            cut.seed(len(block))
+            rows = mutated(cut, rows)
+        slices = [outcome(body_of.row_slices, memoryview(block), rows, column) for column in (6, 8, 10, 11)]
+        texts = [outcome(body_of.row_properties, memoryview(block), rows, name) for name in (b"KEYS", b"TAGS", b"n3")]
+        found.append((made, slices, texts, outcome(body_of.row_maps, block, rows)))
+    return found[0], found[1]
+
+
+COMPARE = (
+    compare_batches, compare_index, compare_records, compare_sends, compare_signed, compare_reads, compare_rows,
+)  # fmt: skip
 
 
 def difference(seed: int, other: Any) -> str:

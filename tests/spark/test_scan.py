@@ -8,7 +8,7 @@ import os
 import re
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 from gantry_broker.protocol.message import Record, parse_properties
 from gantry_spark import directory
-from gantry_spark.decode import MAX_TIME_MS, RecordFilter, batch_of
+from gantry_spark import scan as scan_module
+from gantry_spark.decode import MAX_TIME_MS, RecordFilter, batch_of, property_names
 from gantry_spark.directory import DirectoryLog, find
 from gantry_spark.environment import read_environment
 from gantry_spark.errors import SourceError
@@ -38,16 +39,23 @@ ALL = tuple(COLUMNS)
 SCHEMA = arrow_schema(spark_schema(ALL))
 
 
-def read_all(root: Path, target: int = 1 << 40, block: int = 8 << 20) -> tuple[list[dict[str, Any]], list[Damage]]:
+def read_all(
+    root: Path,
+    target: int = 1 << 40,
+    block: int = 8 << 20,
+    names: Sequence[str] = (),
+    where: RecordFilter | None = None,
+) -> tuple[list[dict[str, Any]], list[Damage]]:
     log = DirectoryLog(find(str(root)))
     rows: list[dict[str, Any]] = []
     damage: list[Damage] = []
     for part in plan_ranges(log, target, RecordFilter()):
         with log.open(part.segment) as source:
-            for found in scan(source, part.range, block=block):
+            for found in scan(source, part.range, block=block, names=names):
                 if isinstance(found, Records):
                     segment = log.segments[part.segment].start
-                    rows += batch_of("log", segment, found, ALL, SCHEMA, RecordFilter()).to_pylist()
+                    batch = batch_of("log", segment, found, ALL, SCHEMA, where or RecordFilter())
+                    rows += [] if batch is None else batch.to_pylist()
                 else:
                     damage.append(found)
     return rows, damage
@@ -146,6 +154,33 @@ def test_the_scan_equals_plain_python(
     root = tmp_path_factory.mktemp("log")
     damaged_log(root, written, affected, torn)
     assert_reads_like_plain(root, target, block)
+
+
+@settings(max_examples=40, deadline=None, phases=NO_SHRINKING, suppress_health_check=SLOW)
+@given(
+    st.lists(messages, min_size=1, max_size=25),
+    damages,
+    st.sampled_from([600, 5_000, 8 << 20]),
+    st.sampled_from([(), property_names(ALL)]),
+    st.sampled_from([None, RecordFilter(topics=frozenset({"a", "täglich"})), RecordFilter(queues=frozenset({1, 2}))]),
+)
+def test_the_core_and_numpy_read_the_same(
+    written: list[Message],
+    affected: list[tuple[int, bytes]],
+    block: int,
+    names: Sequence[str],
+    where: RecordFilter | None,
+) -> None:
+    """Each of the two ways gives all records and the damage, also with a filter and with properties named before."""
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        damaged_log(Path(folder) / "s", written, affected, 0)
+        for compiled in (False, True):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(scan_module, "COMPILED", compiled)
+                rows, damage = read_all(Path(folder) / "s", block=block, names=names, where=where)
+                found.append((rows, sorted((one.start, one.end, one.reason) for one in damage)))
+    assert found[0] == found[1]
 
 
 def test_one_task_reads_several_small_ranges(tmp_path: Path) -> None:

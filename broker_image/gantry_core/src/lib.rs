@@ -7,6 +7,7 @@ mod index;
 mod json;
 mod reads;
 mod records;
+mod rows;
 mod sends;
 mod signature;
 mod text;
@@ -26,6 +27,10 @@ fn gantry_core_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(records::archived_records, module)?)?;
     module.add_function(wrap_pyfunction!(columns::archived_columns, module)?)?;
     module.add_function(wrap_pyfunction!(columns::archived_keys, module)?)?;
+    module.add_function(wrap_pyfunction!(rows::record_rows, module)?)?;
+    module.add_function(wrap_pyfunction!(rows::row_slices, module)?)?;
+    module.add_function(wrap_pyfunction!(rows::row_properties, module)?)?;
+    module.add_function(wrap_pyfunction!(rows::row_maps, module)?)?;
     module.add_class::<sends::SendRules>()?;
     module.add_function(wrap_pyfunction!(sends::place_sends, module)?)?;
     module.add_function(wrap_pyfunction!(sends::send_answers, module)?)?;
