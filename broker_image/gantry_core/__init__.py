@@ -66,6 +66,7 @@ if TYPE_CHECKING or WHY_PYTHON:
         archived_keys,
         archived_records,
         batch_records,
+        checked_records,
         entry_sizes,
         gather_records,
         index_entries,
@@ -82,6 +83,7 @@ if TYPE_CHECKING or WHY_PYTHON:
         row_slices,
         send_answers,
         set_slots,
+        size_of_whole,
         wanted_records,
     )
 else:
@@ -92,6 +94,7 @@ else:
     archived_columns = _native.archived_columns
     archived_keys = _native.archived_keys
     archived_records = _native.archived_records
+    checked_records = _native.checked_records
     batch_records = _native.batch_records
     entry_sizes = _native.entry_sizes
     gather_records = _native.gather_records
@@ -108,6 +111,7 @@ else:
     row_properties = _native.row_properties
     row_slices = _native.row_slices
     send_answers = _native.send_answers
+    size_of_whole = _native.size_of_whole
     set_slots = _native.set_slots
     wanted_records = _native.wanted_records
 
@@ -121,6 +125,7 @@ __all__ = [
     "archived_keys",
     "archived_records",
     "batch_records",
+    "checked_records",
     "entry_sizes",
     "gather_records",
     "index_entries",
@@ -137,5 +142,6 @@ __all__ = [
     "row_slices",
     "send_answers",
     "set_slots",
+    "size_of_whole",
     "wanted_records",
 ]

@@ -31,6 +31,8 @@ _CHANGE: Final = Struct(">Ii")
 _SLOTS_AT: Final = 40
 _V1: Final = 0xDAA320A7
 _V6: Final = 0x30
+_BLANK: Final = 0xCBD43194
+_SIZE_AND_MAGIC: Final = Struct(">iI")
 _BORN_V6: Final = 0x10
 _STORE_V6: Final = 0x20
 _ROW_COLUMNS: Final = 12
@@ -432,6 +434,29 @@ def archived_records(
         records += 1
         at += int.from_bytes(data[at : at + 4])
     return end, rows, b"".join(_PLACED.pack(*key[:2]) for key in _KEY.iter_unpack(keys)), records, low, high
+
+
+def checked_records(data: bytes, at: int, base: int, segment_size: int, others: Sequence[str]) -> tuple[int, int, int]:
+    """The plain records from `data[at:]` on, as `plain_records` tells them, each with the CRC of its body checked:
+    (index behind the last one, records, store time of the last one in ms; 0 without one).
+    """
+    end, *_, last_ms, _ = plain_records(data, at, base, segment_size, True, others, 0, None, 0)
+    records = 0
+    while at < end:
+        at += int.from_bytes(data[at : at + 4])
+        records += 1
+    return end, records, last_ms if records else 0
+
+
+def size_of_whole(data: bytes, at: int) -> int:
+    """Return the end in `data` of the whole records and fillers from `at` on, by sizes and magics only."""
+    unpack, have = _SIZE_AND_MAGIC.unpack_from, len(data)
+    while at + _FILLER_MIN <= have:
+        size, magic = unpack(data, at)
+        if magic not in (_V1, _V2, _BLANK) or size < _FILLER_MIN or at + size > have:
+            break
+        at += size
+    return at
 
 
 def _stored_ms(data: bytes, at: int) -> int:

@@ -21,6 +21,16 @@ from tests.core import twins
 SOURCES = Path(gantry_core.__file__).parent
 COUNT = 12_000
 MUTANTS = (
+    ("records.rs", "        records += 1;\n        last_ms", "        last_ms", "records that a recovery counts"),
+    (
+        "records.rs",
+        "        last_ms = record.stored_ms;\n        at",
+        "        at",
+        "the last store time of a recovery",
+    ),
+    ("records.rs", "segment_size, true) {", "segment_size, false) {", "the CRC of what a recovery reads"),
+    ("records.rs", "V1 | V2 | BLANK)", "V1 | V2)", "fillers among whole records"),
+    ("records.rs", "size <= data.len() - at =>", "size <= data.len() =>", "records that are not whole"),
     ("rows.rs", "|| long(record, 28)? != base.wrapping_add(at as i64)", "", "a row's own offset"),
     ("rows.rs", "if check && (crc32", "if false && (crc32", "the CRC of a row"),
     ("rows.rs", "if flags & BORN_V6 != 0 { 12 }", "if flags & BORN_V6 != 0 { 0 }", "hosts of producers by IPv6"),

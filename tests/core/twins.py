@@ -276,6 +276,9 @@ def compare_records(rng: random.Random, other: Any) -> tuple[Any, Any]:
     asked = (data, first, base - first if rng.random() < 0.05 else base, *rules)
     found = []
     for body_of in (python, other):
+        sizes = [outcome(body_of.size_of_whole, data, start) for start in (0, first, len(data) + 1)]
+        found.append((outcome(body_of.checked_records, *asked[:4], rules[2]), sizes))
+    for body_of in (python, other):
         # The archive has no limit of keys.
         archived = outcome(body_of.archived_records, *asked[:4], rules[2], words)
         if not isinstance(archived, tuple):
@@ -285,7 +288,7 @@ def compare_records(rng: random.Random, other: Any) -> tuple[Any, Any]:
         cut = len(data) % 3
         made = body_of.archived_columns(rows[cut:]), body_of.archived_keys(keys[cut:])
         found.append((outcome(body_of.plain_records, *asked), archived, made))
-    return found[0], found[1]
+    return (*found[2], found[0]), (*found[3], found[1])
 
 
 def compare_sends(rng: random.Random, other: Any) -> tuple[Any, Any]:

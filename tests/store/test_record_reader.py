@@ -18,10 +18,10 @@ from gantry_broker.store.log.record_reader import (
     read_record,
     read_records,
     size_of_first,
-    size_of_whole,
 )
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
+from gantry_core import size_of_whole
 
 HOST = bytes((10, 0, 0, 7, 0, 0, 4, 210))
 HOST_V6 = bytes(range(16)) + bytes((0, 0, 4, 210))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import orjson
+from gantry_core import size_of_whole
 
 from gantry_broker.archive import segment
 from gantry_broker.archive.chain import GroupArchive
@@ -21,7 +22,6 @@ from gantry_broker.archive.manifest import Part, State
 from gantry_broker.store.files import atomic_write, fsync_dir
 from gantry_broker.store.log.commit_log import NAME_DIGITS
 from gantry_broker.store.log.epochs import EpochFile, truncate_epochs
-from gantry_broker.store.log.record_reader import size_of_whole
 from gantry_broker.store.restored import RESTORED
 
 MARK: Final = "config/restoring.json"

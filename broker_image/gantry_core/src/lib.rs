@@ -25,6 +25,8 @@ fn gantry_core_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(index::key_times, module)?)?;
     module.add_function(wrap_pyfunction!(records::plain_records, module)?)?;
     module.add_function(wrap_pyfunction!(records::archived_records, module)?)?;
+    module.add_function(wrap_pyfunction!(records::checked_records, module)?)?;
+    module.add_function(wrap_pyfunction!(records::size_of_whole, module)?)?;
     module.add_function(wrap_pyfunction!(columns::archived_columns, module)?)?;
     module.add_function(wrap_pyfunction!(columns::archived_keys, module)?)?;
     module.add_function(wrap_pyfunction!(rows::record_rows, module)?)?;

@@ -8,6 +8,8 @@ use std::collections::HashMap;
 const FIXED: usize = 88;
 const FILLER_MIN: i64 = 8;
 const V1: u32 = 0xDAA3_20A7;
+const V2: u32 = 0xDAA3_20AB;
+const BLANK: u32 = 0xCBD4_3194;
 const V6: i32 = 0x30;
 const TRANSACTION: i32 = 12;
 const COMMIT: i32 = 8;
@@ -276,4 +278,47 @@ pub fn archived_records<'py>(
     let found = py.allow_threads(|| scan::<true>(data, at, &asked));
     let keys = PyBytes::new(py, &found.keys);
     (found.at, made(py, &found.runs), keys, found.records, found.low_ms, found.high_ms)
+}
+
+#[pyfunction]
+pub fn checked_records(
+    data: &[u8],
+    mut at: usize,
+    base: i64,
+    segment_size: i64,
+    others: Vec<String>,
+) -> (usize, u64, i64) {
+    let (mut records, mut last_ms) = (0, 0);
+    let mut topic = "";
+    while at < data.len() {
+        let record = match plain(&data[at..], base + at as i64, segment_size, true) {
+            Some(record) => record,
+            None => break,
+        };
+        if record.topic != topic {
+            if others.iter().any(|other| other == record.topic) {
+                break;
+            }
+            topic = record.topic;
+        }
+        records += 1;
+        last_ms = record.stored_ms;
+        at += record.size;
+    }
+    (at, records, last_ms)
+}
+
+#[pyfunction]
+pub fn size_of_whole(data: &[u8], mut at: usize) -> usize {
+    while at < data.len() && data.len() - at >= FILLER_MIN as usize {
+        let size = match usize::try_from(int(data, at)) {
+            Ok(size) if size >= FILLER_MIN as usize && size <= data.len() - at => size,
+            _ => break,
+        };
+        if !matches!(int(data, at + 4) as u32, V1 | V2 | BLANK) {
+            break;
+        }
+        at += size;
+    }
+    at
 }

@@ -15,10 +15,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from gantry_core import size_of_whole
+
 from gantry_broker.broker.migration.errors import MigrationError, SourceBroken
 from gantry_broker.protocol import plausible
 from gantry_broker.protocol.digits import whole_number
-from gantry_broker.store.log.record_reader import FILLER_MIN, size_of_first, size_of_whole
+from gantry_broker.store.log.record_reader import FILLER_MIN, size_of_first
 
 _HEAD: Final = struct.Struct(">qi")
 _OFFSET: Final = struct.Struct(">q")

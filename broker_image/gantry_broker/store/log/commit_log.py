@@ -14,10 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from gantry_core import size_of_whole
+
 from gantry_broker.protocol.digits import whole_number
 from gantry_broker.store.errors import OffsetGone, StoreFull
 from gantry_broker.store.files import NO_ROOM, FdCache, fdatasync, fsync_dir, is_zero, read_all, sync_file, write_all
-from gantry_broker.store.log.record_reader import FILLER_MIN, size_of_first, size_of_whole
+from gantry_broker.store.log.record_reader import FILLER_MIN, size_of_first
 
 NAME_DIGITS: Final = 20
 MAX_OPEN_SEGMENTS: Final = 32

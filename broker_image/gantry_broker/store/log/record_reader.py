@@ -325,17 +325,6 @@ def is_cut(data: bytes, at: int) -> bool:
     return magic in _MAGICS and size > have
 
 
-def size_of_whole(data: bytes, at: int) -> int:
-    """Return the end in `data` of the whole records and fillers from `at` on, by sizes only; the leader reads so."""
-    unpack, have = SIZE_AND_MAGIC.unpack_from, len(data)
-    while at + FILLER_MIN <= have:
-        size, magic = unpack(data, at)
-        if magic not in _MAGICS or size < FILLER_MIN or at + size > have:
-            break  # The next read begins there and reports damage.
-        at += size
-    return at
-
-
 def decode_records(data: bytes) -> Iterator[Record]:
     """Decode all records of whole records and fillers. Raises BadRecords, with an offset within `data`."""
     at = 0

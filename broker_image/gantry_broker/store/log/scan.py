@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+import gantry_core
+from gantry_core import checked_records
+
+from gantry_broker.protocol.codes import CONTROL_TOPIC
 from gantry_broker.store.log.epochs import EpochStart, epoch_of
 from gantry_broker.store.log.record_reader import (
     FILLER_MIN,
@@ -13,9 +17,13 @@ from gantry_broker.store.log.record_reader import (
     SIZE_AND_MAGIC,
     Damage,
     Meta,
+    PlainRecord,
+    read_next,
     read_records,
 )
 
+_OTHERS: Final = [CONTROL_TOPIC]
+"""Topics whose records say more: they may begin an epoch."""
 _CHUNK: Final = 4 * 1024 * 1024
 
 
@@ -89,17 +97,33 @@ def scan(log: LogBytes, offset: int, *, lost_from: int = NEVER) -> Scan:
 
 def _scan_chunk(base: int, data: bytes, segment_size: int, found: Scan, lost_from: int) -> None:
     """Add the records of `data` to `found`. Raises Damage at the first one that is damaged or not whole."""
-    for record in read_records(data, base, segment_size, check=True, torn=True, lost_from=lost_from):
-        if isinstance(record, Meta):
-            found.records += 1
-            found.last_ms = record.store_ms
-            found.end += record.size
-            epoch = epoch_of(record)
-            if epoch is not None:
-                found.epochs.append(EpochStart(epoch, record.phys))
-        elif isinstance(record, int):
-            found.end += record
-        else:
-            phys, size, _, _, _, _, found.last_ms, _ = record
-            found.records += 1
-            found.end = phys + size
+    if gantry_core.WHY_PYTHON or base + len(data) > lost_from:  # The core does not look for lost pages.
+        for record in read_records(data, base, segment_size, check=True, torn=True, lost_from=lost_from):
+            _add(found, record)
+        return
+    done = 0
+    while done < len(data):
+        done, count, last_ms = checked_records(data, done, base, segment_size, _OTHERS)
+        if count:
+            found.records += count
+            found.last_ms = last_ms
+            found.end = base + done
+        if done < len(data):
+            _add(found, read_next(data, done, base, segment_size, check=True, torn=True))
+            done = found.end - base
+
+
+def _add(found: Scan, record: PlainRecord | Meta | int) -> None:
+    if isinstance(record, Meta):
+        found.records += 1
+        found.last_ms = record.store_ms
+        found.end += record.size
+        epoch = epoch_of(record)
+        if epoch is not None:
+            found.epochs.append(EpochStart(epoch, record.phys))
+    elif isinstance(record, int):
+        found.end += record
+    else:
+        phys, size, _, _, _, _, found.last_ms, _ = record
+        found.records += 1
+        found.end = phys + size
