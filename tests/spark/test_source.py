@@ -202,8 +202,8 @@ def test_only_unread_bytes_are_reported_as_expired(tmp_path: Path, monkeypatch: 
     columns, options = spark_schema(("physical_offset", "damage"), True), Options({"path": str(tmp_path)})
     options.damage_rows = True
 
-    def expires(*args: Any) -> Any:
-        yield from scan(*args)
+    def expires(*args: Any, **names: Any) -> Any:
+        yield from scan(*args, **names)
         raise Expired("gone")
 
     monkeypatch.setattr("gantry_spark.source.scan", expires)
