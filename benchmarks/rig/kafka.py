@@ -7,7 +7,7 @@ import contextlib
 import socket
 import subprocess
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from . import jars
@@ -27,10 +27,13 @@ def connector() -> list[Path]:
 
 
 @contextlib.contextmanager
-def kafka(folder: Path) -> Iterator[tuple[str, Started]]:
-    """Starts a broker that is its own controller. Yields its address and its process. Raises JavaMissing."""
+def kafka(folder: Path, classes: Sequence[Path] = (), heap: str = "512m") -> Iterator[tuple[str, Started]]:
+    """Starts a broker that is its own controller. Yields its address and its process. Raises JavaMissing.
+
+    `classes`: the jars of another version.
+    """
     folder.mkdir(parents=True)
-    path = ":".join(map(str, jars.fetch("kafka", [KAFKA])))
+    path = ":".join(map(str, classes or jars.fetch("kafka", [KAFKA])))
     port, controller = free_port(), free_port()
     config = folder / "server.properties"
     config.write_text(
@@ -40,7 +43,7 @@ def kafka(folder: Path) -> Iterator[tuple[str, Started]]:
         f"log.dirs={folder}/log\noffsets.topic.replication.factor=1\ntransaction.state.log.replication.factor=1\n"
         "transaction.state.log.min.isr=1\nnum.partitions=4\n"
     )
-    java = ["java", "-Xmx512m", "-cp", path]
+    java = ["java", f"-Xmx{heap}", "-cp", path]
     name = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
     command = [*java, "kafka.tools.StorageTool", "format", "--cluster-id", name, "--config", str(config)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=START_S, check=False)
