@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-AT_NIGHT = frozenset({"test_other_reader", "test_sink_streams"})
+AT_NIGHT = frozenset({"test_lost_executors", "test_other_reader", "test_sink_streams"})
 """Modules that run only with SPARK_TESTS=full."""
 
 
