@@ -244,10 +244,13 @@ class Checkpointer:
             self._warnings.warn(f"cannot write {self._epochs.path}", error)
             return False
 
-    def write_some(self) -> bool:
-        """Write out some queues; return whether so many wait that another call should come before `checkpoint`."""
-        wrote = self._indexer.write_out(_QUEUES_AT_ONCE, time.monotonic() + _SECONDS_AT_ONCE)
-        return wrote and len(self._queues.dirty) > _QUEUES_AT_ONCE
+    def write_some(self) -> int:
+        """Write out some queues ahead of `checkpoint`; return how many. 0: few wait, or the disk refuses."""
+        waiting = len(self._queues.dirty)
+        if waiting <= _QUEUES_AT_ONCE:
+            return 0
+        self._indexer.write_out(_QUEUES_AT_ONCE, time.monotonic() + _SECONDS_AT_ONCE)
+        return waiting - len(self._queues.dirty)
 
     def checkpoint(self) -> Checkpoint:
         """Write everything out; returns what `Checkpoint.run` must make durable."""

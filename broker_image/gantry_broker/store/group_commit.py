@@ -254,9 +254,12 @@ class GroupCommit:
     async def _checkpoint(self) -> None:
         self._durable = self._store.state.recovery_point.durable
         # After first messages to thousands of topics, all their files at once would hold the loop for seconds.
-        for _ in range(len(self._store.queues.dirty)):  # New messages add queues meanwhile.
-            if self._store.state.failed is not None or not self._store.checkpointer.write_some():
+        waiting = len(self._store.queues.dirty)  # New messages add queues meanwhile, and those can wait.
+        while waiting > 0 and self._store.state.failed is None and not self._closed:
+            wrote = self._store.checkpointer.write_some()
+            if not wrote:
                 break
+            waiting -= wrote
             await asyncio.sleep(BETWEEN_SLICES_S)
         checkpoint = self._store.checkpointer.checkpoint()
         try:
