@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import time
 from collections.abc import Iterator
@@ -48,12 +49,11 @@ def register(app: typer.Typer) -> None:
 @contextmanager
 def _one_line_errors() -> Iterator[None]:
     """Raise errors of tables as CliError."""
-    try:
-        import duckdb  # noqa: F401
-        import pyiceberg  # noqa: F401
-        from gantry_spark.errors import GantrySparkError
-    except ModuleNotFoundError as error:
-        raise CliError(f"{error.name} is missing. {NEED}") from None
+    for library in ("duckdb", "pyiceberg", "pyspark"):
+        if importlib.util.find_spec(library) is None:  # To load them takes a second; few commands need all.
+            raise CliError(f"{library} is missing. {NEED}")
+    from gantry_spark.errors import GantrySparkError
+
     try:
         yield
     except GantrySparkError as error:
