@@ -437,8 +437,8 @@ async def test_events_that_repeat_count_up_and_a_flood_is_cut(fake: FakeApi, api
 CLUSTER = BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a", "members": 3}])
 CLUSTER.metadata.uid = "u1"
 KEPT = (
-    "ConfigMap", "Deployment", "HorizontalPodAutoscaler", "NetworkPolicy", "PodDisruptionBudget", "Secret", "Service",
-    "ServiceAccount", "StatefulSet",
+    "ConfigMap", "CronJob", "Deployment", "HorizontalPodAutoscaler", "NetworkPolicy", "PodDisruptionBudget", "Secret",
+    "Service", "ServiceAccount", "StatefulSet",
 )  # fmt: skip
 
 

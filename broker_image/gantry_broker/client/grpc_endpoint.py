@@ -26,6 +26,7 @@ from gantry_broker.client.session import BACKOFF_FIRST, next_backoff
 from gantry_broker.client.uniqueid import create_unique_key
 from gantry_broker.protocol.bodies import SubscriptionData
 from gantry_broker.protocol.codes import KEY_SEPARATOR, Prop, ResponseCode, SendStatus
+from gantry_broker.protocol.digits import whole_number
 from gantry_broker.protocol.errors import RecordError
 from gantry_broker.protocol.fastjson import MessageQueue
 from gantry_broker.protocol.grpc_contract import (
@@ -270,7 +271,7 @@ class GrpcEndpoint:
         for address in self.addresses.split(","):
             host, _, port = address.rpartition(":")
             found.addresses.add(host=host.strip("[]"), port=int(port))
-        plain = all(part.isdecimal() for part in found.addresses[0].host.split("."))
+        plain = all(whole_number(part) is not None for part in found.addresses[0].host.split("."))
         found.scheme = 1 if plain else 2 if ":" in found.addresses[0].host else 3
         return found
 

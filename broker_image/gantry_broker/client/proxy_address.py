@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from gantry_broker.protocol.digits import whole_number
+
 SCHEME: Final = "grpc://"
 ONLY_REMOTING: Final = (
     "{} is a proxy: Producer and SimpleConsumer speak gRPC, all other classes speak remoting. Write the NameServers as "
@@ -23,6 +25,6 @@ def proxy_of(given: object) -> str | None:
         raise ValueError(f"{given!r} has addresses of proxies and of NameServers: write {SCHEME} before all or none")
     for address in found:
         host, _, port = address.rpartition(":")
-        if not host or not port.isascii() or not port.isdecimal() or not 0 < int(port) < 65_536:
+        if not host or whole_number(port, 1, 65_535) is None:
             raise ValueError(f"{SCHEME}{address} is no address of a proxy: write {SCHEME}HOST:PORT")
     return ",".join(found)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+from gantry_broker.protocol.digits import whole_number
+
 from gantry_operator.api.base import parse_quantity
 from gantry_operator.platforms.kubernetes.manifests import spark
 from gantry_operator.platforms.kubernetes.manifests.spark import DEFAULT_MEMORY, DRIVER, SparkPods
@@ -130,7 +132,8 @@ def _states(app: Object) -> list[Object]:
     status = app.get("status") or {}
     former = (status.get("previousAttemptSummary") or {}).get("stateTransitionHistory") or {}
     found = {**former, **(status.get("stateTransitionHistory") or {})}
-    return [found[key] for key in sorted((k for k in found if k.isdecimal() and k.isascii()), key=int)]
+    numbered = {number: state for key, state in found.items() if (number := whole_number(key)) is not None}
+    return [numbered[number] for number in sorted(numbered)]
 
 
 def as_job(app: Object, pods: Sequence[Object] = ()) -> tuple[dict[str, Any], list[Object]]:
