@@ -57,10 +57,7 @@ STEPS: dict[str, tuple[list[str], dict[str, str]]] = {
     "interop": ([*PYTEST, "tests/interop"], {"INTEROP": "full"}),
     "migration": ([*PYTEST, "tests/migration"], {"INTEROP": "full"}),
     "interop5": ([*PYTEST, "tests/interop5"], {"INTEROP": "full"}),
-    "Spark": (
-        [*PYTEST, *(f"tests/spark/test_{name}.py" for name in ("other_reader", "sink_streams"))],
-        {"SPARK_TESTS": "full"},
-    ),
+    "Spark": ([*PYTEST, "tests/spark"], {"SPARK_TESTS": "full"}),
     "delivery": ([sys.executable, "-m", "tests.delivery.scenario", "--through", "both", "--patience", "7200"], {}),
     "OLM bundle": ([sys.executable, "-m", "tests.distributions.olm_validator"], {}),
     "supply chain": ([sys.executable, ".ci/supply_chain.py"], {}),

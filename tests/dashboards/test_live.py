@@ -23,12 +23,13 @@ ROOT: Final = Path(__file__).parents[2]
 WAIT_S: Final = 90
 
 NO_DATA: Final = {
+    "gantry_archive_faults": "an archive has them once it was read back",
     "gantry_certificate_expiry_timestamp_seconds": "brokers without TLS have no certificate",
     "gantry_proxy_refused_total": "a reason has a series once a proxy refused for it",
     "gantry_sends_refused_total": "a code has a series once a send was refused with it",
     'gantry_operator_reconciles_total{outcome="error"}': "an outcome has a series once a pass ended with it",
 }
-"""Series of alerts that a healthy cluster without TLS does not have."""
+"""Series of alerts that a healthy cluster does not have without TLS and before its archive is verified."""
 
 
 @pytest.fixture(scope="module")
