@@ -189,10 +189,15 @@ def until(what: str, condition: Callable[[], T | None], timeout: float = 90, eve
     raise AssertionError(f"{what}: not within {waited:.0f} s, limit {timeout:.0f} s ({problem})")
 
 
+IS_DEFAULT = "storageclass.kubernetes.io/is-default-class"
+
+
 @contextlib.contextmanager
 def storage_class(name: str, *, expands: bool) -> Iterator[str]:
     """A storage class like the default one, except that its volumes may or may not grow."""
-    ordinary = get("default", "storageclass")[0]
+    # Other tests have classes of their own at the same time.
+    classes = get("default", "storageclass")
+    (ordinary,) = (c for c in classes if (c["metadata"].get("annotations") or {}).get(IS_DEFAULT) == "true")
     kept = {k: ordinary[k] for k in ("apiVersion", "kind", "provisioner", "reclaimPolicy", "volumeBindingMode")}
     apply("default", json.dumps(kept | {"metadata": {"name": name}, "allowVolumeExpansion": expands}))
     try:
