@@ -130,24 +130,22 @@ class Cluster:
         await self.links.__aenter__()
         try:
             self.start_supervisor()
-            await self.until("ready", self._ready_by_its_ports, READY_S)
-            self._check_ports()
+            await self.until("ready", self._ready_at_its_ports, READY_S)
         except BaseException:
             await self.__aexit__()
             raise
         return self
 
-    async def _ready_by_its_ports(self) -> bool:
-        """Whether all are ready. With another port than that of its link a member may never be. Raises PortsTaken."""
-        self._check_ports()
-        return await self._ready()
-
-    def _check_ports(self) -> None:
-        """Raise PortsTaken if a process has another port than the one it was given."""
+    async def _ready_at_its_ports(self) -> bool:
+        """Return whether all are ready. Raises PortsTaken if a process has another port than that of its link: it may
+        never be ready.
+        """
+        ready = await self._ready()
         chosen = json.loads(self.folder.ports.read_text())
         moved = [use for use, port in self.real.items() if chosen.get(use) != port]
         if moved:
             raise PortsTaken(f"the ports of {', '.join(moved)} were taken before the cluster started")
+        return ready
 
     async def __aexit__(self, *exc: object) -> None:
         self.kill_supervisor()

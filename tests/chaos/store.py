@@ -1,4 +1,4 @@
-"""The object store of a run's archive: a real S3 server behind a proxy that fails as it is told."""
+"""The object store of a run's archive: a real S3 server behind a proxy that fails on demand."""
 
 from __future__ import annotations
 

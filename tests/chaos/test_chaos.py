@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.archive.s3 import built
 from tests.chaos.episode import make_plan, not_here, play
 from tests.chaos.faults import EVERY_FAULT
 from tests.chaos.packets import why_not
-from tests.chaos.store import can_archive
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -95,9 +95,9 @@ def test_packets_are_lost(mode: str) -> None:
 ARCHIVED = {("Raft", 2_001_018): ("store-away", "kill", "store-lies", "store-slow", "store-read-only", "hand-over")}
 
 
-@pytest.mark.skipif(not can_archive(), reason="the S3 server of the archive's tests is built with Go")
 @pytest.mark.parametrize(("mode", "seed"), ARCHIVED)
 def test_all_that_is_acknowledged_is_archived_by_a_store_that_fails(mode: str, seed: int) -> None:
+    built()
     kinds = ARCHIVED[mode, seed]
     again = f"python -m tests.chaos.run --seed {seed} --mode {mode} --fault {' --fault '.join(kinds)}"
     outcome = play(make_plan(seed, kinds=kinds, mode=mode), again=again)

@@ -98,7 +98,7 @@ class LargeBatches:
         return Frame.response_to(frame, STATUS_CODE[status], None, answer.ext())
 
     async def _confirmed(self) -> SendStatus:
-        """Wait until all that is stored is confirmed; return what the producer is told."""
+        """Wait until all that is stored is confirmed, or the time is over. Return the status for the producer."""
         done: asyncio.Future[SendStatus] = asyncio.get_running_loop().create_future()
         self._writer.appended(lambda status: None if done.done() else done.set_result(status))
         return await done
