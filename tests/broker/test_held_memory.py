@@ -126,7 +126,7 @@ async def test_requests_that_wait_in_tasks_are_bounded_by_their_bytes(
         await waits.wait()
 
     monkeypatch.setattr(bench.broker.changes, "append_and_wait", stored)
-    bench.parts.processor._max_bytes = MIB
+    bench.parts.processor._bytes_in_tasks.most = MIB
     frames = [
         bench.frame(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "G", "bulk": "y" * 200_000}) for _ in range(20)
     ]
@@ -136,7 +136,7 @@ async def test_requests_that_wait_in_tasks_are_bounded_by_their_bytes(
     await until(lambda: len(bench.wire.frames) >= 10)
     assert {frame.code for frame in bench.wire.frames} == {ResponseCode.SYSTEM_BUSY}
     waits.set()
-    await until(lambda: len(bench.wire.frames) == 20 and bench.parts.processor._task_bytes == 0)
+    await until(lambda: len(bench.wire.frames) == 20 and bench.parts.processor._bytes_in_tasks.taken == 0)
     assert (await bench.ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "G"})).code == 0
 
 

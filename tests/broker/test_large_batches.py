@@ -109,7 +109,7 @@ async def test_no_address_takes_the_room_of_all_large_batches(bench: Bench) -> N
     """Each waits for its turn in memory."""
     assert (await bench.send(b"x")).code == 0
     data, processor = encode_batch(batch()), bench.parts.processor
-    processor._max_bytes = 5 * len(data)
+    processor._bytes_in_tasks.most = 5 * len(data)
     ext = bench.send_ext(batch=True)
     greedy = [bench.frame(RequestCode.SEND_BATCH_MESSAGE, ext, data) for _ in range(8)]
     first, other = bench.wire, Wire()
@@ -122,7 +122,7 @@ async def test_no_address_takes_the_room_of_all_large_batches(bench: Bench) -> N
     bench.wire = other
     assert (await bench.answer(frame.opaque)).code == 0
     bench.wire = first
-    await until(lambda: not processor._owned)
+    await until(lambda: processor._bytes_in_tasks.taken == 0)
 
 
 async def test_one_way_and_without_a_wait(bench: Bench) -> None:

@@ -20,7 +20,7 @@ from gantry_broker.protocol.fastjson import MessageQueue
 from gantry_broker.protocol.heartbeats import heartbeat_fault
 from gantry_broker.protocol.message import MAX_BATCH, BatchItem, encode_batch
 
-from tests.broker.conftest import Numbered
+from tests.broker.conftest import Numbered, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -313,4 +313,20 @@ async def test_costly_requests_beyond_a_slice_wait_and_all_are_answered(bench: B
     assert bench.wire.throttled
     assert {(await bench.answer(frame.opaque)).code for frame in frames} == {0}
     assert not bench.wire.throttled
-    assert bench.parts.processor._waiting_bytes == 0
+    assert bench.parts.processor._bytes_in_turn.taken == 0
+
+
+async def test_no_address_takes_the_memory_of_all_requests_that_wait_for_their_turn(bench: Bench) -> None:
+    processor, other = bench.parts.processor, Wire()
+    other.peer = ("10.0.0.1", 40_000)
+    bench.broker.slices.charge(1.0)
+    greedy = [bench.frame(RequestCode.GET_BROKER_RUNTIME_INFO, body=bytes(50_000)) for _ in range(10)]
+    processor._bytes_in_turn.most = 450_000
+    bench.give(*greedy)
+    frame = bench.frame(RequestCode.GET_BROKER_RUNTIME_INFO, body=bytes(50_000))
+    bench.give(frame, wire=other)
+    codes = [(await bench.answer(each.opaque)).code for each in greedy]
+    assert (codes.count(ResponseCode.SUCCESS), codes.count(ResponseCode.SYSTEM_BUSY)) == (4, 6)
+    bench.wire = other
+    assert (await bench.answer(frame.opaque)).code == ResponseCode.SUCCESS
+    assert processor._bytes_in_turn.taken == 0

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -18,6 +17,7 @@ from gantry_broker.broker.errors import failure_answer
 from gantry_broker.broker.forward import request_bytes
 from gantry_broker.broker.latencies import UNSUPPORTED
 from gantry_broker.broker.pull.service import SENT_MS
+from gantry_broker.broker.shares import Shares
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame, Sends
 from gantry_broker.protocol.headers import error_answer
@@ -62,7 +62,7 @@ class RequestProcessor:
         max_bytes: int,
     ) -> None:
         """`handlers`: by request code; `max_bytes`: of memory for costly requests that wait for their turn, and as much
-        for those that wait for something else, polls aside.
+        for those that wait for something else, polls aside. Of both, each user or unsigned address has a share.
         """
         self.process_again: Callable[[Connection, list[Frame]], None] = self.process
         """Takes sends in a later pass of the event loop."""
@@ -78,14 +78,12 @@ class RequestProcessor:
         self._role = context.role
         self._observe = context.latencies.rpc.observe
         self._slices = context.slices
-        self._max_bytes = max_bytes
+        self._bytes_in_turn = Shares(max_bytes)
+        """Of the requests that wait for their turn."""
+        self._bytes_in_tasks = Shares(max_bytes)
+        """Of the requests of `_tasks`."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._polls: set[asyncio.Task[None]] = set()
-        self._waiting_bytes = 0
-        self._task_bytes = 0
-        """Bytes of the requests of `_tasks`."""
-        self._owned = Counter[str]()
-        """Those of each user or unsigned address, which may have as many as are free (see `Shares`)."""
         self._ends = 0.0
         """By `time.perf_counter`: when the present read has had its time."""
 
@@ -182,17 +180,16 @@ class RequestProcessor:
         if slices.left_s > 0 and not wait and not conn.attrs.get("waiting"):
             slices.run(work)
             return
-        size = request_bytes(frame)
-        if self._waiting_bytes + size > self._max_bytes:
+        size, owners = request_bytes(frame), owners_of(conn)[1:]
+        if not self._bytes_in_turn.take(owners, size):
             busy = error_answer(frame, ResponseCode.SYSTEM_BUSY, "too many requests wait")
             self._answer(conn, frame, busy, time.perf_counter())
             return
-        self._waiting_bytes += size
         conn.attrs["waiting"] = conn.attrs.get("waiting", 0) + 1
         conn.throttle(True)
 
         def begin() -> None:
-            self._waiting_bytes -= size
+            self._bytes_in_turn.give_back(owners, size)
             conn.attrs["waiting"] -= 1
             if not conn.attrs["waiting"]:
                 conn.throttle(False)
@@ -218,25 +215,20 @@ class RequestProcessor:
             return
         polls = frame.code in POP_POLLS
         tasks = self._polls if polls else self._tasks
-        size = 0 if polls else request_bytes(frame)
-        owner = owners_of(conn)[1]
-        free = self._max_bytes - self._task_bytes
-        if len(tasks) >= (MAX_POLLS if polls else MAX_TASKS) or self._owned.get(owner, 0) + size > free:
+        size, owners = request_bytes(frame), () if polls else owners_of(conn)[1:]
+        full = len(tasks) >= (MAX_POLLS if polls else MAX_TASKS)
+        if full or (owners and not self._bytes_in_tasks.take(owners, size)):
             result.close()
             code = ResponseCode.POLLING_FULL if polls else ResponseCode.SYSTEM_BUSY
             self._answer(conn, frame, error_answer(frame, code, "too many requests wait"), begun)
             return
         task = asyncio.get_running_loop().create_task(self._later(conn, frame, result, begun))
         tasks.add(task)
-        self._task_bytes += size
-        self._owned[owner] += size
 
         def ended(task: asyncio.Task[None]) -> None:
             tasks.discard(task)
-            self._task_bytes -= size
-            self._owned[owner] -= size
-            if not self._owned[owner]:
-                del self._owned[owner]
+            if owners:
+                self._bytes_in_tasks.give_back(owners, size)
 
         task.add_done_callback(ended)
 

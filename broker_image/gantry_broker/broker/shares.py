@@ -1,4 +1,4 @@
-"""Fair shares of the places in which requests wait. Pure."""
+"""Fair shares of the places in which requests wait, or of the bytes that they hold there. Pure."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ class Shares:
         self.taken = 0
         self._of: dict[Hashable, int] = {}
 
-    def take(self, owners: Owners) -> bool:
-        """Take a place; return False when there is none for one of the owners."""
+    def take(self, owners: Owners, count: int = 1) -> bool:
+        """Take places, or bytes; return False when there are not so many for one of the owners."""
         of, free = self._of, self.most - self.taken
-        if free <= 0 or any(of.get(owner, 0) >= free for owner in owners):
+        if count > free or any(of.get(owner, 0) + count > free for owner in owners):
             return False
-        self.take_anyway(owners)
+        self.take_anyway(owners, count)
         return True
 
-    def take_anyway(self, owners: Owners) -> None:
-        """Take a place whatever the share is."""
-        self.taken += 1
+    def take_anyway(self, owners: Owners, count: int = 1) -> None:
+        """Take places whatever the share is. `count` is above 0."""
+        self.taken += count
         of = self._of
         for owner in owners:
-            of[owner] = of.get(owner, 0) + 1
+            of[owner] = of.get(owner, 0) + count
 
-    def give_back(self, owners: Owners) -> None:
-        """Give a place back that was taken for these owners."""
-        self.taken -= 1
+    def give_back(self, owners: Owners, count: int = 1) -> None:
+        """Give places back that were taken for these owners."""
+        self.taken -= count
         for owner in owners:
-            left = self._of[owner] - 1
+            left = self._of[owner] - count
             if left:
                 self._of[owner] = left
             else:
