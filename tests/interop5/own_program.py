@@ -1,4 +1,7 @@
-"""The project's client as a program: `own_program.py ENDPOINTS NORMAL DELAY FIFO GROUP` prints what it saw as JSON."""
+"""The project's client as a program: `own_program.py ENDPOINTS WHAT TOPIC... GROUP...` prints what it saw as JSON.
+
+`simple NORMAL DELAY FIFO GROUP`; `called NORMAL DELAY FIFO TRANSACTION GROUP ORDERLY [CA]` (with CA: by TLS).
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,21 @@ import asyncio
 import json
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from gantry_broker.client import Message, Producer, SimpleConsumer
+from gantry_broker.client import (
+    Consumer,
+    Message,
+    OrderedConsumer,
+    Producer,
+    ReceivedMessage,
+    SimpleConsumer,
+    TlsOptions,
+    TransactionProducer,
+    TransactionState,
+)
 
 DELAY_MS = 2_000
 
@@ -23,7 +38,66 @@ async def drained(consumer: SimpleConsumer, count: int) -> list[Any]:
     return found
 
 
-async def main(endpoints: str, normal: str, delay: str, fifo: str, group: str) -> dict[str, Any]:
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(0.05)
+
+
+async def called(
+    endpoints: str, normal: str, delay: str, fifo: str, half: str, group: str, orderly: str, ca: str = ""
+) -> dict[str, Any]:
+    """Consumers that call the application, transactions and a recall."""
+    place, tls = f"grpc://{endpoints}", TlsOptions(ca_file=Path(ca)) if ca else None
+    seen: list[tuple[str, int]] = []
+    order: list[str] = []
+    asked: list[str] = []
+
+    async def handle(message: ReceivedMessage) -> bool:
+        seen.append((message.body.decode(), message.reconsume_times))
+        return message.body != b"again" or message.reconsume_times > 0
+
+    async def in_order(message: ReceivedMessage) -> bool:
+        order.append(message.body.decode())
+        return message.body != b"1" or order.count("1") > 1
+
+    async def check(message: ReceivedMessage) -> TransactionState:
+        asked.append(message.body.decode())
+        return TransactionState.COMMIT
+
+    async def work(message: Message, transaction: str) -> TransactionState:
+        return {b"yes": TransactionState.COMMIT, b"no": TransactionState.ROLLBACK}.get(
+            message.body, TransactionState.UNKNOWN
+        )
+
+    async with (
+        TransactionProducer(place, "own", check, timeout=10, tls=tls) as producer,
+        Consumer(place, group, tls=tls) as consumer,
+        OrderedConsumer(place, orderly, tls=tls) as ordered,
+    ):
+        for topic in (normal, delay, half):
+            await consumer.subscribe(topic, handle)
+        await ordered.subscribe(fifo, in_order)
+        await until(lambda: {queue.topic for queue in consumer.assigned} == {normal, delay, half})
+        await until(lambda: bool(ordered.assigned))
+        await asyncio.sleep(2)  # The first receives begin: a new group begins at the end.
+        for body in (b"plain", b"again"):
+            await producer.send(normal, body)
+        for number in range(4):
+            await producer.send(fifo, str(number).encode(), key="one")
+        due = int(time.time() * 1000) + 10_000
+        sent = [await producer.send(Message(delay, body, deliver_at_ms=due)) for body in (b"recalled", b"late")]
+        await producer.recall(delay, sent[0].recall_handle)
+        for body in (b"yes", b"no", b"perhaps"):
+            await producer.send_in_transaction(Message(half, body), work)
+        await until(lambda: len(seen) >= 6 and len(order) >= 5)
+        await asyncio.sleep(1)
+    return {"seen": sorted(seen), "order": order, "asked": sorted(set(asked))}
+
+
+async def simple(endpoints: str, normal: str, delay: str, fifo: str, group: str) -> dict[str, Any]:
     async with (
         Producer(f"grpc://{endpoints}", timeout=10) as producer,
         SimpleConsumer(f"grpc://{endpoints}", group, invisible_s=30) as consumer,
@@ -67,4 +141,5 @@ async def main(endpoints: str, normal: str, delay: str, fifo: str, group: str) -
 
 
 if __name__ == "__main__":
-    print(json.dumps(asyncio.run(main(*sys.argv[1:]))))
+    endpoints, what, *names = sys.argv[1:]
+    print(json.dumps(asyncio.run({"simple": simple, "called": called}[what](endpoints, *names))))

@@ -14,7 +14,7 @@ import ssl
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, ClassVar, Final, Self
 
 from gantry_broker.client.credentials import Credentials
 from gantry_broker.client.errors import BrokerError, ClientError
@@ -22,6 +22,7 @@ from gantry_broker.client.message import FromWhere, ReceivedMessage, check_group
 from gantry_broker.client.offsets import BrokerOffsets, FileOffsets, OffsetStore
 from gantry_broker.client.process_queue import DEFAULT_LIMITS, FlowLimits, ProcessQueue
 from gantry_broker.client.producer import Producer
+from gantry_broker.client.proxy_address import proxy_of
 from gantry_broker.client.pulling import Puller, PullStatus
 from gantry_broker.client.queue_allocation import AllocationUnavailable, QueueAllocation
 from gantry_broker.client.sendback import RETRY_TIMES, SendBack
@@ -42,6 +43,8 @@ from gantry_broker.remoting.tls import TlsOptions
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
+    from gantry_broker.client.grpc_push import GrpcPush
+
 log = logging.getLogger(__name__)
 
 REBALANCE_SECONDS: Final = 20.0
@@ -50,6 +53,16 @@ REBALANCE_DELAY_SECONDS: Final = 1.0
 """After a broker's connection breaks, members register again one by one. Rebalancing waits this long for them."""
 LOCAL_RETRY_SECONDS: Final = 5.0
 
+_BY_GRPC: Final = {
+    "from_where": "a new group begins at the end of each queue; reset its offsets for another place",
+    "from_time_ms": "a new group begins at the end of each queue; reset its offsets for another place",
+    "broadcasting": "write the NameServers as host:port, or a group of its own for each member",
+    "offset_file": "brokers keep the offsets",
+    "strategy": "members share all queues",
+    "max_retries": "the group has retryMaxTimes",
+    "suspend_s": "the group has groupRetryPolicy",
+    "trace": "leave out trace=True, spans are there",
+}
 MessageHandler = Callable[[ReceivedMessage], Awaitable[object]]
 _FAILURES = (RemotingError, ClientError, BodyError, BadField, RecordError)
 
@@ -70,10 +83,14 @@ class Consumer:
     async with Consumer("127.0.0.1:9876", "billing") as consumer:
         await consumer.subscribe("Orders", handle)
         ...
+
+    With "grpc://HOST:PORT", a proxy, it speaks gRPC (docs/client.md says what that cannot do).
     """
 
     consume_type = "CONSUME_PASSIVELY"
     ordered = False
+    _GRPC_TOO: ClassVar[bool] = True
+    _RETRIES: ClassVar[int] = RETRY_TIMES
 
     def __init__(
         self,
@@ -101,16 +118,34 @@ class Consumer:
         `trace`, `tracer_provider`: as for `Producer`.
         """
         check_group(group)
-        self.session = session_of(name_servers, credentials, tls)
         self.group = group
         self.broadcasting = broadcasting
         self.max_retries = max_retries
-        self.offsets: OffsetStore = FileOffsets(offset_file) if broadcasting else BrokerOffsets(self.session, group)
-        self.puller = Puller(self.session, group)
         self.started_ms = now_ms()
+        self._grpc: GrpcPush | None = None
+        proxy = proxy_of(name_servers) if self._GRPC_TOO else None
+        if proxy is None:
+            self.session = session_of(name_servers, credentials, tls)
+            self.offsets: OffsetStore = FileOffsets(offset_file) if broadcasting else BrokerOffsets(self.session, group)
+            self.puller = Puller(self.session, group)
+            self._allocation = QueueAllocation(self.session, group, None if broadcasting else strategy)
+            self._send_back = SendBack(self.session, group)
+        else:
+            refuse_by_grpc(
+                from_where=from_where is not FromWhere.LAST,
+                from_time_ms=from_time_ms is not None,
+                broadcasting=broadcasting,
+                offset_file=offset_file is not None,
+                strategy=strategy is not averagely,
+                max_retries=max_retries != self._RETRIES,
+                trace=trace,
+            )
+            from gantry_broker.client.grpc_push import GrpcPush, push_receiver
+
+            receiver = push_receiver(proxy, group, credentials, tls)
+            self._grpc = GrpcPush(receiver, self.handle, concurrency, limits)
         self._from_where = from_where
         self._from_time_ms = self.started_ms - 1_800_000 if from_time_ms is None else from_time_ms
-        self._allocation = QueueAllocation(self.session, group, None if broadcasting else strategy)
         self._concurrency = concurrency
         self._limits = limits
         self._commit_s = commit_s
@@ -122,7 +157,6 @@ class Consumer:
         self._capacity = asyncio.Condition()
         self._rebalance_now = asyncio.Event()
         self._rebalance_not_before = 0.0
-        self._send_back = SendBack(self.session, group)
         self._tasks: list[asyncio.Task[None]] = []
         self._suspended = False
         self._closing = False
@@ -142,6 +176,10 @@ class Consumer:
     # Start and stop
 
     async def start(self) -> None:
+        if self._grpc is not None:
+            self._spans = self._grpc.spans = spans_of(self._tracer_provider, self.group)
+            await self._grpc.start(ordered=self.ordered)
+            return
         await self.session.start()
         self._spans = self.puller.spans = spans_of(self._tracer_provider, self.group)
         if self._trace is not None:
@@ -165,6 +203,9 @@ class Consumer:
         if self._closing:
             return
         self._closing = True
+        if self._grpc is not None:
+            await self._grpc.close(patience_s)
+            return
         background = self._tasks[:2]
         for task in background:
             task.cancel()
@@ -197,10 +238,15 @@ class Consumer:
     async def subscribe(self, topic: str, handler: MessageHandler, expression: str = "*", *, sql: bool = False) -> None:
         """Subscribe to a topic's messages with one of these tags ("A || B"), or that match an SQL92 condition.
 
-        Raises InvalidMessage for a malformed expression, and BrokerError when a broker refuses it.
+        Raises InvalidMessage for a malformed expression, and BrokerError when a broker refuses it. By gRPC a condition
+        that brokers refuse is said by the log, with each attempt to receive.
         """
         check_topic(topic)
         data = subscription(topic, expression, sql=sql)
+        if self._grpc is not None:
+            self._subscriptions[topic], self._handlers[topic] = data, handler
+            self._grpc.subscribe(topic, data)
+            return
         if sql:
             await self._check_with_broker(data)
         self._subscriptions[topic] = data
@@ -213,15 +259,22 @@ class Consumer:
 
     async def unsubscribe(self, topic: str) -> None:
         self._subscriptions.pop(topic, None)
+        if self._grpc is not None:
+            self._grpc.unsubscribe(topic)  # The handler stays for messages that are here.
+            return
         self._handlers.pop(topic, None)
         await self._register()
 
     def suspend(self) -> None:
         """Stop pulling until `resume`; already pulled messages are still consumed."""
         self._suspended = True
+        if self._grpc is not None:
+            self._grpc.suspend()
 
     def resume(self) -> None:
         self._suspended = False
+        if self._grpc is not None:
+            self._grpc.resume()
 
     @property
     def concurrency(self) -> int:
@@ -230,15 +283,20 @@ class Consumer:
 
     @property
     def assigned(self) -> list[MessageQueue]:
-        """The queues that this member reads."""
-        return sorted(self._assigned)
+        """The queues that this member reads. By gRPC the number -1 is all queues of a broker group."""
+        return sorted(self._assigned) if self._grpc is None else self._grpc.queues
 
     @property
     def in_flight(self) -> int:
         """The number of messages that are pulled but not consumed yet."""
+        if self._grpc is not None:
+            return self._grpc.in_flight
         return sum(len(item.process) for item in self._assigned.values())
 
     def progress(self) -> dict[MessageQueue, ProcessQueue]:
+        """Return what is pulled of each queue. Raises ClientError by gRPC, where brokers alone know it."""
+        if self._grpc is not None:
+            raise ClientError("by gRPC brokers know the progress of a group: see `gantry group describe`")
         return {queue: item.process for queue, item in self._assigned.items()}
 
     def subscriptions(self) -> list[SubscriptionData]:
@@ -513,7 +571,11 @@ class Consumer:
             self.offsets.update(queue, item.process.commit_offset)
 
     async def commit(self) -> None:
-        """Commit the offsets of consumed messages. The consumer also commits every few seconds and when it closes."""
+        """Commit the offsets of consumed messages. The consumer also commits every few seconds and when it closes. By
+        gRPC each message is acknowledged when its handler returns, and there is nothing to commit.
+        """
+        if self._grpc is not None:
+            return
         self.update_offsets()
         await self.offsets.commit(wait=True)
 
@@ -522,6 +584,13 @@ class Consumer:
             await asyncio.sleep(self._commit_s)
             self.update_offsets()
             await self.offsets.commit()
+
+
+def refuse_by_grpc(**given: bool) -> None:
+    """Raise ValueError for options that are given and have no effect by gRPC. Pure."""
+    for name, is_given in given.items():
+        if is_given:
+            raise ValueError(f"by gRPC a consumer has no {name}: {_BY_GRPC[name]}")
 
 
 class AssignedQueue:

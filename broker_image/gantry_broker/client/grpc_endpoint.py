@@ -1,4 +1,4 @@
-"""RocketMQ's gRPC protocol at a proxy, by the library `grpcio`: what Producer and SimpleConsumer need of it.
+"""RocketMQ's gRPC protocol at a proxy, by the library `grpcio`: what producers and consumers need of it.
 
 Each client has one channel and one telemetry stream, by which the proxy knows its settings. All clients of a proxy are
 the same for the user: errors are those of remoting.
@@ -21,11 +21,12 @@ from typing import Any, Final
 
 from gantry_broker.client.credentials import Credentials
 from gantry_broker.client.errors import BrokerError, ClientError, InvalidMessage, NoRoute, SendFailed
-from gantry_broker.client.message import Message, SendResult, pack_properties
+from gantry_broker.client.message import Message, ReceivedMessage, SendResult, pack_properties
 from gantry_broker.client.session import BACKOFF_FIRST, next_backoff
+from gantry_broker.client.transaction_state import Check, TransactionState
 from gantry_broker.client.uniqueid import create_unique_key
 from gantry_broker.protocol.bodies import SubscriptionData
-from gantry_broker.protocol.codes import KEY_SEPARATOR, Prop, ResponseCode, SendStatus
+from gantry_broker.protocol.codes import KEY_SEPARATOR, Prop, ResponseCode, SendStatus, SysFlag
 from gantry_broker.protocol.digits import whole_number
 from gantry_broker.protocol.errors import RecordError
 from gantry_broker.protocol.fastjson import MessageQueue
@@ -38,6 +39,8 @@ from gantry_broker.protocol.grpc_contract import (
     Language,
     MessageType,
     Permission,
+    TransactionResolution,
+    TransactionSource,
     v2,
 )
 from gantry_broker.protocol.message import Record
@@ -81,6 +84,11 @@ _CODES: Final = {
     int(Code.INTERNAL_SERVER_ERROR): ResponseCode.SYSTEM_BUSY,
 }
 """What remoting says in the same case; each other code is MESSAGE_ILLEGAL: a second try is refused, too."""
+_RESOLUTION: Final = {
+    TransactionState.COMMIT: TransactionResolution.COMMIT,
+    TransactionState.ROLLBACK: TransactionResolution.ROLLBACK,
+}
+_REFUSED: Final = (Code.UNAUTHORIZED, Code.FORBIDDEN)
 
 
 def refusal(what: str, status: Any) -> ClientError:
@@ -118,6 +126,11 @@ class GrpcEndpoint:
         self._tasks: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
         self._greeted = asyncio.Event()
+        self._refusal: Exception | None = None
+        self.answered: Any = None
+        """The settings as the proxy answered them; None: not yet."""
+        self.on_command: Callable[[Any], None] = lambda _: None
+        """Gets each command of the proxy, but for settings."""
 
     async def start(self) -> None:
         """Open the channel, and tell the proxy the settings. Connects when there is something to send."""
@@ -160,15 +173,18 @@ class GrpcEndpoint:
     def changed(self) -> None:
         """Tell the proxy the settings again."""
         self._greeted.clear()
+        self._refusal = None
         self._changed.set()
 
     async def greeted(self, timeout: float) -> None:
-        """Wait until the proxy knows the settings. Raises RequestTimeout."""
+        """Wait until the proxy knows the settings. Raises RequestTimeout, BrokerError when it refuses them."""
         try:
             async with asyncio.timeout(timeout):
                 await self._greeted.wait()
         except TimeoutError:
             raise RequestTimeout(f"the proxy at {self.addresses} does not answer in time") from None
+        if self._refusal is not None:
+            raise self._refusal
 
     async def call(self, method: str, request: Any, timeout: float = CALL_S) -> Any:
         """Return the answer, whatever its status is. Raises RemotingError, ClientError."""
@@ -201,7 +217,7 @@ class GrpcEndpoint:
             return known
         request = v2.QueryRouteRequest()
         request.topic.name = topic
-        request.endpoints.CopyFrom(self._endpoints())
+        request.endpoints.CopyFrom(self.place())
         answer = await self.call("QueryRoute", request)
         if answer.status.code != Code.OK:
             raise refusal(f"route of {topic}", answer.status)
@@ -220,7 +236,11 @@ class GrpcEndpoint:
                 await self._send_settings(stream)
             except (grpc.aio.AioRpcError, ClientError) as error:
                 log.info("%s: telemetry of %s: %s", self.client_id, self.addresses, _details(error))
-            self._greeted.clear()
+                failure = self._failure(error) if isinstance(error, grpc.aio.AioRpcError) else error
+                if isinstance(failure, BrokerError):
+                    self._refuse(failure)
+            if self._refusal is None:
+                self._greeted.clear()
             await asyncio.sleep(AGAIN_S)
 
     async def _send_settings(self, stream: Any) -> None:
@@ -239,8 +259,19 @@ class GrpcEndpoint:
 
     async def _read(self, stream: Any) -> None:
         while (command := await stream.read()) is not grpc.aio.EOF:
-            if command.WhichOneof("command") == "settings":
+            kind = command.WhichOneof("command")
+            if kind == "settings":
+                self.answered, self._refusal = command.settings, None
                 self._greeted.set()
+            elif kind is not None:
+                self.on_command(command)
+            elif command.status.code in _REFUSED:
+                self._refuse(refusal("settings", command.status))
+
+    def _refuse(self, why: Exception) -> None:
+        """Let those who wait for the settings know that the proxy refuses them."""
+        self._refusal = why
+        self._greeted.set()
 
     async def _heartbeats(self) -> None:
         while True:
@@ -257,7 +288,7 @@ class GrpcEndpoint:
 
     def _settings_now(self) -> Any:
         settings = self._settings()
-        settings.access_point.CopyFrom(self._endpoints())
+        settings.access_point.CopyFrom(self.place())
         settings.user_agent.language = Language.PYTHON
         settings.user_agent.version = VERSION
         return settings
@@ -266,7 +297,8 @@ class GrpcEndpoint:
         settings = self._settings()
         return str(settings.subscription.group.name) if settings.WhichOneof("pub_sub") == "subscription" else ""
 
-    def _endpoints(self) -> Any:
+    def place(self) -> Any:
+        """Return the proxy's addresses as the contract has them."""
         found = v2.Endpoints()
         for address in self.addresses.split(","):
             host, _, port = address.rpartition(":")
@@ -342,10 +374,27 @@ class GrpcSender:
     def __init__(
         self, addresses: str, timeout: float, max_body: int, credentials: Credentials | None, tls: object | None
     ) -> None:
+        self.check: Check | None = None
+        """Says what became of a half message of which the broker knows no end."""
+        self._checks: set[asyncio.Task[None]] = set()
         self._topics: set[str] = set()
         self._timeout = timeout
         self._max_body = max_body
         self.endpoint = GrpcEndpoint(addresses, self._settings, credentials, tls)
+        self.endpoint.on_command = self._on_command
+
+    def know(self, topic: str) -> None:
+        """Tell the proxy that this producer sends to a topic: brokers ask it about half messages there."""
+        if topic not in self._topics:
+            self._topics.add(topic)
+            self.endpoint.changed()
+
+    async def close(self) -> None:
+        """End checks, and leave the proxy."""
+        for task in self._checks:
+            task.cancel()
+        await asyncio.gather(*self._checks, return_exceptions=True)
+        await self.endpoint.close()
 
     def _settings(self) -> Any:
         settings = v2.Settings(client_type=ClientType.PRODUCER)
@@ -355,9 +404,9 @@ class GrpcSender:
             settings.publishing.topics.add(name=topic)
         return settings
 
-    def wire_message(self, message: Message, key: object, extra: dict[str, str]) -> Any:
-        """Return the message of the contract. `key`: its message group; `extra`: more properties. Raises
-        InvalidMessage.
+    def wire_message(self, message: Message, key: object, extra: dict[str, str], *, half: bool = False) -> Any:
+        """Return the message of the contract. `key`: its message group; `extra`: more properties; `half`: the begin of
+        a transaction. Raises InvalidMessage.
         """
         message.check(self._max_body)
         if message.delay_level:
@@ -385,6 +434,10 @@ class GrpcSender:
                 raise InvalidMessage("by gRPC a message has a key for its order or deliver_at_ms, not both")
             system.message_type = MessageType.FIFO
             system.message_group = str(key)
+        if half:
+            if message.deliver_at_ms is not None:
+                raise InvalidMessage("by gRPC a message has a transaction or deliver_at_ms, not both")
+            system.message_type = MessageType.TRANSACTION
         return found
 
     async def send(self, messages: list[Any], timeout: float) -> SendResult:
@@ -405,9 +458,7 @@ class GrpcSender:
 
     async def _send_once(self, messages: list[Any], timeout: float) -> SendResult:
         topic = str(messages[0].topic.name)
-        if topic not in self._topics:
-            self._topics.add(topic)
-            self.endpoint.changed()
+        self.know(topic)
         answer = await self.endpoint.call("SendMessage", v2.SendMessageRequest(messages=messages), timeout)
         entries = list(answer.entries)
         statuses = [entry.status for entry in entries] or [answer.status]
@@ -426,6 +477,43 @@ class GrpcSender:
             entries[0].transaction_id,
             entries[0].recall_handle,
         )
+
+    async def end_transaction(
+        self, topic: str, message_id: str, transaction_id: str, state: TransactionState, *, checked: bool = False
+    ) -> None:
+        """Commit or roll back a half message; UNKNOWN: the broker asks later. `checked`: it has asked. If no proxy
+        takes the end, the broker asks, too.
+        """
+        resolution = _RESOLUTION.get(state)
+        if resolution is None:
+            return
+        source = TransactionSource.SOURCE_SERVER_CHECK if checked else TransactionSource.SOURCE_CLIENT
+        request = v2.EndTransactionRequest(
+            message_id=message_id, transaction_id=transaction_id, resolution=resolution, source=source
+        )
+        request.topic.name = topic
+        try:
+            answer = await self.endpoint.call("EndTransaction", request)
+            if answer.status.code != Code.OK:
+                raise refusal("its end", answer.status)
+        except (RemotingError, ClientError) as error:
+            log.warning("end of transaction %s did not arrive; the broker will ask: %s", transaction_id, error)
+
+    def _on_command(self, command: Any) -> None:
+        if command.WhichOneof("command") == "recover_orphaned_transaction_command" and self.check is not None:
+            asked = command.recover_orphaned_transaction_command
+            task = asyncio.get_running_loop().create_task(self._answer_check(asked, self.check))
+            self._checks.add(task)
+            task.add_done_callback(self._checks.discard)
+
+    async def _answer_check(self, asked: Any, check: Check) -> None:
+        message = ReceivedMessage(record_of(asked.message), "")
+        try:
+            state = await check(message)
+        except Exception:
+            log.exception("check of transaction %s failed", asked.transaction_id)
+            return
+        await self.end_transaction(message.topic, message.id, asked.transaction_id, state, checked=True)
 
     async def recall(self, topic: str, handle: str, timeout: float) -> None:
         """Take back a message. Raises as `send`."""
@@ -446,15 +534,24 @@ class GrpcSender:
 
 
 class GrpcReceiver:
-    """What a simple consumer does by gRPC."""
+    """What a consumer does by gRPC."""
 
-    def __init__(self, addresses: str, group: str, credentials: Credentials | None, tls: object | None) -> None:
+    def __init__(
+        self,
+        addresses: str,
+        group: str,
+        credentials: Credentials | None,
+        tls: object | None,
+        kind: ClientType = ClientType.SIMPLE_CONSUMER,
+    ) -> None:
+        """`kind`: for a PUSH_CONSUMER the proxy renews the invisible time of messages as long as it is there."""
         self.group = group
+        self._kind = kind
         self.subscriptions: dict[str, SubscriptionData] = {}
         self.endpoint = GrpcEndpoint(addresses, self._settings, credentials, tls)
 
     def _settings(self) -> Any:
-        settings = v2.Settings(client_type=ClientType.SIMPLE_CONSUMER)
+        settings = v2.Settings(client_type=self._kind)
         settings.request_timeout.FromMilliseconds(int(CALL_S * 1000))
         settings.subscription.group.name = self.group
         for topic, data in sorted(self.subscriptions.items()):
@@ -476,19 +573,38 @@ class GrpcReceiver:
         readable = (Permission.READ, Permission.READ_WRITE)
         return sorted({q.broker.name for q in await self.endpoint.route(topic) if q.permission in readable})
 
-    async def pop(
-        self, topic: str, broker: str, most: int, invisible_s: float, wait_s: float
-    ) -> list[tuple[Record, str]]:
-        """Return messages, each with its receipt handle. Raises BrokerError, RemotingError, NoRoute."""
+    async def queues(self, topic: str) -> list[MessageQueue]:
+        """Return the queues that a push consumer is to read; -1 is all of a broker group. Raises as `pop`."""
         await self.endpoint.greeted(CALL_S)
-        request = v2.ReceiveMessageRequest(batch_size=most, auto_renew=False)
+        request = v2.QueryAssignmentRequest()
+        request.topic.name, request.group.name = topic, self.group
+        request.endpoints.CopyFrom(self.endpoint.place())
+        answer = await self.endpoint.call("QueryAssignment", request)
+        if answer.status.code != Code.OK:
+            raise refusal(f"queues of {topic}", answer.status)
+        found = [assignment.message_queue for assignment in answer.assignments]
+        return sorted({MessageQueue(topic, queue.broker.name, queue.id) for queue in found})
+
+    async def pop(
+        self, queue: MessageQueue, most: int, invisible_s: float | None, wait_s: float, attempt: str = ""
+    ) -> list[tuple[Record, str]]:
+        """Return messages, each with its receipt handle. `invisible_s` None: the proxy renews it. `attempt`: the mark
+        of an orderly receive, with which the same messages come if the answer is lost. Raises BrokerError,
+        RemotingError, NoRoute.
+        """
+        topic = queue.topic
+        await self.endpoint.greeted(CALL_S)
+        request = v2.ReceiveMessageRequest(batch_size=most, auto_renew=invisible_s is None)
         request.group.name = self.group
         request.message_queue.topic.name = topic
-        request.message_queue.broker.name = broker
-        request.message_queue.id = -1
+        request.message_queue.broker.name = queue.broker
+        request.message_queue.id = queue.queue_id
         request.message_queue.permission = Permission.READ_WRITE
         request.filter_expression.CopyFrom(_filter(self.subscriptions[topic]))
-        request.invisible_duration.FromMilliseconds(int(invisible_s * 1000))
+        if invisible_s is not None:
+            request.invisible_duration.FromMilliseconds(int(invisible_s * 1000))
+        if attempt:
+            request.attempt_id = attempt
         wait_s = max(wait_s, LEAST_POLL_S)
         request.long_polling_timeout.FromMilliseconds(int(wait_s * 1000))
         found: list[tuple[Record, str]] = []
@@ -528,6 +644,16 @@ class GrpcReceiver:
             raise refusal(f"change of invisible time of {message_id}", answer.status)
         return str(answer.receipt_handle)
 
+    async def to_dead_letters(self, topic: str, message_id: str, handle: str, attempt: int, most: int) -> None:
+        """Make a dead letter of a message after `attempt` of `most` deliveries. Raises as `pop`."""
+        request = v2.ForwardMessageToDeadLetterQueueRequest(
+            receipt_handle=handle, message_id=message_id, delivery_attempt=attempt, max_delivery_attempts=most
+        )
+        request.group.name, request.topic.name = self.group, topic
+        answer = await self.endpoint.call("ForwardMessageToDeadLetterQueue", request)
+        if answer.status.code != Code.OK:
+            raise refusal(f"dead letter of {message_id}", answer.status)
+
 
 def _filter(data: SubscriptionData) -> Any:
     kind = FilterType.TAG if data.expression_type == "TAG" else FilterType.SQL
@@ -535,11 +661,16 @@ def _filter(data: SubscriptionData) -> Any:
 
 
 def record_of(message: Any) -> Record:
-    """Return a message of the contract as a stored one. Raises RecordError for a body that cannot be unpacked."""
+    """Return a message of the contract as a stored one."""
     system = message.system_properties
     body = bytes(message.body)
+    compressed = 0
     if system.body_encoding == Encoding.GZIP:
-        body = _unpacked(body)
+        try:
+            body = _unpacked(body)
+        except RecordError as error:
+            log.warning("message %s of %s: %s", system.message_id, message.topic.name, error)
+            compressed = SysFlag.COMPRESSED  # Who reads the body gets the error; the other messages are not held up.
     properties = dict(message.user_properties)
     properties[Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX] = system.message_id
     if system.HasField("tag"):
@@ -551,7 +682,8 @@ def record_of(message: Any) -> Record:
     if system.HasField("delivery_timestamp"):
         properties[Prop.TIMER_DELIVER_MS] = str(system.delivery_timestamp.ToMilliseconds())
     record = Record()
-    record.size = record.magic = record.body_crc = record.flag = record.sys_flag = 0
+    record.size = record.magic = record.body_crc = record.flag = 0
+    record.sys_flag = compressed
     record.phys_offset = record.prepared_offset = 0
     record.queue_id, record.queue_offset = system.queue_id, system.queue_offset
     record.born_ms, record.born_host = system.born_timestamp.ToMilliseconds(), (str(system.born_host), 0)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-from gantry_broker.client.consumer import Consumer
+from gantry_broker.client.consumer import Consumer, refuse_by_grpc
 from gantry_broker.client.errors import BrokerError, ClientError
 from gantry_broker.client.message import ReceivedMessage
 from gantry_broker.client.process_queue import ProcessQueue
@@ -34,23 +34,29 @@ LOCK_SECONDS: Final = 30.0
 """A lock without a renewal expires here after this time; brokers keep it for 60 s."""
 _PAUSE_STEP_SECONDS: Final = 0.05
 UNLIMITED: Final = 2**31 - 1
+SUSPEND_S: Final = 1.0
 
 
 class OrderedConsumer(Consumer):
     """A consumer that handles the messages of one queue one after the other, in store order."""
 
     ordered = True
+    _RETRIES = UNLIMITED
 
     def __init__(
         self,
         *args: Any,
         max_retries: int = UNLIMITED,
-        suspend_s: float = 1.0,
+        suspend_s: float = SUSPEND_S,
         concurrency: int = 20,
         **options: Any,
     ) -> None:
-        """`suspend_s`: seconds before a failed message is tried again; `concurrency`: queues with a running handler."""
+        """`suspend_s`: seconds before a failed message is tried again; `concurrency`: queues with a running handler. By
+        gRPC the group says both pauses and attempts, and `start` raises ClientError for a group that is not orderly.
+        """
         super().__init__(*args, max_retries=max_retries, concurrency=concurrency, **options)
+        if self._grpc is not None:
+            refuse_by_grpc(suspend_s=suspend_s != SUSPEND_S)
         self._suspend_s = suspend_s
         self._locked: dict[MessageQueue, float] = {}
         self._buffers: dict[MessageQueue, asyncio.Queue[ReceivedMessage | None]] = {}
@@ -61,6 +67,8 @@ class OrderedConsumer(Consumer):
 
     async def start(self) -> None:
         await super().start()
+        if self._grpc is not None:
+            return
         self._renewer = asyncio.create_task(self._renew_forever())
 
     async def close(self, patience_s: float = 10.0) -> None:

@@ -193,7 +193,7 @@ class Producer:
 
     async def close(self) -> None:
         if self._grpc is not None:
-            await self._grpc.endpoint.close()
+            await self._grpc.close()
             return
         if self._trace is not None:
             await self._trace.close()

@@ -9,8 +9,8 @@ from gantry_broker.protocol.digits import whole_number
 
 SCHEME: Final = "grpc://"
 ONLY_REMOTING: Final = (
-    "{} is a proxy: Producer and SimpleConsumer speak gRPC, all other classes speak remoting. Write the NameServers as "
-    "host:port"
+    "{} is a proxy: Producer, TransactionProducer, Consumer, OrderedConsumer and SimpleConsumer speak gRPC, all other "
+    "classes speak remoting. Write the NameServers as host:port"
 )
 
 

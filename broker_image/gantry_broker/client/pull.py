@@ -28,6 +28,7 @@ class PullConsumer(Consumer):
     """
 
     consume_type = "CONSUME_ACTIVELY"
+    _GRPC_TOO = False
 
     def __init__(self, *args: Any, auto_commit: bool = True, **options: Any) -> None:
         super().__init__(*args, **options)

@@ -29,6 +29,7 @@ from gantry_broker.protocol.bad_field import BadField
 from gantry_broker.protocol.bodies import BodyError, ConsumerData, SubscriptionData
 from gantry_broker.protocol.codes import Perm, Prop, RequestCode, ResponseCode
 from gantry_broker.protocol.digits import whole_number
+from gantry_broker.protocol.fastjson import MessageQueue
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import (
     AckHeader,
@@ -339,7 +340,7 @@ class SimpleConsumer:
     async def _pop(self, topic: str, broker: str, most: int, invisible_s: float, wait_s: float) -> list[PoppedMessage]:
         loop = asyncio.get_running_loop()
         if self._grpc is not None:
-            found_there = await self._grpc.pop(topic, broker, most, invisible_s, wait_s)
+            found_there = await self._grpc.pop(MessageQueue(topic, broker, -1), most, invisible_s, wait_s)
             until = loop.time() + invisible_s
             return [PoppedMessage(record, broker, topic, handle, until) for record, handle in found_there]
         data = self._subscriptions[topic]

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gantry_broker.client.message import Message, ReceivedMessage, SendResult
+from gantry_broker.client.message import Message, ReceivedMessage, SendResult, check_topic
 from gantry_broker.client.producer import Producer
 from gantry_broker.client.session import Session
 from gantry_broker.client.trace import ended, now_ms
@@ -23,6 +23,9 @@ from gantry_broker.protocol.message import RecordError, decode_record, parse_mes
 from gantry_broker.remoting.connection import Connection
 from gantry_broker.remoting.errors import RemotingError
 
+if TYPE_CHECKING:
+    from gantry_broker.client.grpc_endpoint import GrpcSender
+
 log = logging.getLogger(__name__)
 
 
@@ -33,14 +36,31 @@ LocalWork = Callable[[Message, str], Awaitable[TransactionState]]
 class TransactionProducer(Producer):
     """A producer whose messages become visible only after the application's own work is done."""
 
-    _GRPC_TOO = False
-
-    def __init__(self, name_servers: str | Sequence[str] | Session, group: str, check: Check, **options: Any) -> None:
-        """Options are Producer's. `check` gets the messages of any client of the group."""
+    def __init__(
+        self,
+        name_servers: str | Sequence[str] | Session,
+        group: str,
+        check: Check,
+        *,
+        topics: Sequence[str] = (),
+        **options: Any,
+    ) -> None:
+        """Options are Producer's. `check` gets the messages of any client of the group. By gRPC brokers ask by the
+        topic, not by the group: a producer is asked about the topics to which it has sent, and from its start on about
+        `topics`.
+        """
         super().__init__(name_servers, group, **options)
         self._check = check
+        if self._grpc is not None:
+            self._grpc.check = check
+            for topic in topics:
+                check_topic(topic)
+                self._grpc.know(topic)
 
     async def start(self) -> None:
+        if self._grpc is not None:
+            await super().start()
+            return
         self.session.checks[self.group] = self._check
         self.session.remoting.register(RequestCode.CHECK_TRANSACTION_STATE, self._on_check)
         await super().start()
@@ -48,6 +68,8 @@ class TransactionProducer(Producer):
 
     async def close(self) -> None:
         await super().close()
+        if self._grpc is not None:
+            return
         self.session.checks.pop(self.group, None)
 
     async def send_in_transaction(
@@ -58,6 +80,8 @@ class TransactionProducer(Producer):
         When the work raises, the check decides later. A half message without SEND_OK is rolled back, and the work is
         not done. Raises as `send`.
         """
+        if self._grpc is not None:
+            return await self._send_half_by_grpc(self._grpc, message, work, timeout or self.timeout)
         extra = {Prop.TRANSACTION_PREPARED: "true", Prop.PRODUCER_GROUP: self.group}
         known = set(self.session.remoting.addresses)
         async with self._watched([message], half=True) as watch:
@@ -68,14 +92,7 @@ class TransactionProducer(Producer):
         if address not in known:
             await self.session.send_heartbeats([address])  # so that the broker knows this client and can ask it
         transaction_id = result.transaction_id or unique_key
-        if result.status is not SendStatus.SEND_OK:
-            state = TransactionState.ROLLBACK
-        else:
-            try:
-                state = await work(message, transaction_id)
-            except Exception:
-                log.exception("work of transaction %s failed; the broker will ask for its state", transaction_id)
-                state = TransactionState.UNKNOWN
+        state = await _outcome(result, message, transaction_id, work)
         header = EndTransactionHeader(
             self.group,
             Long(result.queue_offset),
@@ -92,6 +109,16 @@ class TransactionProducer(Producer):
             log.warning("end of transaction %s was not sent; the broker will ask: %s", transaction_id, error)
         if self._trace is not None:
             self._trace.add([ended(message, unique_key, transaction_id, state, self.group, now_ms(), address)])
+        return result, state
+
+    async def _send_half_by_grpc(
+        self, sender: GrpcSender, message: Message, work: LocalWork, timeout: float
+    ) -> tuple[SendResult, TransactionState]:
+        async with self._watched([message], half=True) as watch:
+            half = sender.wire_message(message, None, watch.properties, half=True)
+            result = watch.result = await sender.send([half], timeout)
+        state = await _outcome(result, message, result.transaction_id, work)
+        await sender.end_transaction(message.topic, result.message_id, result.transaction_id, state)
         return result, state
 
     async def _on_check(self, conn: Connection, frame: Frame) -> Frame | None:
@@ -122,3 +149,14 @@ class TransactionProducer(Producer):
         ext = end.ext() | {"bname": message.broker, "topic": message.topic}
         self.session.remoting.oneway_on(conn, Frame(RequestCode.END_TRANSACTION, ext=ext))
         return None
+
+
+async def _outcome(result: SendResult, message: Message, transaction_id: str, work: LocalWork) -> TransactionState:
+    """Do the work, if the half message is safe, and return what becomes of it."""
+    if result.status is not SendStatus.SEND_OK:
+        return TransactionState.ROLLBACK
+    try:
+        return await work(message, transaction_id)
+    except Exception:
+        log.exception("work of transaction %s failed; the broker will ask for its state", transaction_id)
+        return TransactionState.UNKNOWN
