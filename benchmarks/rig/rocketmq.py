@@ -40,6 +40,38 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 @contextlib.contextmanager
+def _broker(
+    folder: Path, prefix: list[str], settings: dict[str, str], port: int, server: str | Path, heap: str, direct: str
+) -> Iterator[Started]:
+    """Starts one broker of group `demo-a`, with its store and its log below `folder`."""
+    env = environment(folder)
+    values = {
+        "brokerClusterName": "demo", "brokerName": "demo-a", "brokerIP1": "127.0.0.1", "namesrvAddr": "127.0.0.1:9876",
+        "listenPort": str(port), "storePathRootDir": f"{folder}/store",
+        "storePathCommitLog": f"{folder}/store/commitlog", **settings,
+    }  # fmt: skip
+    config = folder / "broker.conf"
+    config.write_text("".join(f"{k}={v}\n" for k, v in values.items()))
+    flags = [f"-XX:MaxDirectMemorySize={direct}", f"-Duser.home={folder}"]
+    main = "org.apache.rocketmq.broker.BrokerStartup"
+    words = java.command(server, main, "-c", str(config), heap=heap, flags=flags)
+    with Started([*prefix, *words], folder / "broker.log", env) as br:
+        until("RocketMQ's broker", lambda: listening(prefix, port), 60, [br])
+        until("RocketMQ's broker", lambda: "boot success" in br.tail(100_000), 60, [br])
+        yield br
+
+
+@contextlib.contextmanager
+def slave(
+    folder: Path, master: Target, number: int = 1, settings: dict[str, str] | None = None, *, server: str = "server49"
+) -> Iterator[Started]:
+    """Starts a slave of a broker of `rocketmq`, with its store below `folder`. `number`: its brokerId."""
+    values = {"brokerId": str(number), "brokerRole": "SLAVE", **(settings or {})}
+    with _broker(folder, master.prefix, values, _BROKER_PORT + 10 * number, server, "512m", "512m") as started:
+        yield started
+
+
+@contextlib.contextmanager
 def rocketmq(
     folder: Path,
     settings: dict[str, str] | None = None,
@@ -60,27 +92,14 @@ def rocketmq(
     env = environment(folder)
     namesrv = folder / "namesrv.properties"
     namesrv.write_text(f"listenPort=9876\nkvConfigPath={folder}/kvConfig.json\n")
-    broker = folder / "broker.conf"
-    values = {
-        "brokerClusterName": "demo", "brokerName": "demo-a", "brokerId": "0", "brokerIP1": "127.0.0.1",
-        "namesrvAddr": "127.0.0.1:9876", "listenPort": str(_BROKER_PORT), "storePathRootDir": f"{folder}/store",
-        "storePathCommitLog": f"{folder}/store/commitlog", "enablePropertyFilter": "true",
-        **(settings or {}),
-    }  # fmt: skip
-    broker.write_text("".join(f"{k}={v}\n" for k, v in values.items()))
-    flags = [f"-XX:MaxDirectMemorySize={direct}", f"-Duser.home={folder}"]
+    values = {"brokerId": "0", "enablePropertyFilter": "true", **(settings or {})}
     with namespace("rmq") as prefix, contextlib.ExitStack() as stack:
         ns = stack.enter_context(Started(
             [*prefix, *java.command(server, "org.apache.rocketmq.namesrv.NamesrvStartup", "-c", str(namesrv),
                                     flags=[f"-Duser.home={folder}"])],
             folder / "namesrv.log", env))  # fmt: skip
         until("RocketMQ's NameServer", lambda: listening(prefix, 9876), 60, [ns])
-        br = stack.enter_context(Started(
-            [*prefix, *java.command(server, "org.apache.rocketmq.broker.BrokerStartup", "-c", str(broker),
-                                    heap=heap, flags=flags)],
-            folder / "broker.log", env))  # fmt: skip
-        until("RocketMQ's broker", lambda: listening(prefix, _BROKER_PORT), 60, [ns, br])
-        until("RocketMQ's broker", lambda: "boot success" in br.tail(100_000), 60, [ns, br])
+        br = stack.enter_context(_broker(folder, prefix, values, _BROKER_PORT, server, heap, direct))
         yield Target(
             name="rocketmq", namesrv="127.0.0.1:9876", broker_address=f"127.0.0.1:{_BROKER_PORT}", cluster="demo",
             broker_name="demo-a", prefix=prefix, namesrv_pid=ns.pid, broker_pids=[br.pid], log=br.log,

@@ -32,6 +32,7 @@ class World:
         self.cluster, self.settings = "demo", {"brokerPermission": "6"}
         self.starts_at = 0
         self.looks = 0
+        self.slaves: dict[str, int | None] = {}
 
     def look(self) -> Look:
         self.looks += 1
@@ -68,6 +69,9 @@ async def world(path: Path, monkeypatch: pytest.MonkeyPatch, seed: int = 1) -> A
             async def __aexit__(self, *exc: object) -> None: ...
             async def look(self) -> Look:
                 return made.look()
+
+            async def slave_ends(self, master: str) -> tuple[int, dict[str, int | None]]:
+                return made.store.log.end, dict(made.slaves)
 
             async def tables(self, address: str) -> Tables:
                 return Tables()
@@ -191,6 +195,41 @@ async def test_another_cluster_of_the_same_name_is_not_followed_on(
         async with running(made) as (migration, _):
             status = await until(migration, lambda status: status["state"] == BROKEN)
         assert "'cluster': 'other'" in status["problem"]
+
+
+async def test_a_connection_waits_for_slaves_that_followed_and_ends_with_those_that_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ha, "SLAVES_S", 0.01)
+    made = config(tmp_path / "copy")
+    async with world(tmp_path / "source", monkeypatch) as source:
+        source.settings["brokerRole"] = "SYNC_MASTER"
+        end = source.store.log.end
+        source.slaves = {"s": 5}
+        async with running(made) as (migration, _):
+
+            async def until_reports(wanted: str) -> None:
+                status = await until(migration, lambda status: status["reports"] == wanted)
+                if wanted == "away":
+                    said = "own slaves do not follow"
+                    status = await until(migration, lambda status: said in status["problem"])
+                    assert not status["connected"]
+
+            await until_reports("away")
+            assert source.master.connections == 0
+            source.slaves = {"s": end}
+            await until_reports("neutral")
+            await until(migration, whole(source))
+            source.slaves = {"s": None}
+            await until_reports("away")
+            source.slaves = {}
+            await until_reports("durable")
+            # One that comes stands in for none until it has caught up.
+            source.slaves = {"s": 5}
+            await asyncio.sleep(0.1)
+            await until_reports("durable")
+            source.slaves = {"s": end}
+            await until_reports("neutral")
 
 
 @pytest.mark.parametrize("seed", range(4))

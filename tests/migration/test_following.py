@@ -22,8 +22,8 @@ from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
 
 SEGMENT = 64 << 10
-ASYNC = ha.Promise(sync=False, slaves=1, timeout_ms=5_000)
-SYNC = ha.Promise(sync=True, slaves=1, timeout_ms=5_000)
+ASYNC = ha.Promise(sync=False, slaves=ha.Slaves.FOLLOW, timeout_ms=5_000)
+SYNC = ha.Promise(sync=True, slaves=ha.Slaves.FOLLOW, timeout_ms=5_000)
 
 
 def opened(path: Path) -> MessageStore:
@@ -191,10 +191,42 @@ async def test_beside_a_slave_of_a_sync_master_reports_never_advance(tmp_path: P
     source.close()
 
 
+async def test_a_copy_that_catches_up_reports_first_when_it_is_near_the_end(tmp_path: Path) -> None:
+    """A SYNC_MASTER's senders wait from the first report within 256 MiB of its end on, until all is there."""
+    source, copy = written(tmp_path / "s", 1), opened(tmp_path / "c")
+    end = source.log.end
+    promise = ha.Promise(sync=True, slaves=ha.Slaves.NONE, timeout_ms=5_000, end=end)
+    async with master_of(source) as master:
+        await follow(copy, master, promise, lambda: end in master.reports)
+        assert set(master.reports) == {1, end}
+    copy.close()
+    source.close()
+
+
+async def test_beside_slaves_that_follow_no_more_the_connection_ends(tmp_path: Path) -> None:
+    source, copy = written(tmp_path / "s", 1), opened(tmp_path / "c")
+    state = ha.Slaves.FOLLOW
+
+    def promise() -> ha.Promise:
+        return ha.Promise(sync=True, slaves=state, timeout_ms=5_000)
+
+    async with master_of(source) as master:
+        following = asyncio.create_task(Follower(copy).follow("127.0.0.1", master.port, promise))
+        async with asyncio.timeout(20):
+            while copy.state.flushed < source.log.end:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            state = ha.Slaves.LOST
+            with pytest.raises(MigrationError, match="own slaves do not follow"):
+                await following
+        assert set(master.reports) == {1}
+    copy.close()
+    source.close()
+
+
 async def test_below_a_controller_the_copy_has_what_a_failover_keeps(tmp_path: Path) -> None:
     source, copy = written(tmp_path / "s", 1), opened(tmp_path / "c")
     end, in_sync = source.log.end, 0
-    promise = ha.Promise(sync=True, slaves=1, timeout_ms=5_000, learner=True)
+    promise = ha.Promise(sync=True, slaves=ha.Slaves.FOLLOW, timeout_ms=5_000, learner=True)
     async with master_of(source, Controlled) as master:
         master.confirmed = end
         polls = 0

@@ -8,6 +8,7 @@ import struct
 import pytest
 from gantry_broker.broker.migration import ha
 from gantry_broker.broker.migration.errors import MigrationError, SourceBroken
+from gantry_broker.broker.migration.ha import Slaves
 from gantry_broker.protocol.message import encode_record
 from gantry_broker.store.log.record_reader import filler
 
@@ -115,12 +116,76 @@ def test_bytes_that_begin_no_record_are_not_taken(junk: bytes) -> None:
 
 def test_a_follower_never_acknowledges_in_the_place_of_a_slave() -> None:
     sync = {"brokerRole": "SYNC_MASTER", "syncFlushTimeout": "5000"}
-    assert ha.reports_for(ha.Promise.of(sync, 1)) is ha.Reports.NEUTRAL
-    assert ha.reports_for(ha.Promise.of(sync, 0)) is ha.Reports.DURABLE
-    assert ha.reports_for(ha.Promise.of({"brokerRole": "ASYNC_MASTER"}, 1)) is ha.Reports.DURABLE
+    follow, none, lost = Slaves.FOLLOW, Slaves.NONE, Slaves.LOST
+    assert ha.reports_for(ha.Promise.of(sync, follow)) is ha.Reports.NEUTRAL
+    assert ha.reports_for(ha.Promise.of(sync, none)) is ha.Reports.DURABLE
+    # A connection counts as a slave: senders would wait, who get SLAVE_NOT_AVAILABLE at once without it.
+    assert ha.reports_for(ha.Promise.of(sync, lost)) is ha.Reports.AWAY
+    # At the end of a cutover nobody sends, and the end of the log is to arrive.
+    assert ha.reports_for(ha.Promise.of(sync | {"brokerPermission": "0"}, lost)) is ha.Reports.NEUTRAL
+    for state in Slaves:
+        assert ha.reports_for(ha.Promise.of({"brokerRole": "ASYNC_MASTER"}, state)) is ha.Reports.DURABLE
     # The first offset is a report, too: nobody may still wait for a record below it.
-    assert ha.pause_before(ha.Promise.of(sync, 1)) > 5.0
-    assert ha.pause_before(ha.Promise.of(sync | {"syncFlushTimeout": "-3"}, 1)) > 5.0
+    assert ha.pause_before(ha.Promise.of(sync, follow)) > 5.0
+    assert ha.pause_before(ha.Promise.of(sync | {"syncFlushTimeout": "-3"}, follow)) > 5.0
+
+
+def test_senders_of_5_wait_for_more_replicas_than_the_master_alone() -> None:
+    assert ha.is_sync({"brokerRole": "SYNC_MASTER"})  # 4.9
+    for numbers, waits in (("11", False), ("21", True), ("12", True), ("x1", True)):
+        settings = {"brokerRole": "SYNC_MASTER", "inSyncReplicas": numbers[0], "minInSyncReplicas": numbers[1]}
+        assert ha.is_sync(settings) is waits
+        assert not ha.is_sync(settings | {"brokerRole": "ASYNC_MASTER"})
+
+
+def states(*looks: tuple[float, int, dict[str, int | None]]) -> list[Slaves]:
+    """What a watch says after each look: time, the master's end, the slaves' ends."""
+    watch = ha.SlaveWatch()
+    found = []
+    for look in looks:
+        watch.look(*look)
+        found.append(watch.state)
+    return found
+
+
+def test_a_slave_that_comes_counts_once_it_follows() -> None:
+    # It registers before it connects: until it has what the master had, nobody waits for it.
+    joining = [
+        (0.0, 900, {}),
+        (0.5, 910, {"s": 0}),
+        (1.0, 920, {"s": 0}),
+        (1.5, 930, {"s": 500}),
+        (2.0, 940, {"s": 935}),
+    ]
+    assert states(*joining) == [Slaves.NONE] * 4 + [Slaves.FOLLOW]
+
+
+def test_a_slave_that_was_there_before_is_waited_for() -> None:
+    assert states((0.0, 900, {"s": 100}), (0.5, 910, {"s": 500}), (1.0, 920, {"s": 905})) == [
+        Slaves.LOST, Slaves.LOST, Slaves.FOLLOW,
+    ]  # fmt: skip
+    assert states((0.0, 900, {"s": 900})) == [Slaves.FOLLOW]
+    assert states((0.0, 900, {"s": None})) == [Slaves.LOST]
+
+
+def test_a_slave_that_stays_behind_while_it_grows_is_not_lost() -> None:
+    slow: list[tuple[float, int, dict[str, int | None]]] = [
+        (n / 2, 1_000 * n, {"s": 1_000 * n - min(n * n, 400 * n)}) for n in range(20)
+    ]
+    assert states(*slow) == [Slaves.FOLLOW] * 20
+
+
+def test_a_slave_that_stands_is_lost_and_one_that_is_gone_counts_no_more() -> None:
+    begin = (0.0, 900, {"s": 900})
+    assert states(begin, (0.5, 910, {"s": 900}), (1.0, 920, {"s": 900}), (1.5, 930, {"s": 900}))[-1] is Slaves.LOST
+    assert states(begin, (0.5, 910, {"s": None}))[-1] is Slaves.LOST
+    assert states(begin, (0.5, 910, {}))[-1] is Slaves.NONE
+    # Another one that follows is enough, as it is for the master.
+    assert states(begin, (0.5, 910, {"s": None, "t": 910}))[-1] is Slaves.FOLLOW
+    # Lost ones that come back have to follow first.
+    away: list[tuple[float, int, dict[str, int | None]]] = [(n / 2, 1_000 * n, {"s": None}) for n in range(1, 5)]
+    back = states(begin, *away, (2.5, 4_100, {"s": 950}), (3.0, 4_200, {"s": 1_500}), (3.5, 4_300, {"s": 4_200}))
+    assert back[1:] == [Slaves.LOST] * 6 + [Slaves.FOLLOW]
 
 
 def answer(*epochs: tuple[int, int], end: int = 0) -> bytes:
@@ -225,6 +290,6 @@ def test_what_waits_for_the_sources_own_slaves_has_a_limit() -> None:
 
 def test_a_learner_never_acknowledges() -> None:
     controlled = {"brokerRole": "SYNC_MASTER", "enableControllerMode": "true"}
-    for slaves in (0, 2):
+    for slaves in Slaves:
         assert ha.reports_for(ha.Promise.of(controlled, slaves)) is ha.Reports.NEUTRAL
-    assert ha.pause_before(ha.Promise.of(controlled, 2)) == 1.0
+    assert ha.pause_before(ha.Promise.of(controlled, Slaves.FOLLOW)) == 1.0

@@ -30,6 +30,7 @@ FULL_S: Final = 5.0
 TICK_S: Final = 0.1
 SLOW_DISK_S: Final = 2.0
 """Seconds for a flush. A slower disk would let the senders of a SYNC_MASTER wait: the connection ends instead."""
+LOST: Final = "the source's own slaves do not follow it: the copy waits for them, so that no sender waits for the copy"
 
 
 class Follower:
@@ -130,7 +131,7 @@ class Follower:
 
     async def _report(self, writer: asyncio.StreamWriter, stream: ha.Stream, promise: Callable[[], ha.Promise]) -> None:
         """Flush, and report, until the connection ends. Raises MigrationError for a slow disk, OSError."""
-        store, said, said_at = self._store, stream.asked, self._now()
+        store, said, said_at, near = self._store, stream.asked, self._now(), False
         loop = asyncio.get_running_loop()
         try:
             while True:
@@ -146,9 +147,14 @@ class Follower:
                     await loop.run_in_executor(None, checkpoint.run)
                     store.checkpointer.checkpointed(checkpoint)
                 store.checkpointer.run_periodic_tasks(time.monotonic_ns() // 1_000_000)
-                self.reports = ha.reports_for(promise())
+                present = promise()
+                self.reports = ha.reports_for(present)
+                if self.reports is ha.Reports.AWAY:
+                    raise MigrationError(LOST)
+                # Senders wait from a report near the master's end on, and would wait for all that is missing then.
+                near = near or not present.sync or store.state.flushed >= present.end
                 offset = said
-                if self.reports is ha.Reports.DURABLE:
+                if self.reports is ha.Reports.DURABLE and near:
                     offset = max(said, store.state.flushed)
                 if stream.greeted and (offset != said or self._now() - said_at >= ha.REPORT_S):
                     writer.write(stream.report(offset))

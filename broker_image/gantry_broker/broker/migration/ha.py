@@ -48,6 +48,10 @@ REPORT_S: Final = 2.0
 """Seconds between two reports at most. A master ends a connection that reports nothing for 20 s."""
 MAX_WAIT_MS: Final = 600_000
 """A sender's wait that a master's configuration may name."""
+SLAVES_S: Final = 0.5
+"""Seconds between two looks at the source's own slaves. Its senders wait for three by default."""
+BEHIND_S: Final = 1.0
+"""Seconds that a slave may be behind its master and counts as one that follows it."""
 
 
 class Reports(enum.Enum):
@@ -57,6 +61,54 @@ class Reports(enum.Enum):
     """The offset up to which its log is on disk, as a slave does."""
     NEUTRAL = "neutral"
     """The offset with which it began, again and again: the master waits for its own slaves and never for this one."""
+    AWAY = "away"
+    """Nothing, without a connection: the master counts a connection as a slave, and would wait for its report."""
+
+
+class Slaves(enum.Enum):
+    """What the slaves of a master's own do."""
+
+    NONE = "none"
+    """None is registered, or one has come that does not follow yet: nobody waited for it so far."""
+    FOLLOW = "follow"
+    """One has what the master had a second ago, or gets it."""
+    LOST = "lost"
+    """Those that are registered do not follow, or it is not known yet."""
+
+
+class SlaveWatch:
+    """What a master's own slaves do, by looks at their logs' ends. Pure.
+
+    A slave registers before it connects to the master, and stays registered when its connection ends.
+    """
+
+    def __init__(self) -> None:
+        self.state = Slaves.LOST
+        self.end = 0
+        """The end of the master's log as it was last seen."""
+        self._masters: list[tuple[float, int]] = []
+        self._grew: dict[str, tuple[int, float]] = {}
+        """The end of each slave, and when it was last seen to grow."""
+
+    def look(self, now: float, end: int, slaves: Mapping[str, int | None]) -> None:
+        """Take a look over. `end`: of the master's log. `slaves`: the end of each slave's that is registered, seen
+        after it; None: it does not answer.
+        """
+        self._masters.append((now, end))
+        while len(self._masters) > 1 and self._masters[1][0] <= now - BEHIND_S:
+            del self._masters[0]
+        self.end = end
+        had, self._grew = self._grew, {}
+        for name, at in slaves.items():
+            if at is not None:
+                before, since = had.get(name, (at, now - 2 * BEHIND_S))
+                self._grew[name] = (at, now if at > before else since)
+        if not slaves:
+            self.state = Slaves.NONE
+        elif any(at >= self._masters[0][1] for at, _ in self._grew.values()):
+            self.state = Slaves.FOLLOW
+        elif self.state is Slaves.FOLLOW and not any(now - grew <= BEHIND_S for _, grew in self._grew.values()):
+            self.state = Slaves.LOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +116,33 @@ class Promise:
     """What a master promises to its senders."""
 
     sync: bool
-    """`brokerRole` is SYNC_MASTER: a sender waits for the report of a slave."""
-    slaves: int
-    """Slaves of its own that are registered."""
+    """A sender waits for the report of a slave."""
+    slaves: Slaves
+    """What slaves of its own do."""
     timeout_ms: int
     """How long a sender waits for them at most."""
     learner: bool = False
     """The follower is a learner below a controller: no sender waits for it."""
+    end: int = 0
+    """The end of the master's log, at most a second ago."""
 
     @classmethod
-    def of(cls, settings: Mapping[str, str], slaves: int) -> Promise:
+    def of(cls, settings: Mapping[str, str], slaves: Slaves, end: int = 0) -> Promise:
         """From the master's settings, as GET_BROKER_CONFIG gives them."""
         wait = max(_millis(settings, "syncFlushTimeout", 5_000), _millis(settings, "slaveTimeout", 3_000))
-        return cls(settings.get("brokerRole") == "SYNC_MASTER", slaves, wait, is_controlled(settings))
+        if settings.get("brokerPermission") == "0" and slaves is Slaves.LOST:
+            slaves = Slaves.FOLLOW  # Nobody sends, and the end of the log is to arrive.
+        return cls(is_sync(settings), slaves, wait, is_controlled(settings), end)
+
+
+def is_sync(settings: Mapping[str, str]) -> bool:
+    """Whether a master's senders wait for a slave. Source: `CommitLog.submitReplicaRequest` of 4.9.7, which goes by the
+    role, and `handleHA` of 5.x, where the master itself is the first replica of `inSyncReplicas`.
+    """
+    if settings.get("brokerRole") != "SYNC_MASTER":
+        return False
+    numbers = [whole_number(settings[name]) for name in ("inSyncReplicas", "minInSyncReplicas") if name in settings]
+    return not numbers or any(number is None or number > 1 for number in numbers)
 
 
 def is_controlled(settings: Mapping[str, str]) -> bool:
@@ -92,12 +158,17 @@ def _millis(settings: Mapping[str, str], name: str, default: int) -> int:
 def reports_for(promise: Promise) -> Reports:
     """How to report so that the master promises no less and stops for nothing.
 
-    A report is an acknowledgement to a SYNC_MASTER. With slaves of its own, theirs alone may count: a failover goes to
-    one of them. Without one, its senders got SLAVE_NOT_AVAILABLE before; a follower that reports nothing would let
-    them wait until they time out, so it reports what it has on disk. Nobody waits for a learner, whose report would
-    count where `allAckInSyncStateSet` is false.
+    A report is an acknowledgement to a SYNC_MASTER. With slaves that follow it, theirs alone may count: a failover goes
+    to one of them. Without one, its senders got SLAVE_NOT_AVAILABLE before; a follower that reports nothing would let
+    them wait until they time out, so it reports what it has on disk. Beside slaves that do not follow any more it is
+    away, and the senders get what they would get without it. Nobody waits for a learner, whose report would count where
+    `allAckInSyncStateSet` is false.
     """
-    return Reports.NEUTRAL if promise.learner or (promise.sync and promise.slaves > 0) else Reports.DURABLE
+    if promise.learner:
+        return Reports.NEUTRAL
+    if not promise.sync or promise.slaves is Slaves.NONE:
+        return Reports.DURABLE
+    return Reports.NEUTRAL if promise.slaves is Slaves.FOLLOW else Reports.AWAY
 
 
 def pause_before(promise: Promise) -> float:
@@ -106,7 +177,7 @@ def pause_before(promise: Promise) -> float:
     """
     if promise.learner:
         return 1.0
-    return promise.timeout_ms / 1000 + 1.0 if reports_for(promise) is Reports.NEUTRAL else 1.0
+    return 1.0 if reports_for(promise) is Reports.DURABLE else promise.timeout_ms / 1000 + 1.0
 
 
 def first_offset(start: int, end: int) -> int:

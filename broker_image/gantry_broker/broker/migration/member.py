@@ -23,7 +23,7 @@ from gantry_broker.broker.metadata.topics import TIMER_TOPIC
 from gantry_broker.broker.migration import ha
 from gantry_broker.broker.migration.carrying import Carrier
 from gantry_broker.broker.migration.errors import MigrationError, SourceBroken
-from gantry_broker.broker.migration.following import Follower
+from gantry_broker.broker.migration.following import LOST, Follower
 from gantry_broker.broker.migration.guarding import Guarding
 from gantry_broker.broker.migration.pops import LONGEST_MS, REVIVE_GROUP, InFlight, give_again, revive_topics
 from gantry_broker.broker.migration.source import FAILURES, Look, Source, save
@@ -136,6 +136,7 @@ class Migration:
         self._problem = "it looks at the source"
         self._look: Look | None = None
         self._looked_at = 0.0
+        self._slaves = ha.SlaveWatch()
         self._store: MessageStore | None = None
         self._follower: Follower | None = None
         self._tables: Tables | None = None
@@ -457,17 +458,20 @@ class Migration:
         if store.log.end > store.log.start and ha.reports_for(self._promise()) is ha.Reports.NEUTRAL:
             await asyncio.sleep(ha.pause_before(self._promise()))
         watching = asyncio.create_task(self._watch(source))
+        looking = asyncio.create_task(self._watch_slaves(source))
         try:
             while not self._finished.is_set():
+                await self._until_wanted(follower, watching, looking)
                 present = self._present()
                 in_sync = partial(self._in_sync, present.ha) if present.controlled else None
                 following = asyncio.create_task(follower.follow(*present.ha, self._promise, in_sync))
                 done = asyncio.create_task(self._finished.wait())
-                tasks = (following, watching, done)
+                tasks = (following, watching, looking, done)
                 try:
                     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                    if watching.done():
-                        watching.result()
+                    for task in (watching, looking):
+                        if task.done():
+                            task.result()
                     if self._finished.is_set():
                         return
                     following.result()
@@ -479,13 +483,37 @@ class Migration:
                     self._problem = str(error)
                     log.warning("RocketMQ's %s: %s; connected again soon", self._wanted.broker, error)
                 finally:
-                    for task in (following, done):
-                        task.cancel()
+                    for ended in (following, done):
+                        ended.cancel()
                     await asyncio.gather(following, done, return_exceptions=True)
                 await asyncio.sleep(ha.pause_before(self._promise()))
         finally:
             watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
+            looking.cancel()
+            await asyncio.gather(watching, looking, return_exceptions=True)
+
+    async def _until_wanted(self, follower: Follower, *watching: asyncio.Task[None]) -> None:
+        """Wait while the source's senders would wait for a connection, or until a task ends."""
+        while ha.reports_for(self._promise()) is ha.Reports.AWAY and not self._finished.is_set():
+            if self._slaves.end:
+                self._problem, follower.reports = LOST, ha.Reports.AWAY
+            done, _ = await asyncio.wait(watching, timeout=0.1)
+            if done:
+                return
+        if self._problem == LOST:
+            self._problem = ""
+
+    async def _watch_slaves(self, source: Source) -> None:
+        """Look at the slaves of a source whose senders wait for them, again and again."""
+        while True:
+            look = self._present()
+            if look.controlled or not ha.is_sync(look.settings):
+                self._slaves = ha.SlaveWatch()
+            else:
+                with contextlib.suppress(MigrationError):  # The master is away: nobody sends.
+                    end, ends = await source.slave_ends(look.address)
+                    self._slaves.look(time.monotonic(), end, ends)
+            await asyncio.sleep(ha.SLAVES_S)
 
     def _present(self) -> Look:
         assert self._look is not None
@@ -493,7 +521,7 @@ class Migration:
 
     def _promise(self) -> ha.Promise:
         look = self._present()
-        return ha.Promise.of(look.settings, look.slaves)
+        return ha.Promise.of(look.settings, self._slaves.state, self._slaves.end or look.end)
 
     def _in_sync(self, master: tuple[str, int]) -> int | None:
         """Return the offset up to which a failover keeps the log of a master; None: not known, or another one leads

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 import zlib
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,12 @@ from gantry_broker.remoting.tls import TlsOptions
 from gantry_broker.store.log.epochs import MAX_SEGMENT, LeaderEpochs
 from gantry_broker.store.log.record_reader import FILLER_MIN
 
+log = logging.getLogger(__name__)
+
 TIMEOUT_S: Final = 10.0
+SLAVE_S: Final = 1.0
+"""Seconds for a slave's answer. A later one counts as none."""
+AGAIN_S: Final = 0.2
 FAILURES: Final = (RemotingError, ClientError, BodyError, OSError, asyncio.TimeoutError)
 
 
@@ -76,6 +82,7 @@ class Source:
         self._own = own
         self._address: str | None = None
         self._cluster = cluster
+        self._slaves: list[str] = []
         self.admin = Admin(list(name_servers), timeout=TIMEOUT_S, credentials=credentials, tls=tls)
 
     async def __aenter__(self) -> Self:
@@ -110,6 +117,40 @@ class Source:
         slaves = len([number for number in broker.addresses if number not in (MASTER_ID, FORMER_MASTER_ID)])
         look = look_of(self.name, broker.cluster, address, settings, runtime, slaves)
         return replace(look, in_sync=in_sync_of(status)) if status else look
+
+    async def slave_ends(self, master: str) -> tuple[int, dict[str, int | None]]:
+        """Return the end of a master's log, and after it the end of each slave's that is registered; None: it does not
+        answer. Without a NameServer the slaves are those that it named before. Raises MigrationError.
+        """
+        end = await self._end(master)
+        if end is None:
+            raise MigrationError(f"{master} does not answer within {SLAVE_S:g} s")
+        ends = await self._slave_ends(master)
+        if None in ends.values():  # One that was killed is registered for a moment more.
+            await asyncio.sleep(AGAIN_S)
+            ends = await self._slave_ends(master)
+        return end, ends
+
+    async def _slave_ends(self, master: str) -> dict[str, int | None]:
+        try:
+            async with asyncio.timeout(SLAVE_S):
+                broker = (await self.admin.cluster_info()).brokers.get(self.name)
+            if broker is not None:
+                found = {at for n, at in broker.addresses.items() if n not in (MASTER_ID, FORMER_MASTER_ID)}
+                self._slaves = sorted(found - {self._own, master})
+        except FAILURES as error:
+            log.info("the NameServer does not answer: %s", error)
+        ends = await asyncio.gather(*map(self._end, self._slaves))
+        return dict(zip(self._slaves, ends, strict=True))
+
+    async def _end(self, address: str) -> int | None:
+        """Return the end of a broker's log; None: it does not say."""
+        try:
+            async with asyncio.timeout(SLAVE_S):
+                runtime = await self.admin.runtime_info(address)
+        except FAILURES:
+            return None
+        return whole_number(runtime.get("commitLogMaxOffset", ""), 0, plausible.MAX_OFFSET)
 
     async def register(self, look: Look, tables: Tables, address: str) -> None:
         """Register an address as the master's with every NameServer, and the source's topics. Raises MigrationError."""
