@@ -15,6 +15,9 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 JOBS ?= 3
 
+# Tests start some thousand processes. Without kept bytecode each of them compiles what it imports: half of its start.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test lint nightly bench dist site lock env core wheels clean
 
 help:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from gantry_broker.starting import importing
 from gantry_broker.store.log import commit_log
 from hypothesis import settings
 
@@ -33,6 +34,13 @@ LONG = (
     "tests/chaos/",
 )
 """Files of a minute and more (`python .ci/slowest.py`). They begin first: a run must not end with one alone."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Looks of the collector of reference cycles are two fifths of a collection, and find little."""
+    with importing():
+        return (yield)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
