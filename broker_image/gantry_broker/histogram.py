@@ -65,15 +65,15 @@ class Histogram:
         self.sum += value * times
 
     def observe_all(self, values: Sequence[float]) -> None:
-        """Count each value. Values that all lie below the first bound, as most batches do, cost one step."""
-        if max(values) <= self._bounds[0]:
-            self._counts[0] += len(values)
-            self.sum += sum(values)
+        """Count each value. Values that all lie in one bucket, as those of most batches do, cost one step."""
+        counts, bounds = self._counts, self._bounds
+        bucket = bisect_left(bounds, min(values))
+        if bucket == len(bounds) or max(values) <= bounds[bucket]:
+            counts[bucket] += len(values)
         else:
-            counts, bounds = self._counts, self._bounds
             for value in values:
                 counts[bisect_left(bounds, value)] += 1
-            self.sum += sum(values)
+        self.sum += sum(values)
 
     @property
     def first_bound(self) -> float:

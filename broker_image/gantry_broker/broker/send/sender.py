@@ -290,9 +290,6 @@ class Sender:
                             asked.append((frame, queue_id, 1, None, True))
                             continue
                 elif frame.code == _BATCH:
-                    if is_large_batch(frame.body):
-                        self.on_large(conn, frame)
-                        continue
                     found = self._plain_batch(frame, born_host)
                     if found is not None:
                         batch, keys_of = found
@@ -306,6 +303,9 @@ class Sender:
                         continue
             except (KeyError, ValueError):
                 pass  # The slow path names the field, or what is illegal.
+            if frame.code == _BATCH and is_large_batch(frame.body):
+                self.on_large(conn, frame)
+                continue
             try:
                 made, queue_id, more, waits = self._slow_path(frame, born_host, now_ms)
             except _InTurn:

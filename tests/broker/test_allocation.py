@@ -1,0 +1,44 @@
+"""What the C library does with memory that was freed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Final
+
+import pytest
+
+BLOCKS: Final = """
+import resource
+from gantry_broker.allocation import keep_freed_memory
+print(keep_freed_memory())
+bytes(300_000)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(1_000):
+    some = bytearray(300_000)
+    del some
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def pages_taken(**environment: str) -> tuple[str, int]:
+    """Whether the limits were set, and the pages that 1,000 blocks of 300 kB take from the system."""
+    ended = subprocess.run(
+        [sys.executable, "-c", BLOCKS], env={**os.environ, **environment}, capture_output=True, text=True, check=True
+    )
+    taken, pages = ended.stdout.split()
+    return taken, int(pages)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only glibc has mallopt")
+def test_a_block_that_is_freed_is_used_again() -> None:
+    taken, pages = pages_taken()
+    assert taken == "True"
+    assert pages < 1_000
+
+
+def test_the_limits_of_a_person_hold() -> None:
+    taken, pages = pages_taken(MALLOC_TRIM_THRESHOLD_="100000", MALLOC_MMAP_THRESHOLD_="100000")
+    assert taken == "False"
+    assert pages > 10_000
