@@ -83,6 +83,21 @@ async def test_a_message_that_is_not_acknowledged_comes_again(places: dict[str, 
 
 
 @pytest.mark.parametrize("place", PLACES)
+async def test_messages_of_a_former_subscription_are_not_received(places: dict[str, str], place: str) -> None:
+    """A poll that waits goes on after `receive`, and what it brings goes back to the group."""
+    async with Producer(places[place]) as producer, SimpleConsumer(places[place], "g") as consumer:
+        await consumer.subscribe("T")
+        assert await consumer.receive(wait_s=0.2) == []
+        await consumer.unsubscribe("T")
+        await consumer.subscribe("D")
+        await producer.send("T", b"not now")
+        assert await consumer.receive(wait_s=1) == []
+        await consumer.subscribe("T", "*")
+        (message,) = await consumer.receive(wait_s=15)
+        assert (message.body, message.delivery_attempt) == (b"not now", 1)
+
+
+@pytest.mark.parametrize("place", PLACES)
 async def test_a_delay_and_an_order(places: dict[str, str], place: str) -> None:
     async with Producer(places[place]) as producer, SimpleConsumer(places[place], "g") as consumer:
         await consumer.subscribe("D")

@@ -102,6 +102,16 @@ async def test_a_consumer_gets_what_it_wants_and_what_failed_again(places: dict[
         assert await rest.receive(wait_s=0.5) == [], "each message was acknowledged"
 
 
+@pytest.mark.parametrize("place", PLACES)
+async def test_a_tag_may_be_long(places: dict[str, str], place: str) -> None:
+    inbox, tag = Inbox(), "x" * 10_240
+    async with Producer(places[place]) as producer, Consumer(places[place], "g") as consumer:
+        await consumer.subscribe("T", inbox, tag)
+        await reading(consumer, "T", place)
+        await producer.send("T", b"x", tags=tag)
+        await inbox.wait(1)
+
+
 async def test_a_slow_handler_keeps_its_message_and_a_closing_one_gives_the_rest_to_others(
     places: dict[str, str],
 ) -> None:

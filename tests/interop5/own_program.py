@@ -1,6 +1,7 @@
 """The project's client as a program: `own_program.py ENDPOINTS WHAT TOPIC... GROUP...` prints what it saw as JSON.
 
-`simple NORMAL DELAY FIFO GROUP`; `called NORMAL DELAY FIFO TRANSACTION GROUP ORDERLY [CA]` (with CA: by TLS).
+`simple NORMAL DELAY FIFO GROUP`; `called NORMAL DELAY FIFO TRANSACTION GROUP ORDERLY [CA]` (with CA: by TLS);
+`user NAMESRV NAME SECRET` makes its topic itself.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from gantry_broker.client import (
+    Admin,
+    BrokerError,
     Consumer,
+    Credentials,
     Message,
     OrderedConsumer,
     Producer,
@@ -97,6 +101,39 @@ async def called(
     return {"seen": sorted(seen), "order": order, "asked": sorted(set(asked))}
 
 
+async def user(endpoints: str, namesrv: str, name: str, secret: str) -> dict[str, Any]:
+    """A user with the right secret, and with a wrong one."""
+    place, right, wrong = f"grpc://{endpoints}", Credentials(name, secret), Credentials(name, secret[::-1])
+    async with Admin(namesrv, credentials=right) as admin:
+        await admin.create_topic("Owned", queues=1)
+    bodies: list[str] = []
+    codes: list[int] = []
+
+    async def handle(message: ReceivedMessage) -> None:
+        bodies.append(message.body.decode())
+
+    async with (
+        Producer(place, timeout=10, credentials=right) as producer,
+        Consumer(place, "owners", credentials=right) as consumer,
+    ):
+        await consumer.subscribe("Owned", handle)
+        await until(lambda: bool(consumer.assigned))
+        await asyncio.sleep(2)  # The first receive begins: a new group begins at the end.
+        await producer.send("Owned", b"mine")
+        await until(lambda: bool(bodies))
+    async with (
+        Producer(place, credentials=wrong) as producer,
+        SimpleConsumer(place, "owners", credentials=wrong) as simple_consumer,
+    ):
+        await simple_consumer.subscribe("Owned")
+        for work in (producer.send("Owned", b"x"), simple_consumer.receive(wait_s=1)):
+            try:
+                await work
+            except BrokerError as error:
+                codes.append(int(error.code))
+    return {"bodies": bodies, "refused": codes}
+
+
 async def simple(endpoints: str, normal: str, delay: str, fifo: str, group: str) -> dict[str, Any]:
     async with (
         Producer(f"grpc://{endpoints}", timeout=10) as producer,
@@ -142,4 +179,4 @@ async def simple(endpoints: str, normal: str, delay: str, fifo: str, group: str)
 
 if __name__ == "__main__":
     endpoints, what, *names = sys.argv[1:]
-    print(json.dumps(asyncio.run({"simple": simple, "called": called}[what](endpoints, *names))))
+    print(json.dumps(asyncio.run({"simple": simple, "called": called, "user": user}[what](endpoints, *names))))

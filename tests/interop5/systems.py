@@ -113,7 +113,9 @@ class System:
 
 
 @contextlib.contextmanager
-def apache(folder: Path, settings: dict[str, Any] | None = None) -> Iterator[System]:
+def apache(
+    folder: Path, settings: dict[str, Any] | None = None, of_proxy: dict[str, Any] | None = None
+) -> Iterator[System]:
     """Starts Apache RocketMQ 5.5.0 in a network namespace. Raises ToolMissing or NamespaceUnavailable."""
     jars = java_classpath("server55")
     texts = {key: str(value) for key, value in {**COMMON, **(settings or {})}.items()}
@@ -123,14 +125,15 @@ def apache(folder: Path, settings: dict[str, Any] | None = None) -> Iterator[Sys
         # The Rust client makes its message ids from a hardware address, and this namespace has the loopback only.
         words = ["ip", "link", "set", "lo", "address", "02:00:00:00:00:01"]
         subprocess.run([*target.prefix, *words], check=True)
-        proxy = stack.enter_context(apache_proxy(folder, target))
+        proxy = stack.enter_context(apache_proxy(folder, target, more=of_proxy))
         yield System(target, f"127.0.0.1:{APACHE_PORT}", proxy)
 
 
 @contextlib.contextmanager
 def apache_proxy(
-    folder: Path, target: Target, port: int = APACHE_PORT, name: str = "proxy", tls: Files | None = None
-) -> Iterator[Started]:
+    folder: Path, target: Target, port: int = APACHE_PORT, name: str = "proxy", tls: Files | None = None,
+    more: dict[str, Any] | None = None,
+) -> Iterator[Started]:  # fmt: skip
     own = {"tlsTestModeEnable": False, "tlsCertPath": str(tls.cert), "tlsKeyPath": str(tls.key)} if tls else {}
     config = folder / f"{name}.json"
     config.write_text(json.dumps({
@@ -138,7 +141,7 @@ def apache_proxy(
         "remotingListenPort": port + 100, "proxyName": name, "localServeAddr": "127.0.0.1", "enableGrpcEpoll": False,
         "useEndpointPortFromRequest": True,
         # So often it names its transaction producers to the broker, by default each 20 s: until then checks reach none.
-        "transactionHeartbeatPeriodSecond": 1, **own,
+        "transactionHeartbeatPeriodSecond": 1, **own, **(more or {}),
     }))  # fmt: skip
     words = java.command(
         java_classpath("server55"), "org.apache.rocketmq.proxy.ProxyStartup", "-pm", "cluster", "-n", target.namesrv,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gantry_broker.protocol.codes import ResponseCode
 
 from benchmarks.rig.processes import NamespaceUnavailable
 from tests.interop5 import own_program, systems
@@ -63,3 +64,26 @@ def test_calls_the_application_in_order_in_transactions_and_by_tls(running: syst
                 "order": ["0", "1", "1", "2", "3"],
                 "asked": ["perhaps"],
             }, f"by {('clear text', 'TLS')[number]}"
+
+
+def test_a_user_of_apache_rocketmq(tmp_path: Path) -> None:
+    """Users of Gantry are in tests/client/test_grpc_consumers.py."""
+    auth, name, secret = "org.apache.rocketmq.auth.authentication.provider", "owner", "12345678"
+    settings = {
+        "authenticationEnabled": "true", "authenticationProvider": f"{auth}.DefaultAuthenticationProvider",
+        "innerClientAuthenticationCredentials": json.dumps({"accessKey": name, "secretKey": secret}),
+    }  # fmt: skip
+    broker = settings | {
+        "authenticationMetadataProvider": f"{auth}.LocalAuthenticationMetadataProvider",
+        "initAuthenticationUser": json.dumps({"username": name, "password": secret}),
+    }
+    proxy = settings | {
+        "authenticationEnabled": True,
+        "authenticationMetadataProvider": "org.apache.rocketmq.proxy.auth.ProxyAuthenticationMetadataProvider",
+    }
+    try:
+        with systems.apache(tmp_path, broker, proxy) as found:
+            got = ran(found, found.endpoints, "user", found.target.namesrv, name, secret)
+    except (ToolMissing, NamespaceUnavailable) as error:
+        pytest.skip(str(error))
+    assert got == {"bodies": ["mine"], "refused": [ResponseCode.NO_PERMISSION] * 2}

@@ -327,6 +327,7 @@ async def test_a_receive_that_its_client_gave_up_loses_nothing(cluster: Cluster)
         [got] = await get(stub, CLIENT, c.receive("g", "T"))
         assert got.body == b"nobody waits"
         assert time.monotonic() - begun < 5  # its invisible time is 20 s
+        assert got.system_properties.delivery_attempt == 1, "nobody has got it before"
         assert proxy.service.receiving.returned <= 1
         await line.end()
 

@@ -174,8 +174,10 @@ class GrpcPush:
                 try:
                     found = await self._receiver.queues(topic)
                 except _FAILURES as error:
-                    log.info("%s: the queues of %s are unchanged: %s", self._receiver.group, topic, error)
-                    complete = False
+                    refused = isinstance(error, BrokerError) and error.code not in _AGAIN
+                    level = logging.WARNING if refused else logging.INFO
+                    log.log(level, "%s: the queues of %s are unchanged: %s", self._receiver.group, topic, error)
+                    complete = complete and refused  # What is refused is refused a second later, too.
                     continue
                 await self._stop([queue for queue in self._queues if queue.topic == topic and queue not in found])
                 for queue in found:

@@ -17,6 +17,7 @@ import ssl
 import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from gantry_broker.client.credentials import Credentials
@@ -157,6 +158,8 @@ class SimpleConsumer:
         self._ordered = ordered
         self._subscriptions: dict[str, SubscriptionData] = {}
         self._polls: dict[TopicAtGroup, asyncio.Task[None]] = {}
+        self._former: set[asyncio.Task[None]] = set()
+        """Polls for a subscription that is no more, and what gives their messages back."""
         self._attempts: dict[TopicAtGroup, str] = {}
         """The mark of an orderly pop whose answer did not come: with it the broker gives the same messages."""
         self._kept: deque[PoppedMessage] = deque()
@@ -189,7 +192,7 @@ class SimpleConsumer:
         if not self._open:
             return
         self._open = False
-        polls = list(self._polls.values())
+        polls = [*self._polls.values(), *self._former]
         for poll in polls:
             poll.cancel()
         await asyncio.gather(*polls, return_exceptions=True)
@@ -209,6 +212,7 @@ class SimpleConsumer:
         """
         check_topic(topic)
         self._subscriptions[topic] = data = subscription(topic, expression, sql=sql)
+        self._drop(topic)
         if self._grpc is not None:
             self._grpc.subscribe(topic, data)
         elif self._open:
@@ -216,10 +220,28 @@ class SimpleConsumer:
 
     async def unsubscribe(self, topic: str) -> None:
         self._subscriptions.pop(topic, None)
+        self._drop(topic)
         if self._grpc is not None:
             self._grpc.unsubscribe(topic)
         elif self._open:
             await self._register()
+
+    def _drop(self, topic: str) -> None:
+        """Give back what was received for another subscription, or none: now, and when its polls end."""
+        for place in [place for place in self._polls if place[0] == topic]:
+            poll = self._polls.pop(place)
+            self._former.add(poll)
+            poll.add_done_callback(self._former.discard)
+        dropped = [message for message in self._kept if message.topic == topic]
+        if dropped:
+            self._kept = deque(message for message in self._kept if message.topic != topic)
+            self._return(dropped)
+
+    def _return(self, messages: Sequence[PoppedMessage]) -> None:
+        for message in messages:
+            task = asyncio.get_running_loop().create_task(self._give_back(message))
+            self._former.add(task)
+            task.add_done_callback(self._former.discard)
 
     def consumer_data(self) -> ConsumerData:
         """Return this consumer's part of a heartbeat."""
@@ -265,7 +287,7 @@ class SimpleConsumer:
                 if place not in self._polls:
                     poll = loop.create_task(self._poll(place, max_messages, invisible, left))
                     self._polls[place] = poll
-                    poll.add_done_callback(lambda _, place=place: self._polled(place))  # type: ignore[misc]
+                    poll.add_done_callback(partial(self._polled, place))
             try:
                 async with asyncio.timeout(left + (ANSWER_S if self._grpc is None else PROXY_ANSWER_S)):
                     await self._arrived.wait()
@@ -314,21 +336,30 @@ class SimpleConsumer:
         first = next(self._turns) % len(places)
         return places[first:] + places[:first]
 
-    def _polled(self, place: TopicAtGroup) -> None:
-        self._polls.pop(place, None)
+    def _polled(self, place: TopicAtGroup, poll: asyncio.Task[None]) -> None:
+        if self._polls.get(place) is poll:
+            del self._polls[place]
         self._arrived.set()
 
     async def _poll(self, place: TopicAtGroup, most: int, invisible_s: float, wait_s: float) -> None:
         topic, broker = place
+        data = self._subscriptions.get(topic)
+        if data is None:
+            return
         try:
             messages = await self._pop(topic, broker, most, invisible_s, wait_s)
         except _FAILURES as error:
+            if self._subscriptions.get(topic) is not data:
+                return
             self._failures[place] = error
             if not isinstance(error, BrokerError) or error.code in _AGAIN:
                 log.info("%s: pop of %s at %s: %s", self.group, topic, broker, error)
                 await self._look_again(topic)
         else:
-            self._kept += messages
+            if self._subscriptions.get(topic) is data:
+                self._kept += messages
+            else:
+                self._return(messages)
 
     async def _look_again(self, topic: str) -> None:
         """Fetch the route of a topic whose broker group failed."""

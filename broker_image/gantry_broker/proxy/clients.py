@@ -26,8 +26,8 @@ MAX_SETTINGS: Final = 64 * 1024
 """Bytes of one client's settings: 500 topics with their filters."""
 MAX_KEPT: Final = 64 << 20
 """Bytes of the settings of all clients."""
-MAX_EXPRESSION: Final = 4_096
-"""Characters of a filter in the settings."""
+MAX_EXPRESSION: Final = 16_384
+"""Characters of a filter in the settings: a tag may be as long."""
 MAX_ENDPOINTS: Final = 8
 MAX_HOST: Final = 255
 MAX_TEXT: Final = 100

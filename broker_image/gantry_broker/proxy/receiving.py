@@ -475,11 +475,11 @@ class Receiving:
         return wanted
 
     def _give_back(self, group: str, topic: str, handles: Iterable[str]) -> None:
-        """Let others have messages that their client did not get."""
+        """Let others have messages that their client did not get: that is no attempt."""
         for handle in handles:
             self.renewals.remove(group, topic, handle)
             self.returned += 1
-            self._spawn(self._quietly(self._change(group, topic, handle, BACK_MS)))
+            self._spawn(self._quietly(self._change(group, topic, handle, BACK_MS, suspend=True)))
 
     def client_gone(self, client: ClientKey) -> None:
         """Let others have the messages that a client works on, or has forgotten."""
