@@ -22,9 +22,10 @@ from gantry_broker.archive.verifying import Pace, carry_out, verify_group
 from gantry_broker.broker.http.metrics import archive_families
 from gantry_broker.config import ArchiveConfig, VerifyOrder
 from gantry_operator.api import BrokerCluster
-from gantry_operator.api.status import GroupRow
-from gantry_operator.cluster.archive_status import archive_condition, archive_row
+from gantry_operator.api.status import ArchiveRow, BrokerClusterStatus, GroupRow
+from gantry_operator.cluster.archive_status import archive_condition, archive_row, with_schedule
 from gantry_operator.platforms.kubernetes.manifests import verification
+from gantry_operator.platforms.kubernetes.monitoring.cluster_figures import ClusterFigures, families
 from gantry_operator.platforms.local.events import EventLog
 from gantry_operator.platforms.local.folder import ClusterFolder
 from gantry_operator.platforms.local.verification import PROCESS, LocalVerification
@@ -90,7 +91,7 @@ def test_what_is_found_is_in_the_archive_and_the_uploading_member_reports_it(tmp
     row = archive_row([{"known": True, "end": state.end}, said])
     assert row is not None
     assert (row.verified, row.verifiedUntil, row.verifiedOffset) == ("1970-01-01T00:00:05Z", "1970-01-01T00:00:04Z", 9)
-    condition = archive_condition([GroupRow(name="a", archive=row)], made(), "2026-01-01T00:00:00Z")
+    condition = archive_condition([GroupRow(name="a", archive=row)], made())
     assert condition is not None
     assert condition[:2] == ("False", "Damaged")
     assert "group a: 2 objects are damaged or missing (1970-01-01T00:00:05Z): it is gone" in condition[2]
@@ -161,21 +162,57 @@ def test_a_run_that_cannot_read_the_archive_fails_and_damage_does_not(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("verified", "now", "status"),
+    ("schedule", "since", "verified", "now", "overdue"),
     [
-        (None, "2026-03-09T00:00:00Z", "True"),
-        ("2026-03-01T03:20:00Z", "2026-03-08T12:00:00Z", "True"),  # It may still run.
-        ("2026-03-01T03:20:00Z", "2026-03-09T04:00:00Z", "NotVerified"),
-        ("2026-03-08T03:20:00Z", "2026-03-09T04:00:00Z", "True"),
+        # Weekly: it may take a day.
+        ("0 3 * * 0", "2026-03-03T00:00:00Z", None, "2026-03-08T12:00:00Z", False),
+        ("0 3 * * 0", "2026-03-03T00:00:00Z", None, "2026-03-09T04:00:00Z", True),
+        ("0 3 * * 0", "2026-01-01T00:00:00Z", "2026-03-01T03:20:00Z", "2026-03-08T12:00:00Z", False),
+        ("0 3 * * 0", "2026-01-01T00:00:00Z", "2026-03-01T03:20:00Z", "2026-03-09T04:00:00Z", True),
+        ("0 3 * * 0", "2026-01-01T00:00:00Z", "2026-03-08T03:20:00Z", "2026-03-09T04:00:00Z", False),
+        # What was due while the cluster slept, or had no schedule, is not missed.
+        ("0 3 * * 0", "2026-03-08T12:00:00Z", "2026-02-01T03:20:00Z", "2026-03-10T00:00:00Z", False),
+        # Hourly: it may take until the next one.
+        ("0 * * * *", "2026-03-03T00:10:00Z", None, "2026-03-03T01:59:00Z", False),
+        ("0 * * * *", "2026-03-03T00:10:00Z", None, "2026-03-03T02:01:00Z", True),
+        ("0 * * * *", "2026-03-03T00:10:00Z", "2026-03-03T05:01:00Z", "2026-03-03T06:30:00Z", False),
+        ("0 * * * *", "2026-03-03T00:10:00Z", "2026-03-03T05:01:00Z", "2026-03-03T07:01:00Z", True),
     ],
 )
-def test_a_verification_that_does_not_come_is_said(verified: str | None, now: str, status: str) -> None:
-    row = archive_row([{"known": True, "end": 5}])
+def test_a_verification_that_does_not_come_is_said(
+    schedule: str, since: str, verified: str | None, now: str, overdue: bool
+) -> None:
+    """By one rule in the status, the condition and the operator's metric."""
+    cluster = made(verify={"schedule": schedule})
+    before = [GroupRow(name="a", archive=ArchiveRow(verifySince=since))]
+    said = archive_row([{"known": True, "end": 5}])
+    assert said is not None
+    said.verified = verified
+    groups = with_schedule([GroupRow(name="a", archive=said)], before, cluster, now)
+    row = groups[0].archive
     assert row is not None
-    row.verified = verified
-    condition = archive_condition([GroupRow(name="a", archive=row)], made(verify={"schedule": "0 3 * * 0"}), now)
+    assert (row.overdue, row.verifySince) == (overdue, since)
+    condition = archive_condition(groups, cluster)
     assert condition is not None
-    assert status in condition[:2]
+    assert condition[1] == ("NotVerified" if overdue else "UpToDate")
+    assert (verified or "never") in condition[2] or not overdue
+    figures = ClusterFigures("mq", "shop", BrokerClusterStatus(groups=groups))
+    [family] = [f for f in families([figures]) if f.name == "gantry_operator_archive_verification_overdue"]
+    assert [value for _, value in family.rows] == [overdue]
+
+
+def test_the_time_of_a_schedule_begins_with_it_and_anew_after_a_sleep() -> None:
+    group = GroupRow(name="a")
+    assert with_schedule([group], [], made(), "2026-03-01T00:00:00Z") == [group]
+    first = with_schedule([group], [], made(verify={"schedule": "0 3 * * 0"}), "2026-03-01T00:00:00Z")
+    assert first[0].archive is not None
+    assert first[0].archive.verifySince == "2026-03-01T00:00:00Z"
+    kept = with_schedule([group], first, made(verify={"schedule": "0 3 * * 0"}), "2026-04-01T00:00:00Z")
+    assert kept[0].archive is not None, "a member that does not answer ends no wait"
+    assert kept[0].archive.overdue
+    asleep = made(verify={"schedule": "0 3 * * 0"})
+    asleep.spec.hibernate = True
+    assert with_schedule([group], kept, asleep, "2026-04-01T00:00:00Z") == [group]
 
 
 def test_the_cron_job_has_the_brokers_image_account_and_only_the_archives_secrets() -> None:

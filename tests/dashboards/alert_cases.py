@@ -211,6 +211,11 @@ CASES: Final = {
         {f'gantry_archive_faults{{{G},member="1"}}': "2x60"},
         ({f'gantry_archive_faults{{{G},member="1"}}': "0x60"},),
     ),
+    "GantryArchiveNotVerified": Case(
+        "warning", GROUP,
+        {f"gantry_operator_archive_verification_overdue{{{G}}}": "1x60"},
+        ({f"gantry_operator_archive_verification_overdue{{{G}}}": "0x60"},),
+    ),
     "GantryEventLoopBlocked": Case(
         "warning", MEMBER,
         {f'gantry_event_loop_hold_seconds_total{{{G},member="1"}}': "0+9x60"},

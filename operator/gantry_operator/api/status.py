@@ -103,6 +103,8 @@ class ArchiveRow(_Status):
     verified: str | None = Field(None, description="When all of it was read back last (verify).")
     verifiedUntil: str | None = Field(None, description="Store time of the last record that was read then.")
     verifiedOffset: int | None = Field(None, description="Offset behind that record.")
+    verifySince: str | None = Field(None, description="Since when the schedule of archive.verify applies.")
+    overdue: bool = Field(False, description="A verification that was due has not come.")
     faults: int = Field(0, description="Objects that were damaged or missing then.")
     fault: str = Field("", description="The first of them.")
     readMessages: int | None = Field(

@@ -156,7 +156,7 @@ def _archives(out: Any, status: dict[str, Any]) -> None:
             *(["-"] * 6 if row.get("offset") is None else [
                 str(row["offset"]), f"{size(behind or 0)}, {row.get('behindSeconds') or 0} s",
                 size(row.get("bytes") or 0), str(row.get("objects") or 0), str(row.get("readMessages") or 0),
-                row.get("verified") or "-",
+                f"{row.get('verified') or 'never'}, overdue" if row.get("overdue") else row.get("verified") or "-",
             ]),
         )  # fmt: skip
     out.print()

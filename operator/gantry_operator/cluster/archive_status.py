@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
 from gantry_operator.api import BrokerCluster, cron
+from gantry_operator.api.archive import Verification
 from gantry_operator.api.base import parse_duration
 from gantry_operator.api.status import ArchiveRow, GroupRow
 from gantry_operator.cluster.timestamps import utc
@@ -15,7 +16,7 @@ LATE = 10
 """An archive that is behind by more than so many intervals is late: the condition and the alert say so."""
 
 PATIENCE: Final = timedelta(hours=24)
-"""A verification may take so long after it was due."""
+"""A verification may take so long after it was due, but no longer than until the next one is due."""
 
 
 def archive_row(said: Sequence[Mapping[str, Any]]) -> ArchiveRow | None:
@@ -56,13 +57,29 @@ def archive_row(said: Sequence[Mapping[str, Any]]) -> ArchiveRow | None:
     )
 
 
-def archive_condition(
-    groups: Sequence[GroupRow], cluster: BrokerCluster | None, now: str
-) -> tuple[Literal["True", "False", "Unknown"], str, str] | None:
-    """Whether the archive keeps up, and was whole when it was read back; None: the spec has none.
-
-    `now`: as text, in UTC.
+def with_schedule(
+    groups: Sequence[GroupRow], before: Iterable[GroupRow], cluster: BrokerCluster | None, now: str
+) -> list[GroupRow]:
+    """Add to each group's archive whether a verification by the schedule is overdue. `before`: the former rows; `now`:
+    as text, in UTC.
     """
+    archive = None if cluster is None else cluster.spec.archive
+    if cluster is None or archive is None or archive.verify is None or cluster.spec.hibernate:
+        return list(groups)
+    since = {g.name: g.archive.verifySince for g in before if g.archive is not None}
+    found = []
+    for group in groups:
+        row = group.archive or ArchiveRow()
+        row = row.model_copy(update={"verifySince": since.get(group.name) or now})
+        row = row.model_copy(update={"overdue": _overdue(row, archive.verify, datetime.fromisoformat(now))})
+        found.append(group.model_copy(update={"archive": row}))
+    return found
+
+
+def archive_condition(
+    groups: Sequence[GroupRow], cluster: BrokerCluster | None
+) -> tuple[Literal["True", "False", "Unknown"], str, str] | None:
+    """Whether the archive keeps up, and was whole when it was read back; None: the spec has none."""
     if cluster is None or cluster.spec.archive is None:
         return None
     late_s = LATE * parse_duration(cluster.spec.archive.interval)
@@ -87,27 +104,21 @@ def archive_condition(
     if gaps:
         said = "records left the disks before their upload, so a restore begins behind them"
         return "False", "Gap", f"{', '.join(gaps)} ranges of the log: {said}"
-    overdue = [
-        f"group {n} ({r.verified})"
-        for n, r in rows.items()
-        if r is not None and _overdue(r, cluster, datetime.fromisoformat(now))
-    ]
+    overdue = [f"group {n} ({r.verified or 'never'})" for n, r in rows.items() if r is not None and r.overdue]
     if overdue:
         return "False", "NotVerified", f"the archive was not read back when it was due: {', '.join(overdue)}"
     return "True", "UpToDate", "the archive has all but the newest records of every group"
 
 
-def _overdue(row: ArchiveRow, cluster: BrokerCluster, now: datetime) -> bool:
-    """Whether a verification that was due after the last one has not come. The first one is not missed."""
-    archive = cluster.spec.archive
-    if archive is None or archive.verify is None or row.verified is None or cluster.spec.hibernate:
-        return False
-    last = datetime.fromisoformat(row.verified)
+def _overdue(row: ArchiveRow, verify: Verification, now: datetime) -> bool:
+    """Whether a verification that was due after the last one, or since the schedule applies, has not come."""
+    last = max(datetime.fromisoformat(at) for at in (row.verified, row.verifySince) if at is not None)
     try:
-        due = cron.next_run(archive.verify.schedule, archive.verify.timeZone, last)
+        due = cron.next_run(verify.schedule, verify.timeZone, last)
+        next_due = None if due is None else cron.next_run(verify.schedule, verify.timeZone, due)
     except cron.ScheduleError:
         return False
-    return due is not None and now > due + PATIENCE
+    return due is not None and now > min(due + PATIENCE, next_due or due + PATIENCE)
 
 
 def _behind(row: ArchiveRow) -> int:

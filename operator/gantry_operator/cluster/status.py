@@ -23,7 +23,7 @@ from gantry_operator.api.status import (
     TableRow,
 )
 from gantry_operator.certificates import EXPIRING
-from gantry_operator.cluster.archive_status import archive_condition, archive_row
+from gantry_operator.cluster.archive_status import archive_condition, archive_row, with_schedule
 from gantry_operator.cluster.observed import ObservedMember, ObservedState
 from gantry_operator.cluster.platform import Change
 from gantry_operator.cluster.second_site import MemberSite, SiteState, adopt, member_site, site_condition
@@ -75,11 +75,11 @@ def status_of(
     if observed.certificates:
         valid = _certificates_valid(observed.certificates, now)
         conditions.append(_condition(old, "CertificatesValid", *valid, now, generation))
-    groups = group_rows(observed, old, now)
+    groups = with_schedule(group_rows(observed, old, now), old.groups, cluster, now)
     if observed.drains or any(c.type == "Draining" for c in old.conditions):
         conditions.append(_condition(old, "Draining", *_draining(observed.drains), now, generation))
     joined = {m.group for m in observed.members if m.status is not None and _part(m.status, "marks").get("joined")}
-    archiving = archive_condition(groups, cluster, now)
+    archiving = archive_condition(groups, cluster)
     if archiving is not None:
         conditions.append(_condition(old, "Archiving", *archiving, now, generation))
     balance = unbalanced([g for g in groups if g.drain is None and g.name in joined], old)

@@ -87,6 +87,11 @@ def _families() -> dict[str, Family]:
         ("gantry_operator_last_failover_timestamp_seconds", gauge, "Time of the group's last change of a master."),
         ("gantry_operator_last_failover_duration_seconds", gauge, "Duration of the group's last change of a master."),
         ("gantry_operator_in_sync_changes_total", counter, "Changes of the recorded in-sync set."),
+        (
+            "gantry_operator_archive_verification_overdue",
+            gauge,
+            "1 while a verification of the group's archive that was due has not come.",
+        ),
         ("gantry_operator_report_failed", gauge, "1 while the last run of the report failed."),
         ("gantry_operator_report_last_success_timestamp_seconds", gauge, "End of the last good run of the report."),
         ("gantry_operator_report_duration_seconds", gauge, "Duration of the last good run of the report."),
@@ -173,6 +178,9 @@ def _add_status(add: Any, status: BrokerClusterStatus) -> None:
         add("in_sync_members", sum(row.inSync for row in rows), group=group)
         add("group_master", bool(masters), group=group)
         add("leader_epoch", max(row.epoch or 0 for row in masters or rows), group=group)
+    for row in status.groups:
+        if row.archive is not None and row.archive.verifySince is not None:
+            add("archive_verification_overdue", row.archive.overdue, group=row.name)
     add("name_servers", len(status.nameServerMembers))
     add("name_servers_ready", sum(server.ready for server in status.nameServerMembers))
     if status.proxy is not None:
