@@ -79,6 +79,12 @@ def test_a_number_that_no_master_says_is_refused_by_its_name(value: str) -> None
         look_of("a", "demo", "127.0.0.1:1", CONFIG, RUNTIME | {"commitLogMaxOffset": value}, 0)
 
 
+def test_a_master_that_never_got_a_message_has_an_empty_log() -> None:
+    empty = RUNTIME | {"commitLogMinOffset": "-1", "commitLogMaxOffset": "0"}
+    found = look_of("a", "demo", "127.0.0.1:1", CONFIG, empty, 0)
+    assert (found.start, found.end) == (0, 0)
+
+
 @pytest.mark.parametrize(
     "table",
     [b"", b"[]", b'{"offsetTable":{"T@g":{"0":-5}}}', b'{"offsetTable":{"T@g":{"x":1}}}', b'{"offsetTable":3}'],

@@ -244,7 +244,8 @@ def look_of(
             f"broker {name} keeps its log with DLedger, which has no HA port: migrate it by messages "
             "(gantry migrate start --by messages)"
         )
-    start = number(runtime, "commitLogMinOffset", 0, plausible.MAX_OFFSET)
+    # A master that has never got a message says -1.
+    start = max(number(runtime, "commitLogMinOffset", -1, plausible.MAX_OFFSET), 0)
     end = number(runtime, "commitLogMaxOffset", start, plausible.MAX_OFFSET)
     host, _ = split_address(address)
     return Look(
