@@ -93,7 +93,7 @@ def measure(mib: int, folder: Path) -> dict[str, Any]:
         data = os.urandom(state.parts[0].size)
         count = len(state.parts)
         put_s = timed(lambda: [objects.create(f"alone/{n}", data) for n in range(count)])
-        get_s = timed(lambda: [objects.get(f"alone/{n}") for n in range(count)])
+        get_s = timed(lambda: [objects.get(f"alone/{n}", len(data)) for n in range(count)])
         alone = count * len(data) / 2**20
     store.close()
     return {

@@ -80,7 +80,7 @@ def pair(number: int, store: MessageStore, folder: Path, server: S3Server, name:
 
     first = send("one")
     group = Archive(ObjectStore(place._replace(url=f"{place.url}/one"))).group("a")
-    pieces = [objects.get(f"one/groups/a/parts/{part.name}") for part in group.load().parts]
+    pieces = [objects.get(f"one/groups/a/parts/{part.name}", part.size) for part in group.load().parts]
     put = asyncio.run(beside(lambda: alone(objects, "alone", pieces)))
     up = first if number % 2 == 0 else send("two")
     stored, size = sum(map(len, pieces)) / MIB, store.log.end / MIB

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from gantry_broker.archive.errors import Missing, Unavailable
+from gantry_broker.archive.errors import Damaged, Missing, Unavailable
 from gantry_broker.archive.objects import Found
 
 
@@ -35,10 +35,12 @@ class MemoryObjects:
             raise Unavailable(f"the answer to a write of {name} is lost")
         return True
 
-    def get(self, name: str) -> bytes:
+    def get(self, name: str, most: int = 1 << 30) -> bytes:
         self._may_fail(name)
         if name not in self.objects:
             raise Missing(name)
+        if len(self.objects[name]) > most:
+            raise Damaged(f"{name} is larger than {most} bytes")
         return self.objects[name]
 
     def get_range(self, name: str, at: int, size: int) -> bytes:

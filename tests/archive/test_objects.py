@@ -27,10 +27,10 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
 def test_an_object_is_created_once(store: ObjectStore) -> None:
     assert store.create("x/1", b"first")
     assert not store.create("x/1", b"second")
-    assert store.get("x/1") == b"first"
+    assert store.get("x/1", 100) == b"first"
     assert store.size("x/1") == 5
     assert store.create("x/empty", b"")
-    assert (store.get("x/empty"), store.size("x/empty")) == (b"", 0)
+    assert (store.get("x/empty", 100), store.size("x/empty")) == (b"", 0)
 
 
 def test_ranges_end_with_the_object(store: ObjectStore) -> None:
@@ -44,7 +44,7 @@ def test_ranges_end_with_the_object(store: ObjectStore) -> None:
 
 def test_an_absent_object_is_missing_and_its_removal_no_error(store: ObjectStore) -> None:
     store.create("x/1", b"1")
-    for call in (store.get, store.size):
+    for call in (lambda name: store.get(name, 100), store.size):
         with pytest.raises(Missing, match="there is no such object"):
             call("x/2")
     store.delete("x/2")
@@ -70,15 +70,15 @@ def test_wrong_credentials_are_named_and_their_rotation_is_seen(server: S3Server
     store = ObjectStore(Location(url, server.endpoint, keys))
     assert store.create("x/1", b"1")
     (keys / "secretAccessKey").write_text("wrong")
-    for call in (lambda: store.create("x/2", b""), lambda: store.get("x/1"), lambda: list(store.list("x/"))):
+    for call in (lambda: store.create("x/2", b""), lambda: store.get("x/1", 100), lambda: list(store.list("x/"))):
         with pytest.raises(Unavailable, match="check the credentials"):
             call()
     server.credentials(keys)
-    assert store.get("x/1") == b"1"
+    assert store.get("x/1", 100) == b"1"
     (keys / "accessKeyId").unlink()
     (keys / "secretAccessKey").unlink()
     with pytest.raises(ArchiveError, match="has none of accessKeyId, secretAccessKey"):
-        store.get("x/1")
+        store.get("x/1", 100)
 
 
 def test_an_unknown_bucket_is_no_empty_archive(server: S3Server, tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_an_unknown_bucket_is_no_empty_archive(server: S3Server, tmp_path: Path)
     for call in (
         lambda: store.create("x/2", b""),
         lambda: list(store.list("x/")),
-        lambda: store.get("x/1"),
+        lambda: store.get("x/1", 100),
         lambda: Archive(store).identity(),
     ):
         with pytest.raises(Unavailable, match="its bucket is not there; make it, or correct the url"):

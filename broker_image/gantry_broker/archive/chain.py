@@ -16,17 +16,18 @@ import re
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import orjson
 
 from gantry_broker.archive import manifest
 from gantry_broker.archive.errors import ArchiveError, Damaged, Fenced, Missing, Overtaken, Unavailable
-from gantry_broker.archive.manifest import WHOLE_EVERY, Change, Owner, Part, State
+from gantry_broker.archive.manifest import MAX_ENTRY, WHOLE_EVERY, Change, Owner, Part, State
+from gantry_broker.archive.numbers import read_json
 from gantry_broker.archive.objects import Objects
-from gantry_broker.archive.sealing import Plain, Sealer
+from gantry_broker.archive.sealing import SEALED, Plain, Sealer
 from gantry_broker.archive.segment import Directory, RangeReader
-from gantry_broker.archive.verified import Verification
+from gantry_broker.archive.verified import MAX_SIZE, Verification
 from gantry_broker.protocol import plausible
 from gantry_broker.protocol.digits import whole_number
 from gantry_broker.store.log.epochs import EpochStart
@@ -41,6 +42,8 @@ MAX_PROBES: Final = 10_000
 """Entries behind those in the listing that are looked for one by one."""
 MAX_IDENTITY_TEXT: Final = 1_024
 """Characters of a text of an identity."""
+MAX_IDENTITY_BYTES: Final = 64 << 10
+"""Bytes of an identity."""
 MAX_IDENTITY: Final = 99_999_999
 """The highest number of an identity: its name has eight digits."""
 VERIFICATIONS: Final = 10
@@ -83,7 +86,7 @@ class Identity:
     def from_json(cls, name: str, data: bytes) -> Identity:
         """Read an identity. Raises Damaged, ArchiveError."""
         try:
-            value: dict[str, Any] = orjson.loads(data)
+            value = read_json(name, data, MAX_IDENTITY_BYTES)
             version = value["version"]
             if version != VERSION:
                 raise ArchiveError(f"{name}: it has format version {version!r}, this program reads version {VERSION}")
@@ -93,9 +96,8 @@ class Identity:
             plausible.offset("atMs", at_ms)
             texts = {field: value[field] for field in ("uid", "cluster", "reason", "token", "keyId")}
             for field, text in texts.items():
-                if not isinstance(text, str) or len(text) > MAX_IDENTITY_TEXT:
-                    raise ValueError(f"{field} {plausible.shown(text)}")
-        except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+                plausible.text(field, text, MAX_IDENTITY_TEXT)
+        except (KeyError, TypeError, ValueError) as error:
             raise Damaged(f"{name}: the identity is invalid: {error!r}") from None
         return cls(number, texts["uid"], texts["cluster"], at_ms, texts["reason"], texts["token"], texts["keyId"])
 
@@ -115,15 +117,18 @@ class Archive:
         for found in self.objects.list(IDENTITY):
             newest = found.name
         number = 0 if newest is None else _number(newest)
-        identity = None if newest is None else Identity.from_json(newest, self.objects.get(newest))
+        identity = None if newest is None else self._identity(newest)
         for _ in range(MAX_PROBES):  # The listing may lag behind.
             number += 1
             name = _identity_name(number)
             try:
-                identity = Identity.from_json(name, self.objects.get(name))
+                identity = self._identity(name)
             except Missing:
                 return identity
         raise ArchiveError(f"the archive has over {MAX_PROBES} identities that no listing has")
+
+    def _identity(self, name: str) -> Identity:
+        return Identity.from_json(name, self.objects.get(name, MAX_IDENTITY_BYTES))
 
     def claim(self, uid: str, cluster: str, now_ms: int) -> Identity:
         """Return the identity of this cluster; make it when the archive is new. Raises Fenced for another owner,
@@ -168,7 +173,7 @@ class Archive:
         for number in range(before, max(before - FORMER_OWNERS, 0), -1):
             name = _identity_name(number)
             with contextlib.suppress(Missing):
-                if Identity.from_json(name, self.objects.get(name)).uid == uid:
+                if self._identity(name).uid == uid:
                     return True
         return False
 
@@ -208,7 +213,7 @@ class GroupArchive:
             state = self._load_from_listing()
         for _ in range(MAX_PROBES):
             try:
-                data = self._objects.get(self._entry(state.n + 1))
+                data = self._objects.get(self._entry(state.n + 1), MAX_ENTRY)
             except Missing:
                 return state
             state = manifest.follow(state, data)
@@ -224,7 +229,7 @@ class GroupArchive:
         state: State | None = None
         for n in range(begin, newest + 1):
             try:
-                data = self._objects.get(self._entry(n))
+                data = self._objects.get(self._entry(n), MAX_ENTRY)
             except Missing:
                 raise Damaged(f"group {self.name}: entry {n} of the manifest is missing") from None
             state = manifest.follow(state, data)
@@ -247,7 +252,7 @@ class GroupArchive:
         name = self._entry(state.n)
         self._objects.create(name, data)
         try:
-            written = self._objects.get(name)
+            written = self._objects.get(name, MAX_ENTRY)
         except Missing:
             raise Unavailable(f"group {self.name}: the object store lost entry {state.n} of the manifest") from None
         if written != data:
@@ -302,6 +307,13 @@ class GroupArchive:
         path = self._part(part.name)
         return RangeReader(path, part.size, lambda at, size: self._objects.get_range(path, at, size), self.sealer)
 
+    def directory_of(self, part: Part) -> Directory:
+        """Read the directory of a part. Raises Damaged for that of another object, ArchiveError."""
+        found = self.reader(part).directory()
+        if (found.start, found.end) != (part.start, part.end):
+            raise Damaged(f"{part.name}: it has {found.start} to {found.end} of the log")
+        return found
+
     def range_of(self, name: str, at: int, size: int) -> bytes:
         """Return bytes of a part's object, fewer at its end. Raises ArchiveError."""
         return self._objects.get_range(self._part(name), at, size)
@@ -309,7 +321,7 @@ class GroupArchive:
     def whole(self, part: Part) -> RangeReader:
         """Read a part at once, check its SHA-256, and return a reader of these bytes. Raises ArchiveError."""
         path = self._part(part.name)
-        data = self._objects.get(path)
+        data = self._objects.get(path, part.size)
         if len(data) != part.size or hashlib.sha256(data).hexdigest() != part.sha256:
             raise Damaged(f"{path}: it does not match the SHA-256 in the manifest")
         return RangeReader(path, part.size, lambda at, size: data[at : at + size], self.sealer)
@@ -363,7 +375,8 @@ class GroupArchive:
             return None
         if known is not None and _number(newest) == known.at_ms:
             return known
-        return Verification.from_json(newest, self.sealer.open(self._objects.get(newest), newest.encode()))
+        stored = self._objects.get(newest, MAX_SIZE + SEALED)
+        return Verification.from_json(newest, self.sealer.open(stored, newest.encode()))
 
     def _part(self, name: str) -> str:
         return f"{self._prefix}parts/{name}"

@@ -7,6 +7,7 @@ describes one log: a run of objects without holes, except for the gaps that it n
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
@@ -14,14 +15,19 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from gantry_broker.archive.errors import ArchiveError, Damaged
+from gantry_broker.archive.numbers import natural, read_json
 from gantry_broker.protocol import plausible
 from gantry_broker.store.errors import StoreError
-from gantry_broker.store.log.epochs import EpochStart, LeaderEpochs, check_epochs
+from gantry_broker.store.log.epochs import MAX_SEGMENT, EpochStart, LeaderEpochs, check_epochs
+from gantry_broker.store.log.record_reader import FILLER_MIN
 
 VERSION: Final = 1
 WHOLE_EVERY: Final = 32
 MAX_ENTRY: Final = 64 << 20
 """Bytes of an entry: larger ones are refused."""
+MAX_PART: Final = 512 << 20
+"""Bytes of an object with records: 32 MiB of the log and its index, or one of the largest records."""
+_PART: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")
 
 
 class Part(NamedTuple):
@@ -255,19 +261,16 @@ def _whole(state: State) -> dict[str, Any]:
 
 
 def _load(data: bytes) -> dict[str, Any]:
-    if len(data) > MAX_ENTRY:
-        raise Damaged(f"an entry of {len(data)} bytes, the limit is {MAX_ENTRY}")
+    value = read_json("an entry of the manifest", data, MAX_ENTRY)
     try:
-        value = orjson.loads(data)
         version, n = value["version"], value["n"]
         if type(version) is not int or type(n) is not int or n < 1:
             raise ValueError(f"version {version!r}, entry {n!r}")
-    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+    except (KeyError, ValueError) as error:
         raise Damaged(f"an entry of the manifest is invalid: {error!r}") from None
     if version != VERSION:
         raise ArchiveError(f"the manifest has format version {version}, this program reads version {VERSION}")
-    result: dict[str, Any] = value
-    return result
+    return value
 
 
 def _change(value: dict[str, Any]) -> tuple[Change, Owner, int, list[EpochStart], int]:
@@ -278,13 +281,13 @@ def _change(value: dict[str, Any]) -> tuple[Change, Owner, int, list[EpochStart]
             None if base is None else (plausible.offset("base", base["at"]), _epochs(base["epochs"])),
             None if value["gap"] is None else _gap(value["gap"]),
             tuple(_part(p) for p in value["added"]),
-            tuple(str(name) for name in value["removed"]),
+            tuple(_name(name) for name in value["removed"]),
             None if value["start"] is None else plausible.offset("start", value["start"]),
-            str(value["closed"]),
+            _text(value["closed"]),
         )
         owner = _owner(value["owner"])
         epochs = list(_epochs(value["epochs"]))
-        return change, owner, _natural(value["segmentSize"]), epochs, _natural(value["atMs"])
+        return change, owner, _segment_size(value["segmentSize"]), epochs, natural(value["atMs"])
     except (KeyError, TypeError, ValueError, StoreError) as error:
         raise Damaged(f"entry {value['n']} is invalid: {error!r}") from None
 
@@ -292,15 +295,15 @@ def _change(value: dict[str, Any]) -> tuple[Change, Owner, int, list[EpochStart]
 def _state(value: dict[str, Any]) -> State:
     try:
         state = State(
-            _natural(value["n"]),
+            natural(value["n"]),
             None if value["owner"] is None else _owner(value["owner"]),
-            _natural(value["segmentSize"]),
+            _segment_size(value["segmentSize"]),
             _epochs(value["epochs"]),
             plausible.offset("base", value["base"]),
             tuple(_part(p) for p in value["parts"]),
             tuple(_gap(g) for g in value["gaps"]),
-            _natural(value["atMs"]),
-            str(value["closed"]),
+            natural(value["atMs"]),
+            _text(value["closed"]),
         )
     except (KeyError, TypeError, ValueError, StoreError) as error:
         raise Damaged(f"the whole state in an entry is invalid: {error!r}") from None
@@ -314,24 +317,31 @@ def _epochs(value: Any) -> LeaderEpochs:
 
 def _part(value: Any) -> Part:
     name, start, end, epoch, size, sha256, records, first_ms, last_ms = value
-    if not isinstance(name, str) or "/" in name or not isinstance(sha256, str):
-        raise ValueError(f"part {name!r}")
     for number in (start, end, epoch, size, records, first_ms, last_ms):
-        _natural(number)
-    return Part(name, start, end, epoch, size, sha256, records, first_ms, last_ms)
+        natural(number)
+    plausible.number("size", size, 0, MAX_PART)
+    return Part(_name(name), start, end, epoch, size, _text(sha256), records, first_ms, last_ms)
+
+
+def _name(value: Any) -> str:
+    if not isinstance(value, str) or _PART.fullmatch(value) is None:
+        raise ValueError(f"part {plausible.shown(value)}")
+    return value
+
+
+def _text(value: Any) -> str:
+    return plausible.text("text", value, plausible.MAX_TEXT)
+
+
+def _segment_size(value: Any) -> int:
+    return plausible.number("segmentSize", value, FILLER_MIN + 1, MAX_SEGMENT)
 
 
 def _gap(value: Any) -> Gap:
     start, end, reason = value
-    return Gap(_natural(start), _natural(end), str(reason))
+    return Gap(natural(start), natural(end), _text(reason))
 
 
 def _owner(value: Any) -> Owner:
     number, uid = value
-    return Owner(_natural(number), str(uid))
-
-
-def _natural(value: object) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is not a number from 0 up")
-    return value
+    return Owner(natural(number), _text(uid))

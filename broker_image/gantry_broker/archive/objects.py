@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from urllib.parse import urlsplit
 
-from gantry_broker.archive.errors import ArchiveError, Missing, Unavailable
+from gantry_broker.archive.errors import ArchiveError, Damaged, Missing, Unavailable
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -77,8 +77,8 @@ class Objects(Protocol):
         """Write an object that must be new. False: there is one already, which may be the work of this very call."""
         ...
 
-    def get(self, name: str) -> bytes:
-        """Read an object. Raises Missing."""
+    def get(self, name: str, most: int) -> bytes:
+        """Read an object of at most `most` bytes. Raises Missing, and Damaged for a larger one, which is not read."""
         ...
 
     def get_range(self, name: str, at: int, size: int) -> bytes:
@@ -159,10 +159,16 @@ class ObjectStore:
 
         return self._call(put, f"write {name}", new=True)
 
-    def get(self, name: str) -> bytes:
+    def get(self, name: str, most: int) -> bytes:
         import obstore
 
-        return self._call(lambda store: bytes(obstore.get(store, name).bytes()), f"read {name}")
+        def read(store: Any) -> bytes:
+            found = obstore.get(store, name)
+            if (size := int(found.meta["size"])) > most:
+                raise Damaged(f"{name}: it has {size} bytes, the limit is {most}")
+            return bytes(found.bytes())
+
+        return self._call(read, f"read {name}")
 
     def get_range(self, name: str, at: int, size: int) -> bytes:
         import obstore

@@ -13,6 +13,8 @@ from gantry_broker.archive.errors import ArchiveError, Damaged
 KEY_BYTES: Final = 32
 NONCE_BYTES: Final = 12
 TAG_BYTES: Final = 16
+SEALED: Final = NONCE_BYTES + TAG_BYTES
+"""Bytes that encryption adds."""
 
 
 class Sealer(Protocol):
@@ -63,7 +65,7 @@ class Encrypted:
     def open(self, data: bytes, context: bytes) -> bytes:
         from cryptography.exceptions import InvalidTag
 
-        if len(data) < NONCE_BYTES + TAG_BYTES:
+        if len(data) < SEALED:
             raise Damaged(f"{len(data)} bytes are too few for encrypted ones")
         try:
             return self._cipher.decrypt(data[:NONCE_BYTES], data[NONCE_BYTES:], context)

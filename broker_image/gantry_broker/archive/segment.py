@@ -29,9 +29,13 @@ import zstandard
 from gantry_core import archived_columns, archived_keys, archived_records, key_hash
 
 from gantry_broker.archive.errors import ArchiveError, Damaged, Missing
+from gantry_broker.archive.numbers import natural, read_json
 from gantry_broker.archive.sealing import Plain, Sealer
+from gantry_broker.protocol import plausible
 from gantry_broker.protocol.codes import CONTROL_TOPIC, SCHEDULE_TOPIC
+from gantry_broker.protocol.digits import MAX_INT
 from gantry_broker.protocol.limits import MAX_KEYS
+from gantry_broker.protocol.plausible import MAX_OFFSET
 from gantry_broker.store.log.epochs import EpochStart, epoch_of
 from gantry_broker.store.log.record_reader import (
     Damage,
@@ -415,7 +419,7 @@ class RangeReader:
         stored = tail[inside : inside + size] if inside >= 0 else self._fetch(at, size)
         self._start = start
         data = self._plain(stored, size, crc, _context(start, "directory", 0), MAX_DIRECTORY, "directory")
-        directory = _from_json(self._name, data)
+        directory = _from_json(self._name, data, at)
         if directory.start != start:
             raise Damaged(f"{self._name}: its directory begins at {directory.start}, its footer says {start}")
         return directory
@@ -563,27 +567,26 @@ def _to_json(directory: Directory) -> bytes:
     )
 
 
-def _from_json(name: str, data: bytes) -> Directory:
+def _from_json(name: str, data: bytes, room: int) -> Directory:
+    """Read a directory; its parts lie in the first `room` bytes of the object. Raises Damaged."""
+    value = read_json(f"{name}: its directory", data, MAX_DIRECTORY)
     try:
-        value: dict[str, Any] = orjson.loads(data)
         directory = Directory(
-            _natural(value["start"]),
-            _natural(value["end"]),
-            _natural(value["segmentSize"]),
-            _natural(value["records"]),
-            _natural(value["firstMs"]),
-            _natural(value["lastMs"]),
-            tuple(EpochStart(*map(_natural, epoch)) for epoch in value["epochs"]),
-            tuple(Block(*map(_natural, block)) for block in value["blocks"]),
+            natural(value["start"]),
+            natural(value["end"]),
+            natural(value["segmentSize"]),
+            natural(value["records"]),
+            natural(value["firstMs"]),
+            natural(value["lastMs"]),
+            tuple(EpochStart(*map(natural, epoch)) for epoch in value["epochs"]),
+            tuple(_block(block, room) for block in value["blocks"]),
             {
-                (base64.b64decode(topic).decode("utf-8", "surrogateescape"), _natural(queue_id)): Piece(
-                    *map(_natural, piece)
-                )
+                (base64.b64decode(topic).decode("utf-8", "surrogateescape"), _queue_id(queue_id)): _piece(piece, room)
                 for topic, queue_id, *piece in value["queues"]
             },
-            None if value.get("keys") is None else Keys(*map(_natural, value["keys"])),
+            None if value.get("keys") is None else _keys(value["keys"], room),
         )
-    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise Damaged(f"{name}: its directory is invalid: {error!r}") from None
     at = directory.start
     for block in directory.blocks:
@@ -595,10 +598,29 @@ def _from_json(name: str, data: bytes) -> Directory:
     return directory
 
 
-def _natural(value: object) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is not a number from 0 up")
-    return value
+def _queue_id(value: Any) -> int:
+    return plausible.number("queue", value, 0, MAX_INT)
+
+
+def _block(value: Any, room: int) -> Block:
+    block = Block(*map(natural, value))
+    if not 0 < block.end - block.start <= MAX_BLOCK or block.at + block.size > room:
+        raise ValueError(f"a block of {block.end - block.start} bytes, with {block.size} at {block.at}")
+    return block
+
+
+def _piece(value: Any, room: int) -> Piece:
+    piece = Piece(*map(natural, value))
+    if piece.length > MAX_HOLE or piece.first + piece.length > MAX_OFFSET or piece.at + piece.size > room:
+        raise ValueError(f"{piece.length} rows of a queue from {piece.first} on, with {piece.size} at {piece.at}")
+    return piece
+
+
+def _keys(value: Any, room: int) -> Keys:
+    keys = Keys(*map(natural, value))
+    if keys.rows * _KEY_ROW > MAX_PIECE or keys.at + keys.size > room:
+        raise ValueError(f"{keys.rows} keys, with {keys.size} bytes at {keys.at}")
+    return keys
 
 
 def read_range(reader: RangeReader, directory: Directory, start: int, end: int) -> Iterator[tuple[int, bytes]]:

@@ -190,7 +190,7 @@ class TieredLog:
 
     def _look_at(self, part: Part) -> Directory | Damaged:
         try:
-            return self._group.reader(part).directory()
+            return self._group.directory_of(part)
         except Damaged as error:
             self.counters.errors += 1
             return error

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Final
 
 import orjson
 
 from gantry_broker.archive.errors import ArchiveError, Damaged
+from gantry_broker.archive.numbers import read_json
 from gantry_broker.protocol import plausible
 
 VERSION: Final = 1
@@ -45,9 +46,7 @@ class Verification:
     def from_json(cls, name: str, data: bytes) -> Verification:
         """Read what `to_json` wrote. Raises Damaged, ArchiveError."""
         try:
-            if len(data) > MAX_SIZE:
-                raise ValueError(f"it has {len(data)} bytes")
-            value: dict[str, Any] = orjson.loads(data)
+            value = read_json(name, data, MAX_SIZE)
             version = value["version"]
             if version != VERSION:
                 raise ArchiveError(f"{name}: it has format version {version!r}, this program reads version {VERSION}")
@@ -58,7 +57,7 @@ class Verification:
             faults = value["first_faults"]
             if not isinstance(faults, list) or not all(isinstance(fault, str) for fault in faults):
                 raise ValueError("first_faults")
-        except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise Damaged(f"{name}: the result of a verification is invalid: {error!r}") from None
         return cls(**numbers, first_faults=shortened(faults))
 

@@ -45,6 +45,8 @@ logger = logging.getLogger(__name__)
 TYPE: Final = "parquet"
 """The property `type` of a catalog of such tables."""
 ROOT: Final = "parquet"
+MAX_COMMIT: Final = 256 << 20
+"""Bytes of a commit: larger ones are refused."""
 COMMITS: Final = "_gantry/commits"
 STAGING: Final = "_gantry/staging"
 COMPLETE: Final = 50
@@ -153,7 +155,7 @@ class ParquetTable:
             folder += 1
 
     def _read(self, version: int) -> dict[str, Any]:
-        found = orjson.loads(self._store.get(_commit_name(version)))
+        found = orjson.loads(self._store.get(_commit_name(version), MAX_COMMIT))
         if not isinstance(found, dict):
             raise NotContinued(f"table {'.'.join(self.identifier)}: commit {version} cannot be read")
         return found

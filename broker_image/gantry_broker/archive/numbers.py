@@ -1,0 +1,42 @@
+"""What an object of an archive says in JSON, read with distrust: whoever writes to the bucket may have written it."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import orjson
+
+from gantry_broker.archive.errors import Damaged
+from gantry_broker.protocol import plausible
+
+MAX_LISTS: Final = 500_000
+"""Lists in one object. A part of 32 MiB has at most some 370,000 records, and a list for each queue."""
+MAX_VALUES: Final = 5_000_000
+"""Values in all lists of one object: each takes some 40 bytes of memory."""
+MAX_OBJECTS: Final = 16
+"""JSON objects in one object: a manifest's entry has three."""
+_MOST: Final = ((b"[", MAX_LISTS), (b",", MAX_VALUES), (b"{", MAX_OBJECTS))
+
+
+def read_json(what: str, data: bytes, most: int) -> dict[str, Any]:
+    """Return the JSON object of at most `most` bytes. `what`: its name, for messages. Raises Damaged.
+
+    Its parts are counted before they are read: the smallest take 30 times their bytes in memory.
+    """
+    if len(data) > most:
+        raise Damaged(f"{what} has {len(data)} bytes, the limit is {most}")
+    for mark, limit in _MOST:
+        if (count := data.count(mark)) > limit:
+            raise Damaged(f"{what} has {count} times {mark.decode()!r}, the limit is {limit}")
+    try:
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise Damaged(f"{what} is invalid: {error}") from None
+    if not isinstance(value, dict):
+        raise Damaged(f"{what} is invalid: it is no JSON object")
+    return value
+
+
+def natural(value: Any) -> int:
+    """Return a number from 0 to the highest offset. Raises ValueError."""
+    return plausible.offset("number", value)
