@@ -15,7 +15,8 @@ import pytest
 from gantry_operator.cluster.message_walk import Wanted
 from gantry_operator.console.collector import Collector
 from gantry_operator.console.health import health_of
-from gantry_operator.console.operations import OperationError, find_by_key, walk
+from gantry_operator.console.operations import OperationError, find_by_key, preview_reset, walk
+from gantry_operator.console.operations import reset as move_group
 from gantry_operator.console.sources import LocalSource
 
 from tests.local.cluster import Cluster, take_down
@@ -80,6 +81,13 @@ async def test_what_is_not_known_is_said(two: Cluster) -> None:
         assert (letters.returncode, letters.stdout) == (1, "")
         assert "group b has no master: cannot tell" in letters.stderr
         assert "no group has dead letters" not in letters.stderr
+        for command in ("messages Orders", "messages Orders --key k", "consume Orders -g billing --timeout 1"):
+            done = two.gantry(*command.split(), *where, check=False)
+            assert done.returncode == 1, command
+            assert "incomplete: group b has no master: cannot tell" in done.stderr, command
+        for reset in (preview_reset, move_group):
+            with pytest.raises(OperationError, match=r"group b has no master: cannot tell.*Nothing was changed"):
+                await reset(source, "billing", "Orders", -1)
         unknown = two.gantry("topic", "describe", "Nothing", *where, check=False)
         assert "no broker group that answers has the topic Nothing: cannot tell" in unknown.stderr
         kept = two.gantry("topic", "delete", "Orders", *where, check=False)

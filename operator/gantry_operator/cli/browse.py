@@ -10,7 +10,7 @@ from gantry_broker.client import Admin, ReceivedMessage
 from gantry_operator.actions.message_fields import message_fields
 from gantry_operator.actions.target import Target
 from gantry_operator.cli.errors import CliError, Exit
-from gantry_operator.cli.output import json_text, note, print_table
+from gantry_operator.cli.output import json_text, note, print_table, say_incomplete
 from gantry_operator.cli.target import run_async
 from gantry_operator.cluster.message_walk import AdminReader, Page, Place, Walk, Wanted, body_of, by_id, by_key, time_of
 from gantry_operator.cluster.reach import leave_out_silent
@@ -87,7 +87,7 @@ async def _find(target: Target, look: Look) -> Page:
         asyncio.timeout(60),
     ):
         for sentence in await leave_out_silent(admin, c.groups):
-            note(f"incomplete: {sentence}")
+            say_incomplete(sentence)
         if look.id:
             try:
                 return Page(await by_id(admin, look.topic, look.id))

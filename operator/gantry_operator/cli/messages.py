@@ -35,7 +35,7 @@ from gantry_broker.remoting.errors import RemotingError
 from gantry_operator.actions.message_fields import message_fields
 from gantry_operator.actions.target import Target
 from gantry_operator.cli.errors import CliError, Exit
-from gantry_operator.cli.output import json_text, note, print_json
+from gantry_operator.cli.output import json_text, note, print_json, say_incomplete
 from gantry_operator.cli.progress import Progress
 from gantry_operator.cli.target import run_async
 from gantry_operator.cluster.reach import CannotTell, leave_out_silent
@@ -169,6 +169,16 @@ async def _readable_topic(session: Session, groups: Mapping[str, str], topic: st
     if silent:
         raise CliError(f"no broker group that answers has the topic {topic}; {'; '.join(silent)}")
     raise CliError(f"there is no topic {topic}: {_MAKE}{topic}")
+
+
+async def _say_silent(session: Session, groups: Mapping[str, str]) -> None:
+    """Say which broker groups may have more messages: their masters do not answer."""
+    try:
+        silent = await leave_out_silent(Admin(session), groups)
+    except (CannotTell, ClientError, RemotingError) as error:
+        silent = [str(error)]
+    for sentence in silent:
+        say_incomplete(sentence)
 
 
 async def _writable_topic(session: Session, groups: Mapping[str, str], topic: str) -> None:
@@ -330,6 +340,7 @@ async def _consume(target: Target, options: ConsumeOptions, show: Callable[[Rece
                 shown = 0
                 while not done.is_set():
                     if options.timeout is not None and time.monotonic() - last > options.timeout:
+                        await _say_silent(consumer.session, c.groups)
                         break
                     try:
                         async with asyncio.timeout(0.1):

@@ -74,10 +74,15 @@ async def in_one_line() -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def _admin(source: Source) -> AsyncIterator[Admin]:
-    """Broker groups without a master that answers are left out: pages name them. Raises CannotTell if all are."""
+async def _admin(source: Source, *, whole: bool = False) -> AsyncIterator[Admin]:
+    """Broker groups without a master that answers are left out: pages name them. Raises CannotTell if all are.
+
+    `whole`: raise OperationError then, for changes that concern every group.
+    """
     async with source.target.clients() as c, Admin(c.name_servers, credentials=c.credentials, tls=c.tls) as admin:
-        await leave_out_silent(admin, c.groups)
+        silent = await leave_out_silent(admin, c.groups)
+        if silent and whole:
+            raise OperationError(f"{'; '.join(silent)}. Nothing was changed")
         yield admin
 
 
@@ -177,13 +182,13 @@ def exported(group: str, found: ReceivedMessage) -> str:
 
 async def preview_reset(source: Source, group: str, topic: str, to_ms: int) -> ResetPreview:
     """Return what a reset to this time (-1: the end) skips and repeats. Changes nothing. Raises OperationError."""
-    async with one_line_errors(), _admin(source) as admin:
+    async with one_line_errors(), _admin(source, whole=True) as admin:
         return await preview_offsets(admin, group, topic, to_ms)
 
 
 async def reset(source: Source, group: str, topic: str, to_ms: int) -> str:
     """Move the offsets of a group. Raises OperationError."""
-    async with one_line_errors(), _admin(source) as admin:
+    async with one_line_errors(), _admin(source, whole=True) as admin:
         moved = await reset_offsets(admin, group, topic, to_ms)
     return f"{group} continues at the chosen place in {moved} queues of {topic}"
 
