@@ -13,11 +13,11 @@ from gantry_operator.cluster.live import (
     MemberPlace,
     Page,
     Rates,
-    plain,
     rates_between,
     read_page,
     view_of,
 )
+from gantry_operator.cluster.plain import plain
 
 NOW = 100.0
 PLACES = tuple(MemberPlace(f"t-a-{n}", "a", n, f"http://127.0.0.1:{n}") for n in range(3))

@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from gantry_operator.api.cluster import GROUP, SERVED
+from gantry_operator.api.annotations import GROUP
+from gantry_operator.api.cluster import SERVED
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.api.client import KINDS, ApiUnavailable, Kind, KubeApi
 from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from gantry_operator.api.cluster import RESTART
+from gantry_operator.api.annotations import RESTART
 from gantry_operator.cluster import rolling_change as rolling
 from gantry_operator.cluster.platform import Deployment, MemberEndpoint
 from gantry_operator.cluster.rolling_change import RollingChange

@@ -12,7 +12,7 @@ import pytest
 from gantry_operator.actions.errors import ActionError
 from gantry_operator.actions.kubernetes_target import KubernetesTarget
 from gantry_operator.api import BrokerCluster, BrokerTopic, BrokerUser
-from gantry_operator.api.cluster import FENCED, RESTART
+from gantry_operator.api.annotations import FENCED, RESTART
 from gantry_operator.cli import analytics_on_demand as ondemand
 from gantry_operator.cli.errors import CliError
 from gantry_operator.platforms.kubernetes.api.client import KINDS, ApiError, KubeApi

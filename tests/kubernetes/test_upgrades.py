@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from gantry_broker.version import VERSION
-from gantry_operator.api.cluster import RESTART
+from gantry_operator.api.annotations import RESTART
 from gantry_operator.cluster.platform import Event
 from gantry_operator.cluster.rolling_change import RollingChange
 from gantry_operator.cluster.upgrade_check import Running, Upgrade, compatible, release_of, why_not

@@ -115,34 +115,68 @@ FOR_MOST = (
     "gantry_operator.plan.process_config", "httpx", "kubernetes", "numpy", "pyarrow", "uvloop",
 )  # fmt: skip
 """What a command that asks brokers does without: each costs as much as a tenth of the command."""
-FOR_STATUS = ("gantry_broker.client.simple_consumer", "kubernetes", "numpy", "pyarrow", "uvloop")
+FOR_STATUS = (
+    *FOR_MOST, "gantry_broker.client", "gantry_broker.remoting", "gantry_operator.api.spec",
+    "gantry_operator.cluster.platform", "gantry_operator.platforms.local.status",
+)  # fmt: skip
+"""The supervisor has the modules and models of a status, and answers."""
+FOR_TOP = (
+    "cryptography", "gantry_broker.client", "gantry_broker.protocol.headers", "gantry_operator.access",
+    "gantry_operator.cluster.platform", "gantry_operator.plan.process_config", "kubernetes", "numpy", "pyarrow",
+    "uvloop",
+)  # fmt: skip
+"""Members are asked over HTTP."""
 
 
+@pytest.fixture(scope="module")
+def known(cluster: Cluster) -> None:
+    """A topic and a consumer group."""
+    cluster.gantry("topic", "create", "Known")
+    cluster.gantry("group", "create", "known")
+
+
+@pytest.mark.usefixtures("known")
 @pytest.mark.parametrize(
     ("command", "unwanted"),
     [
         ("topic list", FOR_MOST), ("group list", FOR_MOST), ("dlq list", FOR_MOST), ("user list", FOR_MOST),
-        ("status", FOR_STATUS), ("--help", (*FOR_MOST, "pydantic", "gantry_broker.client")),
+        ("group describe known", FOR_MOST), ("messages Known", FOR_MOST), ("volume list", FOR_MOST),
+        ("status", FOR_STATUS), ("top --once", FOR_TOP), ("--help", (*FOR_MOST, "pydantic", "gantry_broker.client")),
     ],
 )  # fmt: skip
 def test_a_command_that_reads_imports_what_it_uses(cluster: Cluster, command: str, unwanted: tuple[str, ...]) -> None:
     place = [] if command == "--help" else ["--dir", str(cluster.folder.root)]
     arguments = [sys.executable, "-X", "importtime", "-m", "gantry_operator.cli", *command.split(), *place]
     done = subprocess.run(arguments, capture_output=True, text=True, env=cluster.environment, check=True)
-    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time")}
+    assert_imports(done.stderr, unwanted)
+
+
+def test_a_completion_imports_what_it_uses(cluster: Cluster) -> None:
+    done = complete(cluster, f"gantry topic describe --dir {cluster.folder.root} Ma", "-X", "importtime")
+    assert_imports(done.stderr, (*FOR_MOST, "rich"))
+
+
+def assert_imports(log: str, unwanted: tuple[str, ...]) -> None:
+    """`log`: what `python -X importtime` printed."""
+    imported = {line.rpartition("|")[2].strip() for line in log.splitlines() if line.startswith("import time")}
     assert "gantry_operator.cli.app" in imported
     assert imported.isdisjoint(unwanted), imported & set(unwanted)
 
 
 def completed(cluster: Cluster, line: str) -> list[str]:
     """What bash offers for a command line."""
+    return complete(cluster, line).stdout.split()
+
+
+def complete(cluster: Cluster, line: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Ask as bash does. `options`: of Python."""
     words = line.split(" ")
     environment = cluster.environment | {
         "_GANTRY_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)
     }  # fmt: skip
     program = "import sys; sys.argv[0] = 'gantry'; from gantry_operator.cli import main; main()"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=False)
-    return done.stdout.split()
+    command = [sys.executable, *options, "-c", program]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
 
 def test_a_shell_completes_names(cluster: Cluster) -> None:

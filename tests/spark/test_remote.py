@@ -24,9 +24,9 @@ from gantry_operator.cli.errors import CliError
 from gantry_operator.plan import plan
 from gantry_operator.platforms.kubernetes.analytics.status import summary_text
 from gantry_operator.platforms.local.folder import ClusterFolder
+from gantry_operator.platforms.local.live import http_urls
 from gantry_operator.platforms.local.manifest import save_manifest
 from gantry_operator.platforms.local.ports import Ports
-from gantry_operator.platforms.local.status import http_urls
 from gantry_spark import remote, remoting
 from gantry_spark.compact import check_compaction, compact
 from gantry_spark.errors import SourceError

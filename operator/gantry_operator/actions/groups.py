@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from gantry_broker.broker.http.rocketmq_metrics import version_name
 from gantry_broker.client import Admin, BrokerError, InvalidMessage
 from gantry_broker.client.errors import NoRoute
 from gantry_broker.protocol.bodies import ClientConnection, SubscriptionGroup
@@ -152,6 +151,8 @@ async def describe_group(target: Target, group: str) -> dict[str, Any]:
 
 
 def _client(connection: ClientConnection) -> dict[str, str]:
+    from gantry_broker.broker.http.rocketmq_metrics import version_name
+
     language, version = connection.grpc or (connection.language, version_name(connection.version))
     return {
         "id": connection.client_id,

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from gantry_operator.cluster.volume import Volume
 
 SWITCHOVER_S: Final = 20.0
+ALIVE_S: Final = 1.0
+STATUS_S: Final = 6.0
+"""A status takes at most a second for each of four steps."""
 
 
 class LocalTarget:
@@ -30,8 +33,14 @@ class LocalTarget:
         return Where(folder=str(self.folder.root))
 
     async def resource(self) -> dict[str, Any]:
-        from gantry_operator.platforms.local.status import local_status
+        from gantry_operator.platforms.local import control
 
+        # The supervisor has the modules and models that a status needs: to load them here takes longer than the answer.
+        try:
+            await control.ask(self.folder, "info", ALIVE_S)
+            return dict((await control.ask(self.folder, "status", STATUS_S))["resource"])
+        except (control.ControlError, KeyError):  # There is none, it does not answer, or it is of another version.
+            from gantry_operator.platforms.local.status import local_status
         return (await local_status(self.folder)).to_object()
 
     async def preview(self, wanted: BrokerCluster | None, image: str) -> dict[str, Any]:
@@ -136,7 +145,7 @@ class LocalTarget:
         yield Clients(servers, super_user(self.folder), tls, names)
 
     def live(self) -> AbstractAsyncContextManager[Source]:
-        from gantry_operator.platforms.local.status import live_source
+        from gantry_operator.platforms.local.live import live_source
 
         return live_source(self.folder)
 

@@ -8,11 +8,11 @@ from typing import Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from gantry_operator.api.annotations import FENCED, GROUP, PAUSED
 from gantry_operator.api.base import Model, Rule, either
 from gantry_operator.api.spec import BrokerClusterSpec, Storage
 from gantry_operator.api.status import BrokerClusterStatus
 
-GROUP = "gantry.dev"
 VERSION = "v1alpha1"
 """The version that is stored. The operator reads and writes it, whichever one an object was applied with."""
 API_VERSION = f"{GROUP}/{VERSION}"
@@ -24,15 +24,6 @@ KIND = "BrokerCluster"
 PLURAL = "brokerclusters"
 SINGULAR = "brokercluster"
 SHORT_NAME = "bc"
-
-PAUSED = f"{GROUP}/paused"
-"""Annotation: while "true", the operator changes no planned object. Failover goes on."""
-
-FENCED = f"{GROUP}/fenced"
-"""Annotation: names of members, joined by commas. Their brokers are stopped while their pods, or processes, stay."""
-
-RESTART = f"{GROUP}/restart"
-"""Annotation of a member's pod, with any value: the operator replaces the pod as in a planned change."""
 
 MAX_NAME = 32
 _NAME = r"[a-z]([-a-z0-9]*[a-z0-9])?"

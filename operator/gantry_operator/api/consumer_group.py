@@ -8,6 +8,7 @@ from gantry_broker.protocol.codes import RETRY_PREFIX
 from pydantic import BaseModel, ConfigDict, Field
 
 from gantry_operator.api import names
+from gantry_operator.api.annotations import GROUP
 from gantry_operator.api.base import TOPIC, Model, Rule
 from gantry_operator.api.beside import (
     ROWS,
@@ -18,7 +19,6 @@ from gantry_operator.api.beside import (
     cluster_field,
     drift_field,
 )
-from gantry_operator.api.cluster import GROUP
 
 KIND = "ConsumerGroup"
 PLURAL = "consumergroups"

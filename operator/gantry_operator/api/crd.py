@@ -19,8 +19,9 @@ import yaml
 from pydantic import BaseModel
 
 from gantry_operator.api import cluster, consumer_group, topic, user
+from gantry_operator.api.annotations import GROUP
 from gantry_operator.api.base import Model, Strict, form_rule
-from gantry_operator.api.cluster import GROUP, SERVED, VERSION, BrokerCluster
+from gantry_operator.api.cluster import SERVED, VERSION, BrokerCluster
 
 HEADER = """# Made by `python -m gantry_operator.api.crd` from the models in operator/gantry_operator/api: change those.
 """

@@ -10,6 +10,7 @@ from gantry_broker.protocol.codes import TOPIC_MAX_LENGTH, Perm
 from pydantic import BaseModel, ConfigDict, Field
 
 from gantry_operator.api import names
+from gantry_operator.api.annotations import GROUP
 from gantry_operator.api.base import TOPIC, Model, Rule, Window, parse_duration
 from gantry_operator.api.beside import (
     ROWS,
@@ -20,7 +21,6 @@ from gantry_operator.api.beside import (
     cluster_field,
     drift_field,
 )
-from gantry_operator.api.cluster import GROUP
 from gantry_operator.api.table import Table, TableStatus
 
 KIND = "BrokerTopic"

@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from gantry_operator.api.annotations import GROUP
 from gantry_operator.api.base import (
     ACCESS_KEY,
     OBJECT_NAME,
@@ -21,7 +22,7 @@ from gantry_operator.api.base import (
     parse_duration,
 )
 from gantry_operator.api.beside import BesideCluster, cluster_field
-from gantry_operator.api.cluster import GROUP, name_rule
+from gantry_operator.api.cluster import name_rule
 from gantry_operator.api.security import MAX_RATE
 
 KIND = "BrokerUser"

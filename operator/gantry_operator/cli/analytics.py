@@ -93,8 +93,8 @@ def resolve(text: str | None, directory: Path | None = None) -> Source:
     from pydantic import ValidationError
 
     from gantry_operator.platforms.local.folder import ClusterNotFound, find_folder
+    from gantry_operator.platforms.local.live import http_urls
     from gantry_operator.platforms.local.ports import NoPort
-    from gantry_operator.platforms.local.status import http_urls
 
     try:
         folder = find_folder(directory, text)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer.main import get_command_name
+from typer.models import CommandInfo
 
 from gantry_operator.actions.errors import ActionError
 from gantry_operator.cli import completion
@@ -706,6 +709,7 @@ def run() -> None:
     if Path(sys.argv[0]).name.startswith("kubectl-"):
         os.environ.setdefault(KUBERNETES, "1")
     prepare_streams()
+    _leave_out_others(sys.argv[1:])
     code = _carry_out() or (int(Exit.OK) if was_complete() else int(Exit.FAILED))
     try:
         sys.stdout.flush()
@@ -717,6 +721,21 @@ def run() -> None:
             note(f"error: the output cannot be written: {error.strerror}")
             code = code or int(Exit.FAILED)
     sys.exit(code)
+
+
+def _leave_out_others(words: Sequence[str]) -> None:
+    """Keep only the command that the first word names: typer inspects every command that an application has.
+
+    Any other word stays with all of them, for help and for the error that names what there is.
+    """
+    commands = [c for c in app.registered_commands if words and _name_of(c) == words[0]]
+    groups = [g for g in app.registered_groups if words and g.name == words[0]]
+    if commands or groups:
+        app.registered_commands, app.registered_groups = commands, groups
+
+
+def _name_of(command: CommandInfo) -> str:
+    return command.name or get_command_name(getattr(command.callback, "__name__", ""))
 
 
 def _carry_out() -> int:

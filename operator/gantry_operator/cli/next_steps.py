@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from gantry_operator.actions.target import Where
-from gantry_operator.api.cluster import PAUSED
+from gantry_operator.api.annotations import PAUSED
 
 MAX_STEPS: Final = 6
 

@@ -8,10 +8,12 @@ import json
 import os
 import sys
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gantry_broker.protocol.printable import printable, printable_json
-from rich.console import Console
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def prepare_streams() -> None:
@@ -30,6 +32,8 @@ def console() -> Console:
     """Return the console for tables. It prints plain text without colour, and cuts no lines, when stdout is no
     terminal.
     """
+    from rich.console import Console
+
     if sys.stdout.isatty():
         return Console()
     return Console(width=200, color_system=None, force_terminal=False)

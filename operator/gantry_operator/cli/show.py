@@ -10,14 +10,15 @@ from rich.table import Table
 
 from gantry_operator.actions.fencing import fence_member, unfence_member
 from gantry_operator.actions.target import Target
-from gantry_operator.api import ManifestError, parse_manifest
 from gantry_operator.cli.next_steps import Step, next_steps
 from gantry_operator.cli.output import console, print_json, say, size
 from gantry_operator.cli.progress import Progress
 from gantry_operator.cli.target import run_async
-from gantry_operator.cluster.live import plain
+from gantry_operator.cluster.plain import plain
 
 EVENTS = 8
+_PROMISED = ("mode", "replication", "minInSyncReplicas", "flush")
+"""The fields of a spec that are shown."""
 COLOURS = {"Running": "green", "Updating": "yellow", "Creating": "yellow", "Degraded": "yellow"}
 
 
@@ -72,10 +73,15 @@ def _promise(spec: dict[str, Any]) -> str:
 
 def _effective(resource: dict[str, Any]) -> dict[str, Any]:
     """Return the spec with the defaults of this version. A refused spec as it is written."""
+    spec = resource["spec"]
+    if all(field in spec for field in _PROMISED):  # Of a cluster on this machine, all fields are written.
+        return dict(spec)
+    from gantry_operator.api import ManifestError, parse_manifest
+
     try:
         return parse_manifest(resource).spec.model_dump(mode="json")
     except ManifestError:
-        return dict(resource["spec"])
+        return dict(spec)
 
 
 def show_resource(resource: dict[str, Any], steps: Sequence[Step] = ()) -> None:

@@ -46,6 +46,24 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
 
 
 def _run_async(work: Coroutine[Any, Any, T]) -> T:
+    try:
+        return asyncio.run(work)
+    except ActionError as error:
+        raise presented(error) from None
+    except OSError as error:
+        raise CliError(str(error)) from None
+    except Exception as error:
+        text = _in_one_line(error)
+        if not text:
+            raise
+        raise CliError(text) from None
+
+
+def _in_one_line(error: Exception) -> str:
+    """Return an error of a client or of a cluster's folder in words; empty: it is a fault of the program.
+
+    The modules of these errors are imported here: a command that succeeds does not need them all.
+    """
     from gantry_broker.client import ClientError
     from gantry_broker.protocol.bodies import BodyError
     from gantry_broker.remoting.errors import RemotingError
@@ -55,20 +73,15 @@ def _run_async(work: Coroutine[Any, Any, T]) -> T:
     from gantry_operator.cluster.reach import CannotTell
     from gantry_operator.platforms.local.ports import NoPort
 
-    try:
-        return asyncio.run(work)
-    except ActionError as error:
-        raise presented(error) from None
-    except (NoPort, CannotTell) as error:
-        raise CliError(str(error)) from None
-    except (ClientError, RemotingError, BodyError) as error:
-        raise CliError(in_words(error)) from None
-    except ValidationError as error:
-        if any(e["type"] == "json_invalid" for e in error.errors()):
-            raise CliError(
-                "cluster.json in the cluster's folder is damaged: move it away, and start the cluster with gantry up "
-                "and the manifest that it had"
-            ) from None
-        raise CliError(f"the cluster's folder holds a manifest of another version: {error}") from None
-    except OSError as error:
-        raise CliError(str(error)) from None
+    if isinstance(error, NoPort | CannotTell):
+        return str(error)
+    if isinstance(error, ClientError | RemotingError | BodyError):
+        return in_words(error)
+    if not isinstance(error, ValidationError):
+        return ""
+    if any(e["type"] == "json_invalid" for e in error.errors()):
+        return (
+            "cluster.json in the cluster's folder is damaged: move it away, and start the cluster with gantry up "
+            "and the manifest that it had"
+        )
+    return f"the cluster's folder holds a manifest of another version: {error}"

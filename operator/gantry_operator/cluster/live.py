@@ -11,17 +11,15 @@ from typing import Any, Final, NamedTuple
 from gantry_broker.contracts.leadership import MemberId
 from gantry_broker.contracts.models import MemberStatus
 from gantry_broker.protocol import plausible
-from gantry_broker.protocol.printable import printable
 from pydantic import ValidationError
 
 from gantry_operator.cluster.member_messages import BadStatus, report_from
+from gantry_operator.cluster.plain import plain
 from gantry_operator.failover.model import Report
 from gantry_operator.failover.raft import keeping_up
 
 FRESH_S: Final = 5.0
 """Figures that are older are not shown as those of now."""
-MAX_TEXT: Final = 400
-"""Characters of a text from outside."""
 
 _UPTIME: Final = "gantry_uptime_seconds"
 _IN, _IN_BYTES = "rocketmq_messages_in_total", "rocketmq_throughput_in_total"
@@ -29,11 +27,6 @@ _OUT, _OUT_BYTES = "rocketmq_messages_out_total", "rocketmq_throughput_out_total
 _LAG, _INFLIGHT = "rocketmq_consumer_lag_messages", "rocketmq_consumer_inflight_messages"
 _AGE: Final = "rocketmq_consumer_lag_latency_milliseconds"
 _READ: Final = (_UPTIME, _IN, _IN_BYTES, _OUT, _OUT_BYTES, _LAG, _INFLIGHT, _AGE)
-
-
-def plain(text: object) -> str:
-    """Return a text from outside as one short line that moves no cursor and colours nothing."""
-    return printable(str(text)[:MAX_TEXT])
 
 
 # ---- one member

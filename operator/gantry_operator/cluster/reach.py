@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Final
-
-from gantry_broker.client import Admin, BrokerError
-from gantry_broker.protocol.bodies import BodyError
-from gantry_broker.remoting.errors import RemotingError
+from typing import TYPE_CHECKING, Final
 
 from gantry_operator.cluster.failures import in_words
+
+if TYPE_CHECKING:
+    from gantry_broker.client import Admin
 
 ASK_S: Final = 3.0
 """Seconds for a master's answer."""
@@ -49,6 +48,10 @@ async def leave_out_silent(admin: Admin, groups: Mapping[str, str]) -> list[str]
 
 async def _problem(admin: Admin, address: str | None) -> str | None:
     """Why a master does not answer, empty if there is none; None: it does."""
+    from gantry_broker.client import BrokerError
+    from gantry_broker.protocol.bodies import BodyError
+    from gantry_broker.remoting.errors import RemotingError
+
     if address is None:
         return ""
     try:

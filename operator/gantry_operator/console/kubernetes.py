@@ -33,7 +33,7 @@ from gantry_operator.actions.errors import ActionError
 from gantry_operator.actions.kubernetes_target import KubernetesTarget
 from gantry_operator.actions.target import Clients
 from gantry_operator.api import ManifestError
-from gantry_operator.api.cluster import PAUSED
+from gantry_operator.api.annotations import PAUSED
 from gantry_operator.cluster.member_http import make_client
 from gantry_operator.console.access import Session, Sessions
 from gantry_operator.console.app import make_app

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from gantry_operator.plan import GroupPlan, MemberPlan, Plan
 from gantry_operator.platforms.local.folder import ClusterFolder, read_json
-from gantry_operator.platforms.local.process_plan import NAME_SERVER, PROXY, ProcessPlan
+
+if TYPE_CHECKING:
+    from gantry_operator.platforms.local.process_plan import ProcessPlan
 
 
 def leaving_members(folder: ClusterFolder, plan: Plan) -> dict[str, MemberPlan]:
@@ -30,6 +33,8 @@ def leaving_members(folder: ClusterFolder, plan: Plan) -> dict[str, MemberPlan]:
 
 def surplus_processes(folder: ClusterFolder, plan: Plan) -> list[ProcessPlan]:
     """NameServers and proxies that are no longer in the plan."""
+    from gantry_operator.platforms.local.process_plan import NAME_SERVER, PROXY, ProcessPlan
+
     planned = {s.name for s in plan.name_servers} | {p.name for p in plan.proxies}
     found = []
     for path in sorted(folder.configs.glob("*.json")):

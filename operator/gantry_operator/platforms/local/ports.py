@@ -10,11 +10,14 @@ from collections.abc import Iterator, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from gantry_operator.plan import Plan
 from gantry_operator.platforms.local.folder import read_ports
 from gantry_operator.platforms.local.port_claims import PortAllocationLock, acquire_port_lock, ports_of_others
 from gantry_operator.registry.file import write_durably, write_whole
+
+if TYPE_CHECKING:
+    from gantry_operator.plan import Plan
 
 HOST = "127.0.0.1"
 """The address on which every port of a local cluster opens."""

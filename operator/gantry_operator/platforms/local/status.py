@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +12,8 @@ from gantry_broker.contracts.leadership import LeadershipRecord, MemberId
 from gantry_broker.remoting.client import RemotingClient
 from pydantic import ValidationError
 
-from gantry_operator.api import BrokerCluster, BrokerClusterStatus, LastFailover, NameServerRow, ProxyRow, ProxyStatus
+from gantry_operator.api import BrokerCluster, BrokerClusterStatus, NameServerRow, ProxyRow, ProxyStatus
 from gantry_operator.api.status import Addresses, DrainRow
-from gantry_operator.cluster.live import LiveCluster, MemberPlace
-from gantry_operator.cluster.live_watch import Source
 from gantry_operator.cluster.member_http import httpx, make_client
 from gantry_operator.cluster.member_messages import BadStatus, report_from
 from gantry_operator.cluster.observed import ObservedMember, ObservedState
@@ -31,8 +29,9 @@ from gantry_operator.platforms.local.events import last_events
 from gantry_operator.platforms.local.folder import ClusterFolder, read_json
 from gantry_operator.platforms.local.leaving_groups import running_cluster
 from gantry_operator.platforms.local.leaving_members import leaving_members, with_leaving
+from gantry_operator.platforms.local.live import EVENTS_SHOWN, last_failover, member_url
 from gantry_operator.platforms.local.manifest import load_saved
-from gantry_operator.platforms.local.ports import NoPort, Ports, http, on_loopback
+from gantry_operator.platforms.local.ports import Ports, http, on_loopback
 from gantry_operator.platforms.local.process import load_record
 from gantry_operator.platforms.local.proxies import why_no_proxy
 from gantry_operator.platforms.local.site import load_site
@@ -42,9 +41,6 @@ from gantry_operator.registry import Entry, FileRegistry, RegistryUnavailable
 from gantry_operator.registry.file import write_whole
 
 ANSWER_S = 1.0
-EVENTS_SHOWN = 20
-FACTS_S = 0.5
-"""Seconds between two readings of the folder for a live view."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +88,7 @@ async def local_status(folder: ClusterFolder) -> LocalStatus:
     )
     http_client = make_client(folder.token.read, lambda: read_authorities(folder))
     async with http_client as client, remoting_client as remoting:
-        asked = await asyncio.gather(*(_ask(client, _member_url(cluster, ports, m)) for m in planned.members))
+        asked = await asyncio.gather(*(_ask(client, member_url(cluster, ports, m)) for m in planned.members))
         servers = [ports.taken.get(s.name, 0) for s in planned.name_servers]
         known = await asyncio.gather(
             *(
@@ -144,7 +140,7 @@ async def local_status(folder: ClusterFolder) -> LocalStatus:
         hibernated=cluster.spec.hibernate and not running,
         drains=_drains(doing, saved, planned),
         addresses=Addresses(nameServers=";".join(r.address for r in rows)),
-        last_failover=_last_failover(folder),
+        last_failover=last_failover(folder),
         proxy=proxies,
         certificates=rows_of_certificates(folder, cluster, planned),
         site=load_site(folder),
@@ -280,14 +276,6 @@ def _pid(folder: ClusterFolder, name: str) -> int | None:
     return None if record is None else record.pid
 
 
-def _last_failover(folder: ClusterFolder) -> LastFailover | None:
-    known = read_json(folder.last_failover)
-    try:
-        return None if known is None else LastFailover.model_validate(known)
-    except ValidationError:
-        return None
-
-
 def _before(folder: ClusterFolder) -> BrokerClusterStatus:
     known = read_json(folder.conditions)
     try:
@@ -305,48 +293,3 @@ def _remember(folder: ClusterFolder, status: BrokerClusterStatus) -> None:
         write_whole(folder.conditions, kept.model_dump_json(by_alias=True))
     except OSError:
         return
-
-
-def http_urls(folder: ClusterFolder) -> list[str]:
-    """Return the members' HTTP addresses, each with its group before it. Raises OSError, pydantic.ValidationError,
-    NoPort.
-    """
-    ports = Ports.load(folder.ports)
-    cluster = running_cluster(folder, load_saved(folder))
-    planned: Plan = plan(cluster)
-    return [f"{m.group}={scheme(cluster)}://127.0.0.1:{ports[f'{m.name}/http']}" for m in planned.members]
-
-
-@asynccontextmanager
-async def live_source(folder: ClusterFolder) -> AsyncIterator[Source]:
-    """Where a live view of this cluster has its figures from."""
-
-    async def facts() -> LiveCluster:
-        return live_facts(folder)
-
-    async with make_client(folder.token.read, lambda: read_authorities(folder)) as client:
-        yield Source(client, facts, FACTS_S, (OSError, ValueError, NoPort))
-
-
-def live_facts(folder: ClusterFolder) -> LiveCluster:
-    """Return what the folder says of the cluster. Raises OSError, pydantic.ValidationError."""
-    cluster = running_cluster(folder, load_saved(folder))
-    planned = plan(cluster)
-    planned = with_leaving(planned, leaving_members(folder, planned).values())
-    ports = Ports.load(folder.ports)
-    last = _last_failover(folder)
-    return LiveCluster(
-        name=cluster.name,
-        mode=cluster.spec.mode,
-        phase="Hibernated" if cluster.spec.hibernate else "",
-        automatic=cluster.spec.failover.automatic,
-        members=tuple(MemberPlace(m.name, m.group, m.number, _member_url(cluster, ports, m)) for m in planned.members),
-        last_failover=None if last is None else last.model_dump(by_alias=True),
-        events=last_events(folder.events, EVENTS_SHOWN),
-        supervised=supervisor_of(folder) is not None,
-    )
-
-
-def _member_url(cluster: BrokerCluster, ports: Ports, m: MemberPlan) -> str:
-    """Of its HTTP interface. A member without a port yet has port 0, which answers no one."""
-    return f"{scheme(cluster)}://127.0.0.1:{ports.taken.get(f'{m.name}/http', 0)}"

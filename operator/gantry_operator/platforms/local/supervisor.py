@@ -21,7 +21,8 @@ from gantry_broker import logs
 from pydantic import ValidationError
 
 from gantry_operator.api import BrokerCluster
-from gantry_operator.api.cluster import FENCED, with_fence
+from gantry_operator.api.annotations import FENCED
+from gantry_operator.api.cluster import with_fence
 from gantry_operator.cluster import wall_clock
 from gantry_operator.cluster.access_control import LOOK_S
 from gantry_operator.cluster.control import ClusterControl
@@ -42,6 +43,7 @@ from gantry_operator.platforms.local.port_claims import PortAllocationLock, acqu
 from gantry_operator.platforms.local.process import load_record
 from gantry_operator.platforms.local.process_plan import ProcessPlan, process_plans
 from gantry_operator.platforms.local.readiness import describe_ready, why_not_ready
+from gantry_operator.platforms.local.status import local_status
 from gantry_operator.platforms.local.users import user_status
 from gantry_operator.platforms.local.verification import LocalVerification
 
@@ -230,6 +232,8 @@ class Supervisor:
     async def handle(self, op: str, arguments: dict[str, Any]) -> dict[str, Any]:
         if op == "info":
             return self._info()
+        if op == "status":
+            return {"resource": (await local_status(self.folder)).to_object()}
         if op == "stop":
             self._stop.set()
             return {"stopping": True}

@@ -20,7 +20,8 @@ from kubernetes.aio import config as kube_config
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 
-from gantry_operator.api.cluster import GROUP, VERSION
+from gantry_operator.api.annotations import GROUP
+from gantry_operator.api.cluster import VERSION
 from gantry_operator.cluster.failures import in_words
 from gantry_operator.platforms.kubernetes.names import FIELD_MANAGER
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from datetime import datetime
 
-from gantry_operator.api.cluster import RESTART
+from gantry_operator.api.annotations import RESTART
 from gantry_operator.api.status import NameServerRow
 from gantry_operator.cluster.platform import Deployment
 from gantry_operator.plan import Plan

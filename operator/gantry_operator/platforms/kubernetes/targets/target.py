@@ -22,8 +22,9 @@ from gantry_broker.client import Credentials
 
 from gantry_operator.access import ADMIN
 from gantry_operator.api import BrokerCluster, ManifestError, parse_manifest
+from gantry_operator.api.annotations import FENCED, RESTART
 from gantry_operator.api.base import parse_quantity
-from gantry_operator.api.cluster import FENCED, RESTART, fenced_in
+from gantry_operator.api.cluster import fenced_in
 from gantry_operator.cluster.live import LiveCluster, MemberPlace
 from gantry_operator.cluster.live_watch import Source
 from gantry_operator.cluster.maintenance import wait_for
