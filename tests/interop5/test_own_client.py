@@ -79,6 +79,7 @@ def test_a_user_of_apache_rocketmq(tmp_path: Path) -> None:
     }
     proxy = settings | {
         "authenticationEnabled": True,
+        "enableAclRpcHookForClusterMode": True,
         "authenticationMetadataProvider": "org.apache.rocketmq.proxy.auth.ProxyAuthenticationMetadataProvider",
     }
     try:
