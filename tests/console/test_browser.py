@@ -445,6 +445,14 @@ def test_dead_letters_are_paged_and_all_are_sent_again_beside_the_pages(desk: Pa
     expect(desk.get_by_role("status").last).to_contain_text("1 of 1 dead letters")
 
 
+def test_a_topic_shows_who_sends_to_it(desk: Page, live: LiveConsole) -> None:
+    go(desk, "/topics/Orders")
+    row = desk.get_by_role("region", name="Producers of the topic").get_by_role("row").nth(1)
+    expect(row).to_contain_text("shop", timeout=SLOW_MS)
+    expect(row).to_contain_text("127.0.0.1:")
+    assert not accessibility_problems(desk)
+
+
 def test_a_topic_is_changed_by_a_form(desk: Page, live: LiveConsole) -> None:
     where = ("--dir", str(live.cluster.folder.root))
 

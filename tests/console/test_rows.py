@@ -5,12 +5,17 @@ from __future__ import annotations
 import gzip
 import random
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+from gantry_broker.client import ReceivedMessage
 from gantry_operator.console.bodies import MAX_SHOWN, Content, body_view, content_of, hex_dump, preview
 from gantry_operator.console.health import disk_of, health_of, members_of
+from gantry_operator.console.recent_senders import Sender, senders_of, with_clients
 from gantry_operator.console.render import duration, environment, rate, size, time_ms
 from gantry_operator.console.rows import (
+    ClientRow,
     GroupTables,
     choose_groups,
     choose_topics,
@@ -65,6 +70,17 @@ def test_rates_are_of_the_time_between_two_answers_of_one_process() -> None:
     restarted = {"a": GroupTables(3.0, tables(now_ms=1_002_000, sent=3) | {"started_ms": 2})}
     assert combine(restarted, before).topics["orders-00001"].rate is None
     assert combine(restarted, before).received is None
+
+
+def test_senders_of_a_topic_are_counted_and_joined_with_their_connections() -> None:
+    def sent(host: str, port: int, store_ms: int) -> ReceivedMessage:
+        record = SimpleNamespace(born_host=(host, port), store_ms=store_ms)
+        return cast("ReceivedMessage", SimpleNamespace(record=record, store_ms=store_ms))
+
+    senders = senders_of([sent("10.0.0.1", 4001, 5), sent("::1", 4002, 9), sent("10.0.0.1", 4001, 7)])
+    assert senders == [Sender("[::1]:4002", 1, 9), Sender("10.0.0.1:4001", 2, 7)]
+    shop = ClientRow("shop@1", "10.0.0.1:4000", "PYTHON", "v5", {"10.0.0.1:4000", "10.0.0.1:4001"})
+    assert [row.client for row in with_clients(senders, {"shop@1": shop})] == [None, shop]
 
 
 def test_topics_are_searched_sorted_and_paged() -> None:

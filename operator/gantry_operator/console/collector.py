@@ -20,6 +20,7 @@ import orjson
 
 from gantry_operator.cluster.member_http import httpx
 from gantry_operator.console.queue_holders import QueueHolders
+from gantry_operator.console.recent_senders import RecentSenders
 from gantry_operator.console.resends import Resends
 from gantry_operator.console.rows import GroupTables, combine
 from gantry_operator.console.snapshot import MemberSeen, Point, Snapshot, with_point
@@ -51,6 +52,7 @@ class Collector:
         self.source = source
         self.snapshot = Snapshot(source.key)
         self.holders = QueueHolders(source)
+        self.senders = RecentSenders(source)
         self.resends = Resends(source)
         self.ended = False
         """The console ends."""
@@ -105,6 +107,7 @@ class Collector:
                 task.cancel()
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
             await self.holders.close()
+            await self.senders.close()
             await self.resends.close()
 
     async def first(self) -> None:

@@ -85,6 +85,8 @@ class ClientRow:
     address: str
     language: str
     version: str
+    addresses: set[str] = field(default_factory=set)
+    """Of its connections, one to each broker."""
     consumes: list[str] = field(default_factory=list)
     produces: list[str] = field(default_factory=list)
 
@@ -241,6 +243,7 @@ def _groups(parts: Mapping[str, GroupTables]) -> tuple[dict[str, ConsumerGroupRo
         if client is None:
             client = ClientRow(found["id"], found["address"], found["language"], found["version"])
             clients[found["id"]] = client
+        client.addresses.add(found["address"])
         return client
 
     for broker, part in parts.items():

@@ -11,6 +11,7 @@ from gantry_broker.http.query import WholeNumber
 from gantry_operator.actions.topics import change_topic, topic_settings
 from gantry_operator.api.topic import MAX_ALL_QUEUES, MAX_QUEUES, MessageType, Permission
 from gantry_operator.console import operations as do
+from gantry_operator.console.recent_senders import with_clients
 from gantry_operator.console.requests import (
     Change,
     ClusterRequest,
@@ -56,6 +57,7 @@ async def topic(request: Request, place: Here, topic: str, group: str = "") -> R
         raise absent(place, f"no broker has a topic {topic}")
     queues, readers = queues_of(tables, topic), readers_of(tables, row)
     shown = [r for r in readers if r.group.name == group] or readers[:COLUMNS]
+    senders = place.collector.senders.of(topic)
     held: dict[tuple[str, int], list[str]] = {}
     only = shown[0] if len(shown) == 1 else None
     if only is not None:
@@ -67,7 +69,7 @@ async def topic(request: Request, place: Here, topic: str, group: str = "") -> R
     return page(
         request, place, "topic.html", "topics", live=True, topic=row, queues=queues[:512], all_queues=len(queues),
         readers=readers[:512], shown=shown, only=only, held=held, masters=place.snapshot.masters,
-        table=table_of(place.snapshot.status, topic),
+        table=table_of(place.snapshot.status, topic), senders=senders, sent=with_clients(senders.rows, tables.clients),
     )  # fmt: skip
 
 
