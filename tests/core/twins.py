@@ -274,9 +274,11 @@ def compare_records(rng: random.Random, other: Any) -> tuple[Any, Any]:
     words, most = rng.choice((0, 2, 1000)), rng.choice((None, 0, 3, 1000))
     rules = (segment, rng.random() < 0.8, ["GANTRY"], words, most, rng.choice((0, 1_000_000 + base, 1 << 41)))
     asked = (data, first, base - first if rng.random() < 0.05 else base, *rules)
+    filler = struct.pack(">II", 20, 0xCBD43194) + bytes(12)
     found = []
     for body_of in (python, other):
         sizes = [outcome(body_of.size_of_whole, data, start) for start in (0, first, len(data) + 1)]
+        sizes.append(outcome(body_of.size_of_whole, data + filler + data, len(data)))
         found.append((outcome(body_of.checked_records, *asked[:4], rules[2]), sizes))
     for body_of in (python, other):
         # The archive has no limit of keys.
