@@ -50,9 +50,26 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Counted(config))
 
 
+LONG = (
+    "test_m_analytics",
+    "test_r_knobs",
+    "test_f_life",
+    "test_q_tls",
+    "test_d_drift",
+    "test_g_external",
+    "test_r_topics",
+    "test_b_failover",
+    "test_t_archive",
+    "test_i_raft",
+    "test_k_command",
+    "test_r_groups",
+    "test_o_changes",
+)
+"""Modules of more than a minute, the longest first: a run must not end with one alone."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The analytics come first: they take longest, and mostly wait."""
-    items.sort(key=lambda item: item.path.name != "test_m_analytics.py")
+    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
 
 
 @pytest.hookimpl(wrapper=True)

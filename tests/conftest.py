@@ -24,14 +24,28 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
 LONG = (
+    "tests/spark/test_report.py",
     "tests/spark/",
+    "tests/console/test_browser.py",
+    "tests/interop/test_consume.py",
     "tests/migration/test_cutover.py",
     "tests/archive/test_old_messages.py",
+    "tests/archive/test_faults.py",
+    "tests/simulation/test_simulation.py",
+    "tests/local/test_topics.py",
+    "tests/local/test_examples.py",
     "tests/local/test_groups.py",
     "tests/local/test_two_sites.py",
     "tests/local/test_restore.py",
+    "tests/broker/test_loop_holds.py",
     "tests/delivery/",
     "tests/chaos/",
+    "tests/interop/",
+    "tests/dashboards/test_live.py",
+    "tests/store/test_histories.py",
+    "tests/drain/",
+    "tests/cluster/test_switchover_by_service.py",
+    "tests/migration/",
 )
 """Files of a minute and more (`python .ci/slowest.py`). They begin first: a run must not end with one alone."""
 
