@@ -118,6 +118,10 @@ async def until(migration: Migration, wanted: Callable[[dict[str, Any]], bool]) 
     return status
 
 
+def found_below(path: Path, name: str) -> list[Path]:
+    return list(path.rglob(name))
+
+
 def whole(made: World) -> Callable[[dict[str, Any]], bool]:
     return lambda status: status["flushed"] == made.store.log.end
 
@@ -182,6 +186,24 @@ async def test_a_source_that_contradicts_itself_stops_it_for_good_and_nothing_is
                 source.store.close()
                 source.become(before)
                 source.starts_at = 0
+
+
+@pytest.mark.parametrize("fault", ["topic", "start"])
+async def test_a_beginning_that_cannot_be_stops_it_and_ends_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    async with world(tmp_path / "source", monkeypatch) as made:
+        made.starts_at = SEGMENT if fault == "topic" else 7
+
+        async def starts(self: Any, address: str, topics: Any) -> dict[tuple[str, int], int]:
+            return {("../../evil", 0): 5} if fault == "topic" else {}
+
+        monkeypatch.setattr(member.Source, "first_offsets", starts)
+        async with running(config(tmp_path / "copy")) as (migration, task):
+            status = await until(migration, lambda status: status["state"] == BROKEN)
+            assert "cannot be continued" in status["problem"]
+            assert not task.done()
+    assert not found_below(tmp_path, "evil")
 
 
 async def test_another_cluster_of_the_same_name_is_not_followed_on(

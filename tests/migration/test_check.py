@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from gantry_broker.broker.metadata.tables import Tables
 from gantry_broker.broker.migration.errors import MigrationError, SourceBroken
-from gantry_broker.broker.migration.source import Look, in_sync_of, look_of, tables_of
+from gantry_broker.broker.migration.source import Look, Source, in_sync_of, look_of, tables_of
 from gantry_broker.settings import BrokerSettings
 from gantry_operator.migration.check import Facts, findings
 
@@ -129,3 +129,16 @@ def test_what_a_failover_keeps_is_what_each_broker_of_the_set_has(status: bytes,
 def test_an_ha_status_that_no_master_says_is_an_error(status: bytes) -> None:
     with pytest.raises(MigrationError, match="HA status cannot be read"):
         in_sync_of(status)
+
+
+@pytest.mark.parametrize("body", [b"\xff" * 8, b"\x80" + bytes(7)])
+async def test_a_progress_of_timers_that_cannot_be_is_an_error_of_the_source(
+    body: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ask(*_: Any) -> bytes:
+        return body
+
+    source = Source(["127.0.0.1:1"], "a")
+    monkeypatch.setattr(source.admin, "ask", ask)
+    with pytest.raises(MigrationError, match="progress of timers"):
+        await source.timers_delivered_ms("127.0.0.1:1")

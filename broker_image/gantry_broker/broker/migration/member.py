@@ -574,7 +574,10 @@ class Migration:
             if store.log.end == 0 and look.start > 0:
                 tables = await source.tables(look.address)
                 starts = await source.first_offsets(look.address, sorted(tables.topics))
-                store.truncator.reset(look.start, FOREIGN, starts)
+                try:
+                    store.truncator.reset(look.start, FOREIGN, starts)
+                except ValueError as error:
+                    raise SourceBroken(f"the source's log cannot be continued at {look.start}: {error}") from error
             store.indexer.confirm(store.log.end)
         except BaseException:
             store.close()

@@ -206,10 +206,13 @@ class Source:
             return None
         except FAILURES as error:
             raise MigrationError(f"{address} does not answer GET_TIMER_CHECK_POINT: {error}") from error
-        # Source: `TimerCheckpoint.encode`, whose first number is `lastReadTimeMs`.
-        return (
-            None if len(body) < 8 else plausible.offset("lastReadTimeMs", int.from_bytes(body[:8], "big", signed=True))
-        )
+        if len(body) < 8:
+            return None
+        try:
+            # Source: `TimerCheckpoint.encode`, whose first number is `lastReadTimeMs`.
+            return plausible.offset("lastReadTimeMs", int.from_bytes(body[:8], "big", signed=True))
+        except plausible.Implausible as error:
+            raise MigrationError(f"the progress of timers of {address} cannot be: {error}") from error
 
     async def _ask(self, address: str, code: RequestCode, header: Header | None = None) -> bytes:
         try:
