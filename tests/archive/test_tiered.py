@@ -355,6 +355,65 @@ def test_the_disk_cache_stays_below_its_limit_and_survives_damage(tmp_path: Path
     assert other.get("A", 0, 0, below, 5, 1 << 20).data == tiers.tiered.get("A", 0, 0, below, 5, 1 << 20).data
 
 
+def damaged(whole: bytes, seed: int) -> bytes:
+    """Return the content of a file with zeros, flipped bits or a lost end."""
+    rand, data = random.Random(seed), bytearray(whole)
+    kind = seed % 4
+    if kind == 0:
+        at = rand.randrange(100, len(data) - 500)
+        data[at : at + 500] = bytes(500)
+    elif kind == 1:
+        at = 4_096 * rand.randrange(1, len(data) // 4_096)
+        data[at : at + 4_096] = bytes(4_096)
+    elif kind == 2:
+        for _ in range(5):
+            data[rand.randrange(100, len(data))] ^= 1 << rand.randrange(8)
+    else:
+        del data[rand.randrange(200, len(data)) :]
+    return bytes(data)
+
+
+def test_an_index_with_any_damage_hides_no_message(tmp_path: Path) -> None:
+    tiers = filled(tmp_path)
+    start, below = tiers.store.log.start, tiers.below("A", 0)
+    expected = [r.queue_offset for r in tiers.model if (r.topic, r.queue_id) == ("A", 0) and r.phys_offset < start]
+    tiers.tiered.close()
+    whole = (tmp_path / "cache" / "index.db").read_bytes()
+    for seed in range(40):
+        folder = tmp_path / f"{seed}"
+        folder.mkdir()
+        (folder / "index.db").write_bytes(damaged(whole, seed))
+        tiered = TieredLog(tiers.archive.group("a"), folder, 1 << 20)
+        tiered.open()
+        tiered.refresh(tiers.state, start, {})
+        assert tiered.view.floors["A", 0] == expected[0], seed
+        found, at = [], expected[0]
+        while at < below.number:
+            read = tiered.get("A", 0, at, below, 1_000, 1 << 20)
+            found += [record.queue_offset for record in decode_records(read.data)]
+            at = read.next_offset
+        assert found == expected, seed
+        tiered.close()
+
+
+def test_an_index_that_is_found_damaged_while_it_is_open_is_made_again(tmp_path: Path) -> None:
+    tiers = filled(tmp_path)
+    tiers.tiered.close()
+    path = tmp_path / "cache" / "index.db"
+    path.write_bytes(damaged(path.read_bytes(), 0)[:4_096] + bytes(path.stat().st_size - 4_096))
+    tiered = TieredLog(tiers.archive.group("a"), tmp_path / "cache", 1 << 20)
+    tiered._index._db = tiered._index._connect()  # Damaged since it was opened.
+    with pytest.raises(OSError, match="malformed"):
+        tiered.refresh(tiers.state, tiers.store.log.start, {})
+    assert tiered.index_is_damaged
+    tiered.open()
+    assert not tiered.index_is_damaged
+    assert tiered.view.complete_to == 0, "not known yet, which is not gone"
+    tiered.refresh(tiers.state, tiers.store.log.start, {})
+    assert tiered.get("A", 0, 0, tiers.below("A", 0), 1, 1 << 20).count == 1
+    tiered.close()
+
+
 def test_an_index_that_is_damaged_is_made_again(tmp_path: Path) -> None:
     tiers = filled(tmp_path)
     folder = tmp_path / "other"

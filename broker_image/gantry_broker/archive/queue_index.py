@@ -1,7 +1,8 @@
 """Which objects of an archive have which records of a queue: a table on the local disk, made from their directories.
 
-It is derived: a folder without it, or with one of another format, gets a new one. Several threads may read it while
-one changes it; each of its calls sees all of a change or nothing of it.
+It is derived: a folder without it, with a damaged one or with one of another format gets a new one. Its rows have
+checksums, since a wrong one would hide messages, and nobody would notice. Several threads may read it while one changes
+it; each of its calls sees all of a change or nothing of it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import contextlib
 import os
 import sqlite3
 import threading
+import time
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -20,12 +23,13 @@ from gantry_broker.archive.manifest import Part
 from gantry_broker.archive.segment import Block, Directory, Keys, Piece
 from gantry_broker.protocol.plausible import MAX_OFFSET
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 _TABLES: Final = f"""
 PRAGMA user_version = {FORMAT};
 CREATE TABLE parts (
     start INTEGER PRIMARY KEY, name TEXT NOT NULL, upto INTEGER NOT NULL, first_ms INTEGER NOT NULL,
-    last_ms INTEGER NOT NULL, size INTEGER NOT NULL, segment INTEGER NOT NULL, outline BLOB NOT NULL
+    last_ms INTEGER NOT NULL, size INTEGER NOT NULL, segment INTEGER NOT NULL, outline BLOB NOT NULL,
+    checksum INTEGER NOT NULL
 );
 CREATE TABLE pieces (
     topic BLOB NOT NULL, queue INTEGER NOT NULL, first INTEGER NOT NULL, part INTEGER NOT NULL,
@@ -33,11 +37,13 @@ CREATE TABLE pieces (
     PRIMARY KEY (topic, queue, first, part)
 ) WITHOUT ROWID;
 CREATE INDEX pieces_of_part ON pieces (part);
-CREATE TABLE covered (start INTEGER NOT NULL, upto INTEGER NOT NULL);
+CREATE TABLE covered (start INTEGER NOT NULL, upto INTEGER NOT NULL, checksum INTEGER NOT NULL);
 """
 _PIECE: Final = "first, part, length, at, size, crc, (SELECT name FROM parts WHERE start = part)"
 _PAGE: Final = 64
 """Rows that one query returns at most."""
+_TURN: Final = 500
+"""Rows that are checked before other threads get their turn."""
 
 
 class Outlined(NamedTuple):
@@ -82,12 +88,15 @@ class QueueIndex:
         self._path = path
         self._db: sqlite3.Connection | None = None
         self._lock = threading.RLock()
+        self.damaged = False
+        """A call has found the file damaged: `open` makes a new one."""
 
     def open(self) -> None:
         """Open the table, or make a new one in place of what cannot be used."""
         # A call of SQLite crashes the process when another thread closes its connection meanwhile.
         with self._lock:
             self.close()
+            self.damaged = False
             self._path.parent.mkdir(parents=True, exist_ok=True)
             if self._opened():
                 return
@@ -95,7 +104,7 @@ class QueueIndex:
             for name in (self._path, self._path.with_name(self._path.name + "-journal")):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(name)
-            with _as_os_error():
+            with self._as_os_error():
                 self._db = self._connect()
                 self._db.executescript(_TABLES)
 
@@ -104,12 +113,9 @@ class QueueIndex:
         try:
             self._db = self._connect()
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
-            if version != FORMAT:
-                return False
-            self._db.execute("SELECT COUNT(*) FROM parts").fetchone()
+            return bool(version == FORMAT) and _is_whole(self._db)
         except sqlite3.Error:
             return False
-        return True
 
     def _connect(self) -> sqlite3.Connection:
         db = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False, timeout=5.0)
@@ -146,7 +152,7 @@ class QueueIndex:
         """Note for which range of the log the table is complete."""
         with self._changing() as db:
             db.execute("DELETE FROM covered")
-            db.execute("INSERT INTO covered VALUES (?, ?)", (start, upto))
+            db.execute("INSERT INTO covered VALUES (?, ?, ?)", (start, upto, _checksum(start, upto)))
 
     def add(self, part: Part, directory: Directory) -> None:
         """Add an object, in place of those in its range of the log."""
@@ -158,11 +164,12 @@ class QueueIndex:
             if piece.length
         ]
         values = (part.start, part.name, part.end, part.first_ms, part.last_ms, part.size, directory.segment_size)
+        checksum = (_checksum(*values, outline) + sum(_checksum(*row) for row in rows)) & 0xFFFFFFFF
         replaced = "SELECT start FROM parts WHERE start < ? AND upto > ?"
         with self._changing() as db:
             db.execute(f"DELETE FROM pieces WHERE part IN ({replaced})", (part.end, part.start))
             db.execute("DELETE FROM parts WHERE start < ? AND upto > ?", (part.end, part.start))
-            db.execute("INSERT INTO parts VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*values, outline))
+            db.execute("INSERT INTO parts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (*values, outline, checksum))
             db.executemany("INSERT OR REPLACE INTO pieces VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
 
     def remove(self, starts: Iterable[int]) -> None:
@@ -254,14 +261,23 @@ class QueueIndex:
         return None
 
     def _rows(self, query: str, *values: Any) -> list[Any]:
-        with self._lock, _as_os_error():
+        with self._lock, self._as_os_error():
             if self._db is None:
                 raise OSError(f"{self._path} is closed")
             return self._db.execute(query, values).fetchall()
 
     @contextlib.contextmanager
+    def _as_os_error(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            # A full or failing disk is an OperationalError: the file is whole.
+            self.damaged = self.damaged or not isinstance(error, sqlite3.OperationalError)
+            raise OSError(f"the index of the archive: {error}") from error
+
+    @contextlib.contextmanager
     def _changing(self) -> Iterator[sqlite3.Connection]:
-        with self._lock, _as_os_error():
+        with self._lock, self._as_os_error():
             if self._db is None:
                 raise OSError(f"{self._path} is closed")
             self._db.execute("BEGIN")
@@ -286,9 +302,24 @@ def _text(topic: bytes) -> str:
     return topic.decode("utf-8", "surrogateescape")
 
 
-@contextlib.contextmanager
-def _as_os_error() -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.Error as error:
-        raise OSError(f"the index of the archive: {error}") from error
+def _checksum(*values: Any) -> int:
+    return zlib.crc32(repr(values).encode())
+
+
+def _is_whole(db: sqlite3.Connection) -> bool:
+    """Return whether every row is as it was written. Raises sqlite3.Error for a file that cannot be read."""
+    if db.execute("PRAGMA integrity_check(1)").fetchone()[0] != "ok":
+        return False
+    of_parts: dict[Any, int] = {}
+    pieces = db.execute("SELECT topic, queue, first, part, length, at, size, crc FROM pieces")
+    for number, row in enumerate(pieces):
+        of_parts[row[3]] = of_parts.get(row[3], 0) + _checksum(*row)
+        if number % _TURN == 0:
+            time.sleep(0)
+    parts = db.execute("SELECT start, name, upto, first_ms, last_ms, size, segment, outline, checksum FROM parts")
+    for *values, known in parts:
+        if (_checksum(*values) + of_parts.pop(values[0], 0)) & 0xFFFFFFFF != known:
+            return False
+        time.sleep(0)
+    covered = db.execute("SELECT start, upto, checksum FROM covered").fetchall()
+    return not of_parts and all(_checksum(start, upto) == known for start, upto, known in covered)

@@ -135,12 +135,17 @@ class TieredLog:
         """Take over what an earlier process knew. Raises OSError."""
         self._index.open()
         self._cache.open()
+        self._synced = None
         covered = self._index.covered()
-        if covered is not None:
-            self.view = View(*covered, self._floors({}, {}))
+        self.view = View() if covered is None else View(*covered, self._floors({}, {}))
 
     def close(self) -> None:
         self._index.close()
+
+    @property
+    def index_is_damaged(self) -> bool:
+        """Whether the table was found damaged: `open` makes a new one, which `refresh` fills."""
+        return self._index.damaged
 
     @property
     def cache_bytes(self) -> int:

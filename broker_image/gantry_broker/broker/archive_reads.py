@@ -491,7 +491,7 @@ class ArchiveReads:
         failures = 0
         while True:
             try:
-                if not opened:
+                if not opened or tiered.index_is_damaged:
                     await in_daemon_thread(tiered.open)
                     opened = True
                 await self._refresh(tiered)
@@ -503,6 +503,7 @@ class ArchiveReads:
                 pause = min(FIRST_PAUSE_S * 2 ** min(failures - 1, 10), LONGEST_PAUSE_S)
             except Exception as unexpected:  # The loop must go on: old messages would never be served again.
                 log.exception("the index of the archive cannot be kept")
+                opened = False  # What it was made of may be damaged.
                 self._failed(unexpected)
                 pause = LONGEST_PAUSE_S
             self._wake.clear()
