@@ -23,6 +23,7 @@ from gantry_broker.store.files import atomic_write, fsync_dir
 from gantry_broker.store.log.commit_log import NAME_DIGITS
 from gantry_broker.store.log.epochs import EpochFile, truncate_epochs
 from gantry_broker.store.restored import RESTORED
+from gantry_broker.store.sealed import seal, unseal
 
 MARK: Final = "config/restoring.json"
 """In the store's folder while its restore is under way: what is restored. Its absence beside a log says "done"."""
@@ -161,7 +162,7 @@ def restore(
                 end = at + len(data)
             for descriptor in files.values():
                 os.fdatasync(descriptor)
-            atomic_write(mark, orjson.dumps({**goal, "upto": end}), durable=True)
+            atomic_write(mark, seal(orjson.dumps({**goal, "upto": end})), durable=True)
             fetched += part.size
             progress(fetched)
             if end < min(part.end, plan.end):
@@ -174,7 +175,7 @@ def restore(
         raise Missing(f"the archive has no record before the target: write one behind its start, {plan.start}")
     fsync_dir(log_dir)
     EpochFile(state.segment_size, truncate_epochs(state.epochs, end)).save(store / "config" / "epochs.json")
-    atomic_write(store / RESTORED, orjson.dumps({**goal, "end": end}), durable=True)
+    atomic_write(store / RESTORED, seal(orjson.dumps({**goal, "end": end})), durable=True)
     mark.unlink()
     fsync_dir(mark.parent)
     return end
@@ -183,14 +184,14 @@ def restore(
 def _begun(mark: Path, goal: dict[str, object], log_dir: Path) -> int:
     """Return where an earlier try ended; 0 for none. Raises ArchiveError for a folder with something else."""
     try:
-        found = orjson.loads(mark.read_bytes())
+        found = orjson.loads(unseal(mark.read_bytes()))
         upto = int(found.pop("upto"))
     except FileNotFoundError:
         if any(log_dir.iterdir()):
             raise ArchiveError(f"{log_dir} has a log already: a restore needs an empty folder") from None
-        atomic_write(mark, orjson.dumps({**goal, "upto": 0}), durable=True)
+        atomic_write(mark, seal(orjson.dumps({**goal, "upto": 0})), durable=True)
         return 0
-    except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ArchiveError(f"{mark} is invalid: {error!r}; empty the folder") from None
     if found != goal:
         raise ArchiveError(f"{mark} is of another restore: {found}; write the same again, or empty the folder")

@@ -38,6 +38,7 @@ from gantry_broker.protocol.message import Record, RecordError, decode_record, p
 from gantry_broker.protocol.rights import PUB, TOPIC
 from gantry_broker.store.errors import StoreError
 from gantry_broker.store.files import atomic_write
+from gantry_broker.store.sealed import seal, unseal
 
 if TYPE_CHECKING:
     from gantry_broker.config import BrokerConfig
@@ -137,7 +138,7 @@ class AccessControl:
         for name, take in ((TABLE_FILE, self._take_table), (CHANGES_FILE, self._take_changes)):
             path = self._folder / name
             try:
-                take(path.read_bytes())
+                take(unseal(path.read_bytes()))
             except FileNotFoundError:
                 continue
             except (OSError, ValueError) as error:
@@ -232,7 +233,7 @@ class AccessControl:
         await self._keep(CHANGES_FILE, self.waiting().model_dump_json().encode())
 
     async def _keep(self, name: str, data: bytes) -> None:
-        await asyncio.to_thread(atomic_write, self._folder / name, data, mode=SECRET)
+        await asyncio.to_thread(lambda: atomic_write(self._folder / name, seal(data), mode=SECRET))
 
     # ---- requests
 

@@ -128,7 +128,7 @@ def mark_origin(store: Path, site: Site, end: int, last_epoch: int) -> None:
     path = store / RESTORED
     path.parent.mkdir(parents=True, exist_ok=True)
     epoch = first_epoch(last_epoch, site.origin) - 1
-    atomic_write(path, orjson.dumps({"origin": site.origin, "end": end, "epoch": epoch}), durable=True)
+    atomic_write(path, seal(orjson.dumps({"origin": site.origin, "end": end, "epoch": epoch})), durable=True)
 
 
 def next_site(held: Site, asked: Site) -> Site:

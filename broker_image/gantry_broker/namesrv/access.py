@@ -16,6 +16,7 @@ from gantry_broker.access.building import beside_loop
 from gantry_broker.access.decide import Policy
 from gantry_broker.access.gate import Gate
 from gantry_broker.store.files import atomic_write
+from gantry_broker.store.sealed import seal, unseal
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ class NameServerAccess:
         if self._path is None:
             return
         try:
-            policy = read_policy(self._path.read_bytes())
+            policy = read_policy(unseal(self._path.read_bytes()))
         except FileNotFoundError:
             return
         except (OSError, ValueError) as error:
@@ -77,8 +78,8 @@ class NameServerAccess:
             self._stale = False
             self.gate.set_policy(policy)
             log.info("access table %d: %s, %d users", policy.version, policy.mode, len(policy.users))
-            if self._path is not None:
-                await asyncio.to_thread(atomic_write, self._path, body, mode=SECRET)
+            if (path := self._path) is not None:
+                await asyncio.to_thread(lambda: atomic_write(path, seal(body), mode=SECRET))
             return self.version
 
 

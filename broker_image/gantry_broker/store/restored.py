@@ -9,6 +9,7 @@ import orjson
 
 from gantry_broker.protocol import plausible
 from gantry_broker.store.errors import StoreError
+from gantry_broker.store.sealed import unseal
 
 RESTORED: Final = "config/restored.json"
 """In the store's folder once its restore is done: what was restored, and where it ends."""
@@ -26,9 +27,9 @@ def restored(store: Path) -> Restored:
     """Read the mark. Raises StoreError for an invalid file."""
     path = store / RESTORED
     try:
-        value = orjson.loads(path.read_bytes())
+        value = orjson.loads(unseal(path.read_bytes()))
         return Restored(plausible.offset("end", value["end"]), plausible.epoch("epoch", value.get("epoch", 0)))
     except FileNotFoundError:
         return Restored()
-    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise StoreError(f"{path}: {error!r}; empty the member's disk") from error

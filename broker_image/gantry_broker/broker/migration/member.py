@@ -40,6 +40,7 @@ from gantry_broker.store.errors import StoreError
 from gantry_broker.store.files import atomic_write
 from gantry_broker.store.log.commit_log import segment_bases
 from gantry_broker.store.log.epochs import FOREIGN
+from gantry_broker.store.sealed import seal, unseal
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import StoreConfig
 
@@ -72,13 +73,13 @@ def mark_of(data_dir: Path) -> dict[str, Any] | None:
     """Return the mark of a migration; None: there is none. Raises StoreError for an invalid file."""
     path = data_dir / MARK
     try:
-        found = orjson.loads(path.read_bytes())
+        found = orjson.loads(unseal(path.read_bytes()))
         if found["state"] not in (FOLLOWING, DONE, BROKEN):
             raise ValueError(f"state is {found['state']!r}")
         return dict(found)
     except FileNotFoundError:
         return None
-    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise StoreError(f"{path}: {error!r}; empty the member's disk") from error
 
 
@@ -447,7 +448,7 @@ class Migration:
     def _save_mark(self, mark: dict[str, Any]) -> None:
         path = self._config.data_dir / MARK
         path.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(path, orjson.dumps(mark), durable=True)
+        atomic_write(path, seal(orjson.dumps(mark)), durable=True)
 
     async def _with(self, source: Source) -> None:
         had = 0 if self._store is None else self._store.log.end
