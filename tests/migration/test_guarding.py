@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any, cast
 
+import httpx
 import pytest
 from gantry_broker.broker.migration import member
 from gantry_broker.broker.migration.errors import MigrationError
 from gantry_broker.broker.migration.guarding import Guarding
+from gantry_broker.broker.migration.member import Migration
 from gantry_broker.broker.migration.source import Look, guarded, look_of
 from gantry_broker.config import BrokerConfig, MigrateConfig
+from gantry_operator.api.status import BrokerClusterStatus
+from gantry_operator.cluster.member_watch import MemberWatch
+from gantry_operator.cluster.observed import ObservedMember, ObservedState
+from gantry_operator.cluster.status import status_of
 from gantry_operator.migration import steps
 from gantry_operator.migration.edge import _copy_of
 from gantry_operator.migration.steps import Limits, Record, Refused, Seen
 from gantry_operator.plan.process_config import text_of
 from gantry_operator.platforms.local.folder import ClusterFolder
 
+from tests.migration import test_broken_source as broken
 from tests.migration.test_plan import RUNTIME, SOURCE, cluster, configs, following
 
 ACL = {"aclEnable": "true"}
@@ -52,8 +60,8 @@ async def test_what_the_manifest_says_later_counts_without_a_restart(tmp_path: P
     file.write_text(text_of(config(tmp_path, "Enabled")))
     await made.check(ACL)
     assert made.of(config(tmp_path)).authentication == "Enabled", "the broker begins as the manifest says now"
-    for broken in ("", "[]", '{"migrate": 3}'):
-        file.write_text(broken)
+    for spoilt in ("", "[]", '{"migrate": 3}'):
+        file.write_text(spoilt)
         await made.check(ACL)
     file.write_text(text_of(config(tmp_path, dropped=True)))
     await made.check(ACL)
@@ -106,3 +114,45 @@ async def test_a_member_follows_once_it_may_and_a_cutover_waits_for_that(tmp_pat
             await migration._watch(cast(Any, Guarded()))
     assert looks == 3
     assert member.mark_of(tmp_path) is None
+
+
+async def test_the_operator_says_it_in_the_clusters_condition_until_the_manifest_drops_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member over HTTP, as the operator watches it."""
+    file, made = tmp_path / "broker.json", broken.config(tmp_path / "copy")
+    folder = ClusterFolder(tmp_path)
+    folder.make()
+
+    def write(**more: bool) -> None:
+        manifest = cluster(bootstrap={"fromRocketMQ": {"nameServers": ["127.0.0.1:1"], **more}})
+        order = configs(manifest, folder)["shop-a-0"]["migrate"]
+        file.write_text(json.dumps(json.loads(text_of(made)) | {"migrate": order}))
+
+    write()
+    assert made.migrate is not None
+    async with broken.world(tmp_path / "source", monkeypatch) as source, httpx.AsyncClient() as client:
+        source.settings |= ACL
+        member_task = asyncio.create_task(Migration(made, made.migrate, Guarding(made, file)).run())
+        watch = MemberWatch("shop-a-0", f"http://127.0.0.1:{made.http_port}", client, lambda: None, time.monotonic)
+        watch_task = asyncio.create_task(watch.run())
+
+        async def until_said(wanted: bool) -> dict[str, str]:
+            async with asyncio.timeout(20):
+                while ("asks for signatures" in watch.problem) is not wanted or "migrating" not in watch.problem:  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+            seen = [ObservedMember("shop-a-0", "a", 0, None, True, problem=watch.problem)]
+            observed = ObservedState(seen, [], {"a": "no master"})
+            status = status_of(cluster(), BrokerClusterStatus(), observed, "2026-01-01T00:00:00Z", 1)
+            return {c.type: c.message for c in status.conditions}
+
+        try:
+            said = await until_said(True)
+            assert "spec.bootstrap.fromRocketMQ.dropAccessControl: true" in said["Degraded"]
+            assert source.master.connections == 0
+            write(dropAccessControl=True)
+            assert "asks for signatures" not in str(await until_said(False))
+        finally:
+            for task in (member_task, watch_task):
+                task.cancel()
+            await asyncio.gather(member_task, watch_task, return_exceptions=True)
