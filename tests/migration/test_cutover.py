@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.rig.driver import Running
+from benchmarks.rig.driver import Line, Running
 from benchmarks.rig.processes import NamespaceUnavailable
 from tests.migration.scene import Scene, scene
 
@@ -35,6 +35,14 @@ def test_clients_go_on_through_a_cutover(java_side: Path, tmp_path: Path, server
             moves(made, client)
     except NamespaceUnavailable as error:
         pytest.skip(f"the migration from Apache RocketMQ is not tested here: {error}")
+
+
+def next_or_say(reader: Running, missing: set[int]) -> Line | None:
+    """Return the next line of a consumer. Raises AssertionError with what it lacks."""
+    try:
+        return reader.next(60)
+    except TimeoutError:
+        raise AssertionError(f"{len(missing)} are missing, such as {sorted(missing)[:10]}") from None
 
 
 def moves(made: Scene, client: str) -> None:
@@ -75,7 +83,7 @@ def moves(made: Scene, client: str) -> None:
     acknowledged = {line["n"] for line in sent.of("ok")} | set(range(FIRST))
     missing = set(acknowledged)
     received = 0
-    while missing and (line := reader.next(60)) is not None:
+    while missing and (line := next_or_say(reader, missing)) is not None:
         if line["event"] == "message":
             missing.discard(line["n"])
             received += 1
@@ -142,7 +150,7 @@ def goes_back(made: Scene, client: str) -> None:
     sent = writer.finish()
     assert not sent.of("failed"), "no send fails on the way there and back"
     missing = {line["n"] for line in sent.of("ok")} | set(range(100))
-    while missing and (line := reader.next(60)) is not None:
+    while missing and (line := next_or_say(reader, missing)) is not None:
         if line["event"] == "message":
             missing.discard(line["n"])
     assert not missing
