@@ -2,6 +2,7 @@
 
     python -m benchmarks.archive                    # 512 MiB of log
     python -m benchmarks.archive --mib 2048 -o json
+    python -m benchmarks.archive --topic 1024       # restore a topic of 1 GiB and a small one into a running cluster
 
 A store is filled with messages of 1 KiB whose bodies compress to about a fifth, and a real S3 server (versitygw on
 loopback) gets it: `upload` by the code of a broker (read, check each record's CRC, index, compress, send, write the
@@ -18,6 +19,7 @@ import os
 import random
 import resource
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -34,7 +36,9 @@ from gantry_broker.settings import BrokerSettings
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
 
+from benchmarks.rig.gantry import Cluster
 from tests.archive.s3 import s3_server
+from tests.archive.test_topic_restore import Log
 
 SEGMENT = 64 << 20
 HOST = b"\x7f\0\0\1\0\0\0\1"
@@ -106,14 +110,63 @@ def measure(mib: int, folder: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def restored_topics(mib: int, folder: Path) -> dict[str, Any]:
+    """Restore a topic of 8 MiB, and one of so many MiB, by the command into a running cluster: seconds, and the largest
+    resident set of the command.
+    """
+    log = Log(folder / "log", SEGMENT)
+    objects = Archive(ObjectStore(Location(f"file://{folder}/archive")))
+    objects.claim("u", "shop", log.now)
+    log.archiver._archive, log.archiver._group = objects, objects.group("a")
+    sizes = {"Small": 8, "Large": mib}
+    rng = random.Random(1)
+    for topic, each in sizes.items():
+        log.topic(topic, 4)
+        for number in range(each * 128 // 64):
+            puts = [Put(topic, n % 4, 0, 0, log.now, HOST, rng.randbytes(8_000), b"") for n in range(64)]
+            log.append(puts)
+            if number % 64 == 0:
+                log.upload()
+    log.upload()
+    log.store.close()
+    manifest = folder / "cluster.json"
+    manifest.write_text(json.dumps({
+        "apiVersion": "gantry.dev/v1alpha1", "kind": "BrokerCluster", "metadata": {"name": "back"},
+        "spec": {"brokerGroups": [{"name": "a", "members": 1}], "nameServers": {"replicas": 1}},
+    }))  # fmt: skip
+    found: dict[str, Any] = {}
+    with Cluster(folder / "cluster", manifest) as cluster:
+        for topic in sizes:
+            words = ["restore", f"file://{folder}/archive", "--topic", topic, "--as", f"{topic}Back", "-o", "json"]
+            words += ["--state", str(folder / f"state-{topic}"), "--dir", str(cluster.folder)]
+            began = time.perf_counter()
+            with (folder / "said").open("w+") as error:
+                command = [sys.executable, "-m", "gantry_operator.cli", *words]
+                running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=error)
+                assert running.stdout is not None
+                said = running.stdout.read()
+                _, status, used = os.wait4(running.pid, 0)
+                running.returncode = os.waitstatus_to_exitcode(status)
+                error.seek(0)
+                if running.returncode != 0:
+                    raise RuntimeError(error.read())
+            found |= {
+                f"{topic} messages": json.loads(said)["messages"],
+                f"{topic} seconds": round(time.perf_counter() - began, 1),
+                f"{topic} memory MiB": used.ru_maxrss // 1024,
+            }
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, default=512, help="length of the log")
+    parser.add_argument("--topic", type=int, metavar="MIB", help="only the restore of a topic of so many MiB")
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="gantry-archive-"))
     try:
-        found = measure(options.mib, folder)
+        found = measure(options.mib, folder) if options.topic is None else restored_topics(options.topic, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if options.output == "json":

@@ -161,8 +161,8 @@ def _archived(row: dict[str, Any]) -> bool:
 class Log:
     """A log of one group and its archive, as a broker would have made them."""
 
-    def __init__(self, folder: Path) -> None:
-        settings = BrokerSettings(mappedFileSizeCommitLog=SEGMENT, maxHashSlotNum=100, maxIndexNum=400)
+    def __init__(self, folder: Path, segment: int = SEGMENT) -> None:
+        settings = BrokerSettings(mappedFileSizeCommitLog=segment, maxHashSlotNum=100, maxIndexNum=400)
         self.store = MessageStore.open(StoreConfig(folder / "m", settings))
         self.now = 1_700_000_000_000
         self.store.appender.begin_epoch(1, b'{"kind":"epoch","epoch":1}', self.now)
@@ -175,24 +175,26 @@ class Log:
         )  # fmt: skip
 
     def change(self, **parts: Any) -> None:
-        self._put([Put(CONTROL_TOPIC, 0, 0, 0, self.now, HOST, encode_change({"at": self.now, **parts}), b"")])
+        self.append([Put(CONTROL_TOPIC, 0, 0, 0, self.now, HOST, encode_change({"at": self.now, **parts}), b"")])
 
     def topic(self, name: str, queues: int) -> None:
         self.change(topics=[TopicConfig(name, queues, queues, attributes={"message.type": "FIFO"}).to_json()])
 
     def put(self, topic: str, queue: int, count: int) -> None:
-        self._put([Put(topic, queue, 0, 0, self.now, HOST, b"%d" % n + bytes(900), b"") for n in range(count)])
+        self.append([Put(topic, queue, 0, 0, self.now, HOST, b"%d" % n + bytes(900), b"") for n in range(count)])
 
     def drop(self, topic: str) -> None:
         self.change(dropTopics=[topic], dropData=self.store.log.end)
 
-    def _put(self, puts: list[Put]) -> None:
+    def append(self, puts: list[Put]) -> None:
         self.now += 1_000
         self.store.appender.put(puts, self.now)
         self.store.indexer.confirm(self.store.log.end)
 
     def upload(self) -> Archive:
-        view = View(self.store.log.start, self.store.state.confirmed, SEGMENT, self.store.epoch_cache.epochs)
+        view = View(
+            self.store.log.start, self.store.state.confirmed, self.store.log.segment_size, self.store.epoch_cache.epochs
+        )
         while self.archiver._step(view, self.settings, True):
             pass
         return self.archive
