@@ -30,16 +30,31 @@ from tests.migration.scene import Scene, scene
 WINDOW_S = 8
 
 
-def sends(clients: Driver, run: str, seconds: int) -> float:
-    """Acknowledged messages of 1 KiB a second, from eight threads, without the first second."""
-    done = clients.run("failover", topic="Load", run=run, size=1024, threads=8, seconds=seconds)
-    times = [line["ms"] for line in done.of("ok")]
-    begin = min(times) + 1000
-    return float(sum(ms >= begin for ms in times) / ((max(times) - begin) / 1000))
+def sends(clients: Driver, run: str, threads: int, pause_ms: int) -> dict[str, float]:
+    """Acknowledged messages of 1 KiB a second, and how long a sender waits for one, without the first second."""
+    words = {"topic": "Load", "size": 1024, "seconds": WINDOW_S, "threads": threads, "pause_ms": pause_ms}
+    done = clients.run("failover", run=run, **words)
+    begin = min(line["ms"] for line in done.of("ok")) + 1000
+    counted = [line for line in done.of("ok") if line["ms"] >= begin]
+    waits = sorted(line["us"] / 1000 for line in counted)
+    return {
+        "sends_s": len(counted) / ((max(line["ms"] for line in counted) - begin) / 1000),
+        "p50_ms": waits[len(waits) // 2], "p99_ms": waits[len(waits) * 99 // 100],
+        "not_ok": len(done.of("status")) + len(done.of("failed")),
+    }  # fmt: skip
 
 
-def following(made: Scene, clients: Driver, mib: int) -> dict[str, Any]:
-    """Follow a log of so many MiB from its begin to its end."""
+def follow(made: Scene) -> dict[str, float]:
+    """Follow the source to its end, and return how fast."""
+    made.start()
+    began, first = time.monotonic(), made.status()["groups"]["a"]["copyEnd"] or 0
+    found = made.until("the copy follows", lambda s: s["groups"]["a"]["lag"] == 0, 600)
+    took, size = time.monotonic() - began, (found["groups"]["a"]["copyEnd"] - first) / 1e6
+    return {"log_mb": size, "seconds": took, "mb_s": size / took}
+
+
+def following(made: Scene, clients: Driver, mib: int, rounds: int) -> dict[str, Any]:
+    """Follow a log of so many MiB from its begin to its end; then send with the follower and without it, in turn."""
     clients.run(
         "produce",
         topic="Fill",
@@ -50,20 +65,24 @@ def following(made: Scene, clients: Driver, mib: int) -> dict[str, Any]:
         compress_over=1 << 30,
         within_s=600,
     )
-    before = sends(clients, "before", WINDOW_S)
-    began = time.monotonic()
-    made.start()
-    found = made.until("the copy follows", lambda s: s["groups"]["a"]["lag"] == 0, 600)
-    took = time.monotonic() - began
-    beside = sends(clients, "beside", WINDOW_S)
-    size = found["groups"]["a"]["copyEnd"]
-    return {
-        "log_mb": size / 1e6,
-        "seconds": took,
-        "mb_s": size / 1e6 / took,
-        "sends_s": before,
-        "sends_beside_s": beside,
-    }
+    rows: list[dict[str, Any]] = []
+
+    def windows(follower: bool) -> None:
+        for name, threads, pause_ms in (("full speed", 8, 0), ("moderate", 2, 5)):
+            found = sends(clients, f"w{len(rows)}", threads, pause_ms)
+            rows.append({"load": name, "follower": follower, **found})
+            print(json.dumps(rows[-1]), flush=True)
+
+    windows(False)
+    copied = follow(made)
+    print(json.dumps(copied), flush=True)
+    for number in range(rounds):
+        windows(True)
+        if number + 1 < rounds:
+            made.gantry("down", "--dir", str(made.folder))
+            windows(False)
+            follow(made)
+    return {**copied, "sends": rows}
 
 
 def pause(made: Scene, clients: Driver) -> dict[str, Any]:
@@ -145,6 +164,10 @@ def main() -> None:
     parser.add_argument("--server", default="server49", choices=("server49", "server55"))
     parser.add_argument("--client", default="49", choices=("49", "55"))
     parser.add_argument("--mib", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=2, help="of sending with the follower, and without it")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="a line of the source's broker.conf"
+    )
     parser.add_argument("--pauses", type=int, default=0, help="only so many cutovers, for the pause of writes")
     parser.add_argument("--within", type=float, default=3600, help="seconds for them")
     parser.add_argument("--keep", type=Path, help="a file with cutovers, to which new ones are added")
@@ -162,15 +185,16 @@ def main() -> None:
         print(json.dumps(summary(kept), indent=1))
         return
     segment = 64 << 20
+    settings = {"mappedFileSizeCommitLog": str(segment), **dict(one.split("=", 1) for one in options.set)}
     with (
         tempfile.TemporaryDirectory() as folder,
-        scene(Path(folder), options.server, {"mappedFileSizeCommitLog": str(segment)}) as made,
+        scene(Path(folder), options.server, settings) as made,
     ):
         made.segment = segment
         clients = made.driver(options.client)
         for topic in ("Fill", "Load"):
             clients.mqadmin("updateTopic", "-c", made.source.cluster, "-t", topic, "-r", "4", "-w", "4")
-        print(json.dumps({**following(made, clients, options.mib), **pause(made, clients)}, indent=1))
+        print(json.dumps({**following(made, clients, options.mib, options.rounds), **pause(made, clients)}, indent=1))
 
 
 if __name__ == "__main__":

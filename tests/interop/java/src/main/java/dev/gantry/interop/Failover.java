@@ -88,11 +88,12 @@ final class Failover {
             Message message = new Message(args.get("topic"), Bodies.make(run, n, size));
             message.setKeys(run + "-" + n);
             tries.get().set(0);
+            long began = System.nanoTime();
             try {
                 SendResult result = producer.send(message);
                 out.line(result.getSendStatus() == SendStatus.SEND_OK ? "ok" : "status", "n", n, "ms",
                     System.currentTimeMillis(), "status", result.getSendStatus().name(), "msgId", result.getMsgId(),
-                    "tries", tries.get().get());
+                    "tries", tries.get().get(), "us", (System.nanoTime() - began) / 1000);
             } catch (Exception e) {
                 out.line("failed", "n", n, "ms", System.currentTimeMillis(), "tries", tries.get().get(),
                     "type", e.getClass().getSimpleName(), "message", String.valueOf(e.getMessage()));
