@@ -264,22 +264,22 @@ class ArchiveReads:
         )  # fmt: skip
         return await self._call(read, PULL_S, owner)
 
-    def ready(self, wanted: Wanted) -> Got | None:
+    def ready(self, request: Wanted) -> Got | None:
         """Return what `prepare` has read for a read; None: it has not."""
-        found, mark = self._ready.get(wanted.key, (None, 0))
-        if found is None:
+        read, mark = self._ready.get(request.key, (None, 0))
+        if read is None:
             return None
-        if self._store.queues.deletion_watermarks.get(wanted.topic, 0) != mark:
-            del self._ready[wanted.key]
+        if self._store.queues.deletion_watermarks.get(request.topic, 0) != mark:
+            del self._ready[request.key]
             return None
-        if found.count > wanted.most:
-            data, size = found.data, 0
-            for _ in range(wanted.most):
+        if read.count > request.most:
+            data, size = read.data, 0
+            for _ in range(request.most):
                 size += int.from_bytes(data[size : size + 4])
             following = int.from_bytes(data[size + QUEUE_OFFSET_AT : size + QUEUE_OFFSET_AT + 8])
-            found = Read(data[:size], wanted.most, following)
-        low, high = self._store.reader.bounds(wanted.topic, wanted.queue_id)
-        return self._got(wanted, found, low, high)
+            read = Read(data[:size], request.most, following)
+        low, high = self._store.reader.bounds(request.topic, request.queue_id)
+        return self._got(request, read, low, high)
 
     def used(self, wanted: Wanted) -> None:
         """Forget what was read for a read: a pop has taken it."""

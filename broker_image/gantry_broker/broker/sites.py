@@ -114,20 +114,22 @@ class Sites:
             idle=site.role == "Sealed" and self._role.leading and store.state.confirmed == store.log.end,
         )
 
-    def put(self, asked: SiteRequest) -> SiteStatus:
+    def put(self, request: SiteRequest) -> SiteStatus:
         """Take what the control plane says; it is durable on return. Raises OSError."""
         held = self._role.site
-        wanted = next_site(held, Site(asked.role, asked.generation, asked.token, asked.origin, asked.origin_end))
-        if wanted != held and not self.must_restart.is_set():
-            if wanted.role == "Sealed" and self._role.may_append:
+        site = next_site(
+            held, Site(request.role, request.generation, request.token, request.origin, request.origin_end)
+        )
+        if site != held and not self.must_restart.is_set():
+            if site.role == "Sealed" and self._role.may_append:
                 self._changes.flush_offsets()  # The other site continues at the consumers' offsets.
-            save_site(self._config.data_dir, wanted)
-            log.info("this cluster's part is %s (generation %d), was %s", wanted.role, wanted.generation, held.role)
-            if wanted.is_standby != held.is_standby:
+            save_site(self._config.data_dir, site)
+            log.info("this cluster's part is %s (generation %d), was %s", site.role, site.generation, held.role)
+            if site.is_standby != held.is_standby:
                 self._restart()
             else:
-                self._role.take_site(wanted)
-        return self.status().model_copy(update={"role": wanted.role, "generation": wanted.generation})
+                self._role.take_site(site)
+        return self.status().model_copy(update={"role": site.role, "generation": site.generation})
 
     def _restart(self) -> None:
         self._health.stopping = True

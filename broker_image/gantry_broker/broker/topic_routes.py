@@ -46,21 +46,21 @@ class TopicRoutes:
         While no NameServer answers, those that were known last, or those of this broker alone.
         """
         now = self._clock.now_ms()
-        known = self._known.get(topic)
-        if known is not None and now - known.asked_ms < FRESH_MS:
-            return known.queues
-        found = await self._ask(topic)
-        if found is None:
-            found = known.queues if known is not None else self._own(topic)
+        cached = self._known.get(topic)
+        if cached is not None and now - cached.asked_ms < FRESH_MS:
+            return cached.queues
+        queues = await self._ask(topic)
+        if queues is None:
+            queues = cached.queues if cached is not None else self._own(topic)
         else:
             # This broker's own queues are those of its tables: the NameServer learns them later.
-            found = [queue for queue in found if queue.broker != self._config.group]
-            found += self._own(topic)
-        found.sort(key=lambda queue: (queue.topic, queue.broker, queue.queue_id))
+            queues = [queue for queue in queues if queue.broker != self._config.group]
+            queues += self._own(topic)
+        queues.sort(key=lambda queue: (queue.topic, queue.broker, queue.queue_id))
         if len(self._known) >= MAX_KNOWN:
             self._known.clear()
-        self._known[topic] = _CachedRoute(now, found)
-        return found
+        self._known[topic] = _CachedRoute(now, queues)
+        return queues
 
     def _own(self, topic: str) -> list[MessageQueue]:
         config = self._meta.working.topics.get(topic)

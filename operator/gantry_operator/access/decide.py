@@ -80,33 +80,33 @@ def decide(state: AccessState, seen: Observed, now: float, new_key: Callable[[],
     users: list[dict[str, Any]] = []
     ends: list[float] = []
     owners: dict[str, str] = {}
-    for wanted in sorted(seen.wanted, key=lambda w: _precedence(w, state)):
-        first = owners.setdefault(wanted.access_key, wanted.name)
-        known = state.users.get(wanted.name)
-        refusal = _refusal(seen.cluster, wanted, first, users)
+    for user in sorted(seen.wanted, key=lambda w: _precedence(w, state)):
+        first = owners.setdefault(user.access_key, user.name)
+        stored = state.users.get(user.name)
+        refusal = _refusal(seen.cluster, user, first, users)
         if refusal is not None:
-            results[wanted.name] = UserResult(False, refusal.reason, refusal.message, wanted.secret)
+            results[user.name] = UserResult(False, refusal.reason, refusal.message, user.secret)
             continue
-        plan = next_keys(known, wanted, _key_in(seen.secrets, wanted), now, new_key)
+        plan = next_keys(stored, user, _key_in(seen.secrets, user), now, new_key)
         if plan.keys is None:
-            results[wanted.name] = UserResult(False, "SecretNotUsable", plan.problem, wanted.secret)
+            results[user.name] = UserResult(False, "SecretNotUsable", plan.problem, user.secret)
             continue
-        keys[wanted.name] = plan.keys
+        keys[user.name] = plan.keys
         if plan.changed:
-            notes.append(("Normal", "KeyRotated", _rotated(wanted), wanted.name))
-        if plan.write or (wanted.own_secret and _names_another(seen.secrets, wanted)):
-            writes[wanted.secret] = {ACCESS_KEY: wanted.access_key, SECRET_KEY: plan.keys.current}
-        valid = valid_keys(plan.keys, wanted.overlap_s, now)
-        end = expires_at(plan.keys, wanted.overlap_s) if len(valid) == 2 else None
+            notes.append(("Normal", "KeyRotated", _rotated(user), user.name))
+        if plan.write or (user.own_secret and _names_another(seen.secrets, user)):
+            writes[user.secret] = {ACCESS_KEY: user.access_key, SECRET_KEY: plan.keys.current}
+        valid = valid_keys(plan.keys, user.overlap_s, now)
+        end = expires_at(plan.keys, user.overlap_s) if len(valid) == 2 else None
         if end is not None:
             ends.append(end)
-        user = _user(wanted, valid)
-        why = changes.refused(user)
+        row = _user(user, valid)
+        why = changes.refused(row)
         if why:
-            results[wanted.name] = UserResult(False, "InvalidSpec", why, wanted.secret)
+            results[user.name] = UserResult(False, "InvalidSpec", why, user.secret)
             continue
-        users.append(user)
-        results[wanted.name] = _accepted(wanted, plan, len(valid), end)
+        users.append(row)
+        results[user.name] = _accepted(user, plan, len(valid), end)
     made, merged, unmerged = changes.merge(state.made, state.merged, seen.changes, set(owners))
     notes += [("Warning", "ChangeNotMerged", text, "") for text in unmerged]
     users.sort(key=lambda u: str(u["name"]))  # So that the order in which users came changes no table.

@@ -54,18 +54,18 @@ def valid_keys(keys: Keys, overlap_s: float, now: float) -> list[str]:
 
 
 def next_keys(
-    known: Keys | None, wanted: WantedUser, found: str | None, now: float, new_key: Callable[[], str]
+    stored: Keys | None, user: WantedUser, in_secret: str | None, now: float, new_key: Callable[[], str]
 ) -> KeyPlan:
-    """`found`: the key in the Secret; None: there is none. `now`: Unix time."""
-    bad = usable(found)
-    if wanted.own_secret:
-        plan = _own(known, wanted, None if bad else found, now, new_key)
+    """`in_secret`: the key in the Secret; None: there is none. `now`: Unix time."""
+    bad = usable(in_secret)
+    if user.own_secret:
+        plan = _own(stored, user, None if bad else in_secret, now, new_key)
     else:
-        plan = _named(known, wanted, found or "", now, bad)
-    if plan.keys is None or plan.keys.access_key == wanted.access_key:
+        plan = _named(stored, user, in_secret or "", now, bad)
+    if plan.keys is None or plan.keys.access_key == user.access_key:
         return plan
     return KeyPlan(
-        plan.keys.model_copy(update={"access_key": wanted.access_key}),
+        plan.keys.model_copy(update={"access_key": user.access_key}),
         plan.write,
         plan.problem,
         plan.waits,
@@ -73,41 +73,41 @@ def next_keys(
     )
 
 
-def _own(known: Keys | None, wanted: WantedUser, found: str | None, now: float, new_key: Callable[[], str]) -> KeyPlan:
-    if known is None:
+def _own(
+    stored: Keys | None, user: WantedUser, in_secret: str | None, now: float, new_key: Callable[[], str]
+) -> KeyPlan:
+    if stored is None:
         # A Secret without a state: the state was lost, and clients use this key.
-        keys = Keys(current=found or new_key(), request=wanted.rotate)
-        return KeyPlan(keys, write=found is None)
-    if found is None or (found == known.former and found != known.current):
-        return KeyPlan(known, write=True)
-    if found != known.current:
-        return KeyPlan(_replaced(known, found, now), changed=True)
-    if wanted.rotate == known.request:
-        return KeyPlan(known)
-    if len(valid_keys(known, wanted.overlap_s, now)) == 2:
+        keys = Keys(current=in_secret or new_key(), request=user.rotate)
+        return KeyPlan(keys, write=in_secret is None)
+    if in_secret is None or (in_secret == stored.former and in_secret != stored.current):
+        return KeyPlan(stored, write=True)
+    if in_secret != stored.current:
+        return KeyPlan(_replaced(stored, in_secret, now), changed=True)
+    if user.rotate == stored.request:
+        return KeyPlan(stored)
+    if len(valid_keys(stored, user.overlap_s, now)) == 2:
         return KeyPlan(
-            known,
+            stored,
             waits="the rotation begins once the former key of the last one has expired; a shorter "
             "spec.rotation.overlap ends it earlier",
         )
-    keys = _replaced(known, new_key(), now).model_copy(update={"request": wanted.rotate})
+    keys = _replaced(stored, new_key(), now).model_copy(update={"request": user.rotate})
     return KeyPlan(keys, write=True, changed=True)
 
 
-def _named(known: Keys | None, wanted: WantedUser, found: str, now: float, bad: str) -> KeyPlan:
+def _named(stored: Keys | None, user: WantedUser, in_secret: str, now: float, bad: str) -> KeyPlan:
     waits = ""
-    if known is not None and wanted.rotate != known.request:
-        waits = f"Secret {wanted.secret} is not the operator's: change {wanted.secret_key} there for a rotation"
+    if stored is not None and user.rotate != stored.request:
+        waits = f"Secret {user.secret} is not the operator's: change {user.secret_key} there for a rotation"
     if bad:
-        return KeyPlan(
-            known, problem=f"{wanted.secret_key} of Secret {wanted.secret} cannot be used: {bad}", waits=waits
-        )
-    if known is None:
-        return KeyPlan(Keys(current=found, request=wanted.rotate))
-    if found == known.current:
-        return KeyPlan(known, waits=waits)
-    return KeyPlan(_replaced(known, found, now), waits=waits, changed=True)
+        return KeyPlan(stored, problem=f"{user.secret_key} of Secret {user.secret} cannot be used: {bad}", waits=waits)
+    if stored is None:
+        return KeyPlan(Keys(current=in_secret, request=user.rotate))
+    if in_secret == stored.current:
+        return KeyPlan(stored, waits=waits)
+    return KeyPlan(_replaced(stored, in_secret, now), waits=waits, changed=True)
 
 
-def _replaced(known: Keys, key: str, now: float) -> Keys:
-    return known.model_copy(update={"current": key, "former": known.current, "changed_at": now})
+def _replaced(stored: Keys, key: str, now: float) -> Keys:
+    return stored.model_copy(update={"current": key, "former": stored.current, "changed_at": now})

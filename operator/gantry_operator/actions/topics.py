@@ -143,32 +143,32 @@ async def change_topic(target: Target, topic: str, changes: Mapping[str, Any], d
     refuse_changed(digest, before["digest"], topic)
     for one, other in (("queuesPerGroup", "queues"), ("queues", "queuesPerGroup")):
         if changes.get(one) is not None and other in before["settings"] and before["resource"]:
-            said = f"BrokerTopic {before['resource']} says spec.{other}: change that, not {one}"
-            raise ActionError(said, Cause.BAD_INPUT)
+            reason = f"BrokerTopic {before['resource']} says spec.{other}: change that, not {one}"
+            raise ActionError(reason, Cause.BAD_INPUT)
     attributes_of(changes)
     if before["resource"]:
         return await change_managed(target, BrokerTopic, before["resource"], changes)
     if reserved_topic(topic):
         raise ActionError(f"{topic} is a topic of the system: it cannot be changed", Cause.BAD_INPUT)
     if changes.get("queues") is not None:
-        said = f"no resource manages {topic}, so its queues are counted in each broker group: write queuesPerGroup"
-        raise ActionError(said, Cause.BAD_INPUT)
-    said = ""
+        reason = f"no resource manages {topic}, so its queues are counted in each broker group: write queuesPerGroup"
+        raise ActionError(reason, Cause.BAD_INPUT)
+    still_read = ""
     async with admin_of(target, whole=True) as admin:
         for group, address in sorted((await admin.masters()).items()):
-            known = (await admin.topic_config(address)).topics.get(topic)
-            if known is None:
+            config = (await admin.topic_config(address)).topics.get(topic)
+            if config is None:
                 continue
-            number = known.write_queues if changes.get("queuesPerGroup") is None else changes["queuesPerGroup"]
-            read = max(known.read_queues, number)
-            if read > number and known.write_queues == number and await _are_read(admin, topic, group, number):
+            number = config.write_queues if changes.get("queuesPerGroup") is None else changes["queuesPerGroup"]
+            read = max(config.read_queues, number)
+            if read > number and config.write_queues == number and await _are_read(admin, topic, group, number):
                 read = number
             elif read > number:
-                said += f"; queues {number} to {read - 1} of {group} take no more messages and are still read"
-            await _put(admin, address, replace(known, read_queues=read, write_queues=number), known, changes)
-    if said:
-        said += ". The same change removes them once every group has read them, and they are quiet for a minute"
-    return f"{topic} is changed{said}"
+                still_read += f"; queues {number} to {read - 1} of {group} take no more messages and are still read"
+            await _put(admin, address, replace(config, read_queues=read, write_queues=number), config, changes)
+    if still_read:
+        still_read += ". The same change removes them once every group has read them, and they are quiet for a minute"
+    return f"{topic} is changed{still_read}"
 
 
 async def _are_read(admin: Admin, topic: str, group: str, number: int) -> bool:

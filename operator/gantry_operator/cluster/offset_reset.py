@@ -73,47 +73,47 @@ class Resets:
             # A preview whose annotation is gone was withdrawn.
             return Following(None) if state in ("Preview", "Refused") else None
         try:
-            asked = parse_reset(text)
+            reset = parse_reset(text)
         except BadReset as error:
             refused = {"request": text[:320], "state": "Refused", "message": str(error)}
             return None if refused == before else Following(refused, ("Warning", "ResetRefused", str(error)))
-        if state == "Running" and request == asked.text:
-            return await self._carry_out(group, asked, dict(before or {}))
-        if asked.confirmed:
-            if state != "Preview" or request != asked.text:
-                said = f"it was not previewed: write {asked.text} first, read status.reset, and then add ,confirm"
-                refused = {"request": asked.text, "state": "Refused", "message": said}
-                return None if refused == before else Following(refused, ("Warning", "ResetRefused", said))
-            timestamp = self._now_ms() if asked.timestamp is None else asked.timestamp
-            status = await self._described(group, asked, timestamp, "Running", "the offsets are being set")
+        if state == "Running" and request == reset.text:
+            return await self._carry_out(group, reset, dict(before or {}))
+        if reset.confirmed:
+            if state != "Preview" or request != reset.text:
+                problem = f"it was not previewed: write {reset.text} first, read status.reset, and then add ,confirm"
+                refused = {"request": reset.text, "state": "Refused", "message": problem}
+                return None if refused == before else Following(refused, ("Warning", "ResetRefused", problem))
+            timestamp = self._now_ms() if reset.timestamp is None else reset.timestamp
+            status = await self._described(group, reset, timestamp, "Running", "the offsets are being set")
             return Following(status, again=True)
-        if state == "Preview" and request == asked.text:
+        if state == "Preview" and request == reset.text:
             return None
-        timestamp = self._now_ms() if asked.timestamp is None else asked.timestamp
+        timestamp = self._now_ms() if reset.timestamp is None else reset.timestamp
         try:
-            status = await self._described(group, asked, timestamp, "Preview", "")
+            status = await self._described(group, reset, timestamp, "Preview", "")
         except Refused as error:
-            status = {"request": asked.text, "state": "Refused", "message": str(error)}
+            status = {"request": reset.text, "state": "Refused", "message": str(error)}
             return None if status == before else Following(status, ("Warning", "ResetRefused", str(error)))
         status["message"] = (
             f"a reset would skip {status['skipped']} messages and repeat {status['repeated']}: to carry it out, write "
-            f"{asked.text},confirm"
+            f"{reset.text},confirm"
         )
         return Following(status, ("Normal", "ResetPreview", status["message"]))
 
-    async def _carry_out(self, group: str, asked: ResetRequest, status: dict[str, Any]) -> Following:
+    async def _carry_out(self, group: str, reset: ResetRequest, status: dict[str, Any]) -> Following:
         timestamp = status.get("timestamp")
         if type(timestamp) is not int:
             raise ResetFailed("its status has no time")
         try:
-            for move in await self._moves(group, asked, timestamp):
+            for move in await self._moves(group, reset, timestamp):
                 address = self._at(move.group)
                 await move_group(
                     self._client, address, group, move.topic, move.targets, move.without_offset, timestamp
                 )  # fmt: skip
         except Refused as error:
-            said = {**status, "state": "Refused", "message": f"some offsets were not set: {error}"}
-            return Following(said, ("Warning", "ResetRefused", str(error)), answered=True)
+            refused = {**status, "state": "Refused", "message": f"some offsets were not set: {error}"}
+            return Following(refused, ("Warning", "ResetRefused", str(error)), answered=True)
         return self._done(status, answered=True)
 
     def _done(self, status: dict[str, Any], answered: bool = False) -> Following:
@@ -157,13 +157,13 @@ class Resets:
                 )  # fmt: skip
         return preview_of(rows)
 
-    async def _moves(self, group: str, asked: ResetRequest, timestamp: int) -> list[_Move]:
+    async def _moves(self, group: str, reset: ResetRequest, timestamp: int) -> list[_Move]:
         """Ask the brokers where a reset moves each queue. Raises Refused, ResetFailed, TryLater, RemotingError."""
         everything = [self._tables(g) for g in self._seen.groups if g not in self._seen.draining]
-        topics = {asked.topic} if asked.topic else self._topics_of(group, everything)
+        topics = {reset.topic} if reset.topic else self._topics_of(group, everything)
         if not topics or not any(t.topic(name) for t in everything for name in topics):
-            what = f"topic {asked.topic} of group {group}" if asked.topic else f"any topic of group {group}"
-            raise Refused(f"no broker knows {what}: name one that exists, as TOPIC={asked.text}")
+            what = f"topic {reset.topic} of group {group}" if reset.topic else f"any topic of group {group}"
+            raise Refused(f"no broker knows {what}: name one that exists, as TOPIC={reset.text}")
         places = [
             (tables, name, topic)
             for tables in everything
@@ -173,7 +173,7 @@ class Resets:
         count = sum(topic.config.write_queues for _, _, topic in places)
         if count > MAX_QUEUES:
             raise Refused(
-                f"{count} queues would move, {MAX_QUEUES} is the limit: name one topic, as TOPIC={asked.text}"
+                f"{count} queues would move, {MAX_QUEUES} is the limit: name one topic, as TOPIC={reset.text}"
             )
         turn = asyncio.Semaphore(AT_ONCE)
 
@@ -185,13 +185,13 @@ class Resets:
         for tables, name, topic in places:
             # Queues that take no messages any more are left to their readers, as the broker's own reset does.
             numbers = range(min(topic.config.write_queues, len(topic.queues)))
-            known = tables.committed(name, group)
-            if asked.timestamp == 0:
-                found = [topic.queues[q].first for q in numbers]
+            committed = tables.committed(name, group)
+            if reset.timestamp == 0:
+                offsets = [topic.queues[q].first for q in numbers]
             else:
-                found = list(await asyncio.gather(*(target(tables, name, q) for q in numbers)))
-            targets = dict(zip(numbers, found, strict=True))
-            out.append(_Move(tables.group, name, targets, tuple(q for q in numbers if q not in known)))
+                offsets = list(await asyncio.gather(*(target(tables, name, q) for q in numbers)))
+            targets = dict(zip(numbers, offsets, strict=True))
+            out.append(_Move(tables.group, name, targets, tuple(q for q in numbers if q not in committed)))
         return out
 
     def _topics_of(self, group: str, everything: list[BrokerTables]) -> set[str]:

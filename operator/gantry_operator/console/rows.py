@@ -179,31 +179,31 @@ def combine(parts: Mapping[str, GroupTables], before: Mapping[str, GroupTables])
 def _topics(parts: Mapping[str, GroupTables]) -> dict[str, TopicRow]:
     topics: dict[str, TopicRow] = {}
     for part in parts.values():
-        for name, found in part.data["topics"].items():
+        for name, table in part.data["topics"].items():
             row = topics.get(name)
             if row is None:
                 special = name.startswith((RETRY_PREFIX, DLQ_PREFIX))
-                row = topics[name] = TopicRow(name, bool(found["system"]) or special)
-            row.queues += len(found["queues"])
-            row.messages += sum(end - first for first, end in found["queues"])
-            row.received += found["in"]
-            row.received_bytes += found["bytes_in"]
-            row.attributes |= (found.get("config") or {}).get("attributes") or {}
-            compaction = found.get("compaction")
+                row = topics[name] = TopicRow(name, bool(table["system"]) or special)
+            row.queues += len(table["queues"])
+            row.messages += sum(end - first for first, end in table["queues"])
+            row.received += table["in"]
+            row.received_bytes += table["bytes_in"]
+            row.attributes |= (table.get("config") or {}).get("attributes") or {}
+            compaction = table.get("compaction")
             if compaction is not None:
                 row.seen_bytes = (row.seen_bytes or 0) + compaction["seen_bytes"]
                 row.kept_bytes += compaction["kept_bytes"]
-            row.readable = bool(found["perm"] & Perm.READ)
-            row.writable = bool(found["perm"] & Perm.WRITE)
+            row.readable = bool(table["perm"] & Perm.READ)
+            row.writable = bool(table["perm"] & Perm.WRITE)
         for lag in part.data["lags"]:
-            known = topics.get(lag["topic"])
-            if known is not None and lag["group"] not in known.consumers:
-                known.consumers.append(lag["group"])
-        for group, found in part.data["consumers"].items():
-            for topic in found["subscriptions"]:
-                known = topics.get(topic)
-                if known is not None and group not in known.consumers:
-                    known.consumers.append(group)
+            row = topics.get(lag["topic"])
+            if row is not None and lag["group"] not in row.consumers:
+                row.consumers.append(lag["group"])
+        for group, consumers in part.data["consumers"].items():
+            for topic in consumers["subscriptions"]:
+                row = topics.get(topic)
+                if row is not None and group not in row.consumers:
+                    row.consumers.append(group)
     return topics
 
 

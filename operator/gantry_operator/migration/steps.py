@@ -302,18 +302,18 @@ def _writes_off(record: Record, seen: Mapping[str, Seen], limits: Limits, now: f
     late = not 0 <= now - record.since < limits.quiet_at_most
     groups = {}
     for name, group in record.groups.items():
-        found = seen[name]
-        if found.source_end is None or found.copy_end is None:
-            return Step(record, waits=f"group {name}: {found.problem or 'the source does not answer'}")
-        if found.quiet < limits.quiet and not late:
+        progress = seen[name]
+        if progress.source_end is None or progress.copy_end is None:
+            return Step(record, waits=f"group {name}: {progress.problem or 'the source does not answer'}")
+        if progress.quiet < limits.quiet and not late:
             return Step(record, waits=f"group {name}: the end of the source's log settles")
-        if found.state != "following":
-            return Step(record, waits=f"group {name}: {found.problem or 'it does not follow the source'}")
-        if found.copy_end < found.source_end and not late:
-            return Step(record, waits=f"group {name}: {found.source_end - found.copy_end} bytes are missing")
-        if found.copy_end < found.source_end and found.quiet >= limits.quiet:
-            return Step(record, waits=f"group {name}: {found.source_end - found.copy_end} bytes are missing")
-        groups[name] = replace(group, end=found.source_end)
+        if progress.state != "following":
+            return Step(record, waits=f"group {name}: {progress.problem or 'it does not follow the source'}")
+        if progress.copy_end < progress.source_end and not late:
+            return Step(record, waits=f"group {name}: {progress.source_end - progress.copy_end} bytes are missing")
+        if progress.copy_end < progress.source_end and progress.quiet >= limits.quiet:
+            return Step(record, waits=f"group {name}: {progress.source_end - progress.copy_end} bytes are missing")
+        groups[name] = replace(group, end=progress.source_end)
     return Step(replace(record, phase=Phase.FINISHING, since=now, groups=groups))
 
 

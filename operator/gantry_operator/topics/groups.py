@@ -71,46 +71,46 @@ def row_of(config: SubscriptionGroup) -> Row:
 def _one(w: WantedGroup, seen: Observed, all_steps: list[Step], notes: list[Note]) -> Result:
     answering = {g: t for g, t in seen.tables.items() if t is not None}
     silent = [g for g, t in seen.tables.items() if t is None and g not in seen.draining]
-    found = {g: c for g, t in answering.items() if (c := t.consumer_group(w.group)) is not None}
-    rows = {g: row_of(c) for g, c in found.items()}
-    origin = origin_of(w.known, bool(found), bool(answering))
+    configs = {g: c for g, t in answering.items() if (c := t.consumer_group(w.group)) is not None}
+    rows = {g: row_of(c) for g, c in configs.items()}
+    origin = origin_of(w.known, bool(configs), bool(answering))
     if origin == "Adopted" and not w.known.origin:
         notes.append(Note("Normal", "GroupAdopted", f"the brokers have {w.group} already", w.resource))
     steps: list[Step] = []
     drift: list[str] = []
-    like = next(iter(found.values()), SubscriptionGroup(w.group))
+    like = next(iter(configs.values()), SubscriptionGroup(w.group))
     for group in seen.groups:
         if group not in answering or group in seen.draining:
             continue
-        config = found.get(group)
-        wanted = replace(like if config is None else config, **w.settings)
-        if config == wanted:
+        config = configs.get(group)
+        target = replace(like if config is None else config, **w.settings)
+        if config == target:
             continue
-        differences = [f"{group}: {d}" for d in _differences(config, wanted)]
+        differences = [f"{group}: {d}" for d in _differences(config, target)]
         same_spec = w.known.generation == w.generation
         if same_spec and group in w.known.rows and w.known.rows[group] != rows.get(group):
             drift += differences
             if w.report:
                 continue
-        steps.append(PutGroup(group, wanted, w.resource))
-    missing = [g for g in seen.groups if g in answering and g not in found and g not in seen.draining]
+        steps.append(PutGroup(group, target, w.resource))
+    missing = [g for g in seen.groups if g in answering and g not in configs and g not in seen.draining]
     if missing:
         usable = State("False", "Missing", f"{', '.join(missing)} has no group {w.group} yet")
     else:
-        usable = ready(origin, f"on {', '.join(sorted(found))}")
+        usable = ready(origin, f"on {', '.join(sorted(configs))}")
     figures = _figures(w.group, answering.values())
-    known = replace(w.known, origin=origin)
+    record = replace(w.known, origin=origin)
     if seen.paused:
-        return Result(usable, paused(), known, rows, *figures, finalizer=w.delete)
+        return Result(usable, paused(), record, rows, *figures, finalizer=w.delete)
     if drift and not w.report:
         text = f"{w.group} was changed by others and is put back: {in_words(drift)}"
         notes.append(Note("Warning", "DriftCorrected", text, w.resource))
     all_steps.extend(steps)
     if not steps and not silent and not drift:
-        known = RecordedState(origin, w.generation, rows)
+        record = RecordedState(origin, w.generation, rows)
     state = drifted(drift) if drift and w.report else applying(steps, ()) if steps else blind(silent, synced())
     return Result(
-        blind(silent, usable), state, known, rows, *figures,
+        blind(silent, usable), state, record, rows, *figures,
         finalizer=w.delete, busy=bool(steps or silent), blind=bool(silent) and not steps,
     )  # fmt: skip
 

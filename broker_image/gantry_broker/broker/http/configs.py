@@ -88,18 +88,18 @@ async def add_configs(broker: Parts, asked: ConfigsRequest) -> ConfigsAnswer:
     return ConfigsAnswer(topics=len(topics), groups=len(groups))
 
 
-async def mark(broker: Parts, asked: MarksRequest) -> GroupMarks:
+async def mark(broker: Parts, request: MarksRequest) -> GroupMarks:
     """Set marks, and return when they are replicated and in the routes. Raise HTTPException."""
     marks = broker.meta.working.marks
-    wanted: dict[str, str] = {}
-    if asked.drain is not None and asked.drain != marks.get(DRAIN, ""):
-        wanted[DRAIN] = asked.drain
-    if asked.joined is not None and asked.joined != (JOINED in marks):
-        wanted[JOINED] = "yes" if asked.joined else ""
-    if asked.released is not None and asked.released != (RELEASED in marks):
-        wanted[RELEASED] = "yes" if asked.released else ""
-    if wanted:
-        await _append(broker, {"marks": wanted})
+    changes: dict[str, str] = {}
+    if request.drain is not None and request.drain != marks.get(DRAIN, ""):
+        changes[DRAIN] = request.drain
+    if request.joined is not None and request.joined != (JOINED in marks):
+        changes[JOINED] = "yes" if request.joined else ""
+    if request.released is not None and request.released != (RELEASED in marks):
+        changes[RELEASED] = "yes" if request.released else ""
+    if changes:
+        await _append(broker, {"marks": changes})
     marks = broker.meta.working.marks
     return GroupMarks(drain=marks.get(DRAIN, ""), joined=JOINED in marks, released=RELEASED in marks)
 

@@ -23,32 +23,32 @@ def _is_exact(path: str) -> bool:
     return last in EXACT or (path.startswith(CLAIM_TEMPLATES) and last in ("labels", "annotations"))
 
 
-def differences(wanted: Any, found: Any, path: str = "") -> list[str]:
-    """Paths at which `found` lacks or contradicts `wanted`. Additions by others or the API server are ignored."""
-    if isinstance(wanted, Mapping):
-        if not isinstance(found, Mapping):
-            return [path] if wanted else []
-        out = [d for k, v in wanted.items() for d in differences(v, found.get(k), f"{path}.{k}")]
-        if path.startswith(POLICY) or (_is_exact(path) and "matchLabels" not in wanted):
-            out += [f"{path}.{k}" for k in found if k not in wanted]
+def differences(rendered: Any, live: Any, path: str = "") -> list[str]:
+    """Paths at which `live` lacks or contradicts `rendered`. Additions by others or the API server are ignored."""
+    if isinstance(rendered, Mapping):
+        if not isinstance(live, Mapping):
+            return [path] if rendered else []
+        out = [d for k, v in rendered.items() for d in differences(v, live.get(k), f"{path}.{k}")]
+        if path.startswith(POLICY) or (_is_exact(path) and "matchLabels" not in rendered):
+            out += [f"{path}.{k}" for k in live if k not in rendered]
         return out
-    if isinstance(wanted, Sequence) and not isinstance(wanted, str):
-        if not wanted and found is None:
+    if isinstance(rendered, Sequence) and not isinstance(rendered, str):
+        if not rendered and live is None:
             return []
-        if not isinstance(found, Sequence) or len(found) != len(wanted):
+        if not isinstance(live, Sequence) or len(live) != len(rendered):
             return [path]
-        return [d for i, v in enumerate(wanted) for d in differences(v, found[i], f"{path}[{i}]")]
-    if ".resources." in path and _same_amount(wanted, found):
+        return [d for i, v in enumerate(rendered) for d in differences(v, live[i], f"{path}[{i}]")]
+    if ".resources." in path and _same_amount(rendered, live):
         return []  # The API server writes 500m for 0.5.
-    if found is None and (wanted is None or wanted is False):
+    if live is None and (rendered is None or rendered is False):
         # The API server leaves out what is false by default.
         return []
-    return [] if wanted == found else [path]
+    return [] if rendered == live else [path]
 
 
-def _same_amount(wanted: Any, found: Any) -> bool:
+def _same_amount(rendered: Any, live: Any) -> bool:
     try:
-        return parse_quantity(str(wanted)) == parse_quantity(str(found))
+        return parse_quantity(str(rendered)) == parse_quantity(str(live))
     except ValueError:
         return False
 

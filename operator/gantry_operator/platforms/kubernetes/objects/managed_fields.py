@@ -55,29 +55,29 @@ def surplus(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[list[s
     return [_text(path) for path in own], [path for path in others if path not in own]
 
 
-def without(found: Mapping[str, Any], wanted: Mapping[str, Any], paths: Sequence[Path]) -> dict[str, Any]:
+def without(live: Mapping[str, Any], rendered: Mapping[str, Any], paths: Sequence[Path]) -> dict[str, Any]:
     """Return the parts of an object (`spec`, `data`) that differ without these fields.
 
-    A field with a wanted value gets that value. A map that becomes empty goes too, unless it is wanted.
+    A field that is rendered gets that value. A map that becomes empty goes too, unless it is rendered.
     """
-    made: dict[str, Any] = copy.deepcopy({k: v for k, v in found.items() if k not in ("metadata", "status")})
+    parts: dict[str, Any] = copy.deepcopy({k: v for k, v in live.items() if k not in ("metadata", "status")})
     for path in paths:
-        asked = _at(wanted, path)
-        if asked is _MISSING:
-            _remove(made, wanted, path)
-        elif _at(made, path) is not _MISSING:
-            _at(made, path[:-1])[path[-1][2:]] = copy.deepcopy(asked)
-    return {k: v for k, v in made.items() if v != found[k]}
+        value = _at(rendered, path)
+        if value is _MISSING:
+            _remove(parts, rendered, path)
+        elif _at(parts, path) is not _MISSING:
+            _at(parts, path[:-1])[path[-1][2:]] = copy.deepcopy(value)
+    return {k: v for k, v in parts.items() if v != live[k]}
 
 
-def _remove(made: Any, wanted: Mapping[str, Any], path: Path) -> None:
-    parent, last = _at(made, path[:-1]), path[-1]
+def _remove(parts: Any, rendered: Mapping[str, Any], path: Path) -> None:
+    parent, last = _at(parts, path[:-1]), path[-1]
     if isinstance(parent, dict):
         parent.pop(last[2:], None)
     elif isinstance(parent, list) and (item := _item(parent, last)) is not _MISSING:
         parent.remove(item)
-    if len(path) > 2 and parent in ({}, []) and _at(wanted, path[:-1]) is _MISSING:
-        _remove(made, wanted, path[:-1])
+    if len(path) > 2 and parent in ({}, []) and _at(rendered, path[:-1]) is _MISSING:
+        _remove(parts, rendered, path[:-1])
 
 
 def _leaves(fields: Mapping[str, Any], path: Path) -> Iterator[Path]:
