@@ -206,6 +206,20 @@ def storage_class(name: str, *, expands: bool) -> Iterator[str]:
         kubectl("delete", "storageclass", name)
 
 
+@contextlib.contextmanager
+def forwarded(namespace: str, service: str, port: int) -> Iterator[str]:
+    """The URL of a port of a Service, through the API server."""
+    command = ["kubectl", "-n", namespace, "port-forward", f"service/{service}", f":{port}", "--address", "127.0.0.1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        try:
+            assert running.stdout is not None
+            line = running.stdout.readline()
+            assert "Forwarding from" in line, line
+            yield f"http://{line.split()[2]}"
+        finally:
+            running.terminate()
+
+
 def with_storage(name: str, size: str, storage_class: str) -> str:
     """examples/quickstart.yaml under another name. Its volumes have this class, and are deleted with the cluster."""
     text = example("quickstart.yaml").replace("name: demo", f"name: {name}")

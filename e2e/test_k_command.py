@@ -7,11 +7,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kube import Cluster, kubectl, until
 
 MEMBERS = ("demo-a-0", "demo-a-1", "demo-a-2")
+HOLDS_ITS_DISK = "ls -l /proc/[0-9]*/fd 2>/dev/null | grep -c commitlog"
+"""Prints how many files of the log are open in a pod."""
 
 
 def gantry(*words: str, stdin: str | None = None, plugin: bool = False, check: bool = True) -> str:
@@ -63,6 +66,26 @@ def test_a_switchover_answers_with_what_was_done(demo: Cluster, where: list[str]
     refused = gantry("switchover", "b", *where, check=False)
     assert "b" in refused
     assert "a" in refused, "the groups that there are"
+
+
+def test_a_member_is_fenced_for_a_look_and_given_back(demo: Cluster, where: list[str]) -> None:
+    """Its pod stays, its broker is stopped, the others take messages, and it joins its group again."""
+    member = next(m["name"] for m in demo.status()["members"] if m["role"] == "Slave")
+    before = demo.uids()[member]
+
+    def row() -> dict[str, Any]:
+        return next(m for m in demo.status()["members"] if m["name"] == member)
+
+    assert f"{member} is fenced" in gantry("fence", "on", member, *where)
+    assert "fenced" in row()["reason"]
+    held = kubectl("-n", demo.namespace, "exec", member, "--", "sh", "-c", f"{HOLDS_ITS_DISK}; true")
+    assert held.strip() == "0", "files of the store that a process has open"
+    printed = json.loads(gantry("produce", "Orders", "--count", "5", *where, "-o", "json"))
+    assert printed["acknowledged"] == 5, printed
+
+    gantry("fence", "off", member, *where)
+    until("it is in sync again", lambda: row()["inSync"] and not row().get("reason"), 60)
+    assert demo.uids()[member] == before, "its pod was never replaced"
 
 
 def test_as_a_plug_in_of_kubectl(demo: Cluster) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -13,7 +12,21 @@ from contextlib import contextmanager
 import httpx
 import pytest
 import yaml
-from kube import ROOT, SYSTEM, Cluster, Load, apply, example, get, helm_install, kubectl, run, unharmed, until
+from kube import (
+    ROOT,
+    SYSTEM,
+    Cluster,
+    Load,
+    apply,
+    example,
+    forwarded,
+    get,
+    helm_install,
+    kubectl,
+    run,
+    unharmed,
+    until,
+)
 
 pytestmark = pytest.mark.alone
 
@@ -132,20 +145,6 @@ def test_pod_monitors_find_every_process(demo: Cluster, everything_enabled: None
     assert {p["metadata"]["name"] for p in [*demo.pods(), *servers]} | set(operators()) <= found
 
 
-@contextmanager
-def forwarded(service: str) -> Iterator[str]:
-    """The URL of a Service of the operator's namespace, through the API server."""
-    command = ["kubectl", "-n", SYSTEM, "port-forward", f"service/{service}", ":80", "--address", "127.0.0.1"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
-        try:
-            assert running.stdout is not None
-            line = running.stdout.readline()
-            assert "Forwarding from" in line, line
-            yield f"http://{line.split()[2]}"
-        finally:
-            running.terminate()
-
-
 def bearer(namespace: str, name: str, verbs: str) -> str:
     """The token of a new account with these rights on BrokerClusters."""
     kubectl("-n", namespace, "create", "serviceaccount", name)
@@ -176,7 +175,7 @@ def test_the_console_shows_what_a_persons_own_rights_allow(demo: Cluster, everyt
     namespace, page = demo.namespace, f"/c/{demo.namespace}/{demo.name}"
     tokens = {name: bearer(namespace, name, verbs) for name, verbs in
               (("nobody", ""), ("reader", "get,list"), ("owner", "get,list,update,patch"))}  # fmt: skip
-    with forwarded("gantry-console") as url:
+    with forwarded(SYSTEM, "gantry-console", 80) as url:
         assert httpx.get(f"{url}{page}", timeout=20).status_code == 401
         assert Browser(url, "no-token-of-anybody").signed_in.status_code == 401
         nobody, reader, owner = (Browser(url, tokens[name]) for name in ("nobody", "reader", "owner"))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kube import BROKER_IMAGE, Cluster, apply, get, kubectl, run, until
+from kube import BROKER_IMAGE, Cluster, apply, forwarded, get, kubectl, run, until
 
 from tests.archive import s3
 
@@ -125,6 +125,25 @@ def test_a_cluster_that_is_lost_with_its_volumes_comes_back(namespace: str, stor
     gantry(again, "consume", "Orders", "--group", "billing", "--count", str(COUNT - READ), "--quiet")
     gantry(again, "consume", "Orders", "--group", "audit", "--count", str(COUNT), "--quiet")
     assert (unread(again, "billing"), unread(again, "audit")) == (0, 0)
+
+
+def test_a_topic_of_an_archive_comes_into_a_running_cluster(
+    namespace: str, store: dict[str, Any], tmp_path: Path
+) -> None:
+    """From the archive of the lost cluster into the one of the test above, under another name."""
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    for name, value in (("accessKeyId", ACCESS_KEY), ("secretAccessKey", SECRET_KEY)):
+        (keys / name).write_text(value)
+    running = Cluster(namespace, "again")
+    with forwarded(namespace, SERVER, 7070) as server:
+        place = ["--endpoint", server, "--credentials", str(keys), "--state", str(tmp_path / "state")]
+        said = gantry(
+            running, "restore", url("prod"), "--topic", "Orders", "--as", "OrdersThen", *place, "-o", "json"
+        )  # fmt: skip
+    assert json.loads(said)["messages"] == COUNT
+    gantry(running, "consume", "OrdersThen", "--group", "then", "--count", str(COUNT), "--quiet")
+    assert unread(running, "then") == 0
 
 
 def test_two_sites_exchange_their_parts(namespace: str, store: dict[str, Any]) -> None:
