@@ -132,6 +132,8 @@ class FakeSource:
             "message": "field price is a string",
         }
         status["tables"] = [still]
+        proxy = {"name": "fake-proxy-0", "ready": False, "address": "127.0.0.1:8081", "reason": "its process is gone"}
+        status["proxy"] = {"members": [proxy]}
         return {"spec": {}, "metadata": {"name": "fake"}, "status": status}
 
     async def audit(self) -> AuditView:

@@ -94,6 +94,15 @@ def test_every_page_fits_a_phone(desk: Page) -> None:
         expect(desk.locator(".side nav [aria-current]")).to_be_in_viewport(ratio=1)
 
 
+def test_a_wide_screen_is_used(desk: Page) -> None:
+    desk.set_viewport_size({"width": 2560, "height": 1100})
+    go(desk, "/clients")
+    panel = desk.locator("main .panel").first.bounding_box()
+    assert panel is not None
+    assert panel["width"] > 2000
+    assert overflow(desk) == 0
+
+
 def test_a_failover_shows_without_a_reload(desk: Page, live: LiveConsole) -> None:
     go(desk, "")
     desk.evaluate("window.stayed = true")

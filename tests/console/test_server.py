@@ -339,6 +339,14 @@ def test_a_broker_without_an_answer_delays_no_page() -> None:
                 time.sleep(0.2)
 
 
+def test_the_proxies_are_beside_the_members(console: Running) -> None:
+    until_figures(console)
+    with console.client() as client:
+        page = client.get(f"{HERE}/members").text
+    for text in ("Proxies", "fake-proxy-0", "127.0.0.1:8081", "its process is gone"):
+        assert text in page
+
+
 def test_the_archive_is_beside_the_members() -> None:
     source = FakeSource()
     with running(source) as console, console.client() as client:

@@ -1,4 +1,4 @@
-"""The members of a cluster, its NameServers and its archives."""
+"""The members of a cluster, its NameServers, its proxies and its archives."""
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -14,5 +14,6 @@ async def members(request: Request, place: Here) -> Response:
     return page(
         request, place, "members.html", "members", live=True, members=members_of(place.snapshot, place.now),
         servers=place.snapshot.status.get("nameServerMembers") or [],
+        proxies=(place.snapshot.status.get("proxy") or {}).get("members") or [],
         archives=[g for g in place.snapshot.status.get("groups") or [] if g.get("archive")],
     )  # fmt: skip
