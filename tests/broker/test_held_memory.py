@@ -140,6 +140,30 @@ async def test_requests_that_wait_in_tasks_are_bounded_by_their_bytes(
     assert (await bench.ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "G"})).code == 0
 
 
+async def test_no_address_takes_all_places_of_requests_that_wait(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A question to a client that does not answer waits for seconds: thousands of them would leave no place."""
+    waits = asyncio.Event()
+
+    async def stored(change: object) -> None:
+        await waits.wait()
+
+    monkeypatch.setattr(bench.broker.changes, "append_and_wait", stored)
+    places = bench.parts.processor._task_places
+    places.most = 9
+    greedy, other = bench.wire, Wire()
+    other.peer = ("10.0.0.1", 40_000)
+    for wire, count in ((greedy, 12), (other, 1)):
+        for _ in range(count):
+            bench.give(bench.frame(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "G"}), wire=wire)
+            await asyncio.sleep(0)
+    await until(lambda: len(greedy.frames) == 7)
+    assert {frame.code for frame in greedy.frames} == {ResponseCode.SYSTEM_BUSY}
+    assert not other.frames, "it waits"
+    waits.set()
+    await until(lambda: other.frames and places.taken == 0)
+    assert other.frames[0].code == ResponseCode.SUCCESS
+
+
 def ask_as(bench: Bench, address: str) -> None:
     """Let further requests come from an address."""
     bench.wire = Wire()

@@ -17,7 +17,7 @@ from gantry_broker.broker.errors import failure_answer
 from gantry_broker.broker.forward import request_bytes
 from gantry_broker.broker.latencies import UNSUPPORTED
 from gantry_broker.broker.pull.service import SENT_MS
-from gantry_broker.broker.shares import Shares
+from gantry_broker.broker.shares import Owners, Shares
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame, Sends
 from gantry_broker.protocol.headers import error_answer
@@ -40,7 +40,7 @@ AT_ONCE_S: Final = 0.003
 ARRIVE_S: Final = 0.02
 """Time for the last answers to arrive before a connection ends."""
 MAX_TASKS: Final = 10_000
-"""Requests that may wait for something at the same time, polls aside."""
+"""Requests that may wait for something at the same time, polls aside; each user or address has a share."""
 MAX_POLLS: Final = 20_000
 """Polls that may wait at the same time, with some 3 KB each."""
 
@@ -80,6 +80,7 @@ class RequestProcessor:
         self._slices = context.slices
         self._bytes_in_turn = Shares(max_bytes)
         """Of the requests that wait for their turn."""
+        self._task_places = Shares(MAX_TASKS)
         self._bytes_in_tasks = Shares(max_bytes)
         """Of the requests of `_tasks`."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -215,9 +216,8 @@ class RequestProcessor:
             return
         polls = frame.code in POP_POLLS
         tasks = self._polls if polls else self._tasks
-        size, owners = request_bytes(frame), () if polls else owners_of(conn)[1:]
-        full = len(tasks) >= (MAX_POLLS if polls else MAX_TASKS)
-        if full or (owners and not self._bytes_in_tasks.take(owners, size)):
+        size, owners = request_bytes(frame), owners_of(conn)[1:]
+        if len(tasks) >= MAX_POLLS if polls else not self._has_room(owners, size):
             result.close()
             code = ResponseCode.POLLING_FULL if polls else ResponseCode.SYSTEM_BUSY
             self._answer(conn, frame, error_answer(frame, code, "too many requests wait"), begun)
@@ -227,10 +227,20 @@ class RequestProcessor:
 
         def ended(task: asyncio.Task[None]) -> None:
             tasks.discard(task)
-            if owners:
+            if not polls:
+                self._task_places.give_back(owners)
                 self._bytes_in_tasks.give_back(owners, size)
 
         task.add_done_callback(ended)
+
+    def _has_room(self, owners: Owners, size: int) -> bool:
+        """Take a place and bytes for a task; return False when there are none for one of the owners."""
+        if not self._task_places.take(owners):
+            return False
+        if self._bytes_in_tasks.take(owners, size):
+            return True
+        self._task_places.give_back(owners)
+        return False
 
     async def _later(
         self, conn: Connection, frame: Frame, work: Coroutine[Any, Any, Frame | None], begun: float
