@@ -123,6 +123,28 @@ async def test_a_client_that_says_nothing_holds_no_connection(monkeypatch: pytes
         writer.close()
 
 
+async def test_frames_that_are_never_finished_hold_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(carrying, "MAX_HELD", 500_000)
+    begun = (200_000).to_bytes(4, "big") + b"\0\0\0\1" + b"x"
+    async with source() as (port, _), carried(port) as carrier, asyncio.timeout(20):
+        peers = []
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection("127.0.0.1", carrier.port)
+            writer.write(begun)
+            peers.append((reader, writer))
+        reads = [asyncio.create_task(reader.read(1)) for reader, _ in peers]
+        ended, _ = await asyncio.wait(reads, return_when=asyncio.FIRST_COMPLETED)
+        assert [task.result() for task in ended] == [b""]
+        assert 0 < carrier._held.bytes <= 400_000
+        client = RemotingClient()
+        answer = await client.request(f"127.0.0.1:{carrier.port}", Frame(RequestCode.GET_BROKER_CONFIG), 5)
+        assert answer.code == ResponseCode.SUCCESS
+        await client.close()
+        for _, writer in peers:
+            writer.close()
+        await asyncio.gather(*reads)
+
+
 async def test_a_client_without_requests_is_ended_as_the_source_would(monkeypatch: pytest.MonkeyPatch) -> None:
     async with source() as (port, _), carried(port) as carrier, asyncio.timeout(20):
         reader, writer = await asyncio.open_connection("127.0.0.1", carrier.port)

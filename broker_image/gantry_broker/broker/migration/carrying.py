@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from struct import Struct
 from typing import Final
 
@@ -50,6 +51,8 @@ MOST: Final = 10_000
 """Connections at once."""
 HEARTBEAT: Final = 256 << 10
 """Bytes of a heartbeat at most. Longer frames are passed on in pieces, so that a connection holds little memory."""
+MAX_HELD: Final = 64 << 20
+"""Bytes of frames that are put together, on all connections: one that would hold more ends."""
 TLS: Final = b"\x16"
 """The first byte of a connection with TLS."""
 _LENGTHS: Final = Struct(">iI")
@@ -73,10 +76,29 @@ def code_of(serialize: int, header: bytes) -> int | None:
 def names_consumers(body: bytes) -> bool:
     """Whether a heartbeat names consumers; True where that cannot be read."""
     try:
-        value = fastjson.loads(body)
+        value = fastjson.loads(body, fastjson.MAX_REQUEST_DIALECT)
         return bool(value.get("consumerDataSet")) if isinstance(value, dict) else True
     except (fastjson.JsonError, ValueError):
         return True
+
+
+class Held:
+    """The memory of frames that are put together."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.bytes = 0
+
+    @contextlib.contextmanager
+    def room(self, size: int) -> Iterator[None]:
+        """Raise OSError when there is not so much left."""
+        if self.bytes + size > self._most:
+            raise OSError(errno.ENOBUFS, "the connections to the source hold too much")
+        self.bytes += size
+        try:
+            yield
+        finally:
+            self.bytes -= size
 
 
 class Carrier:
@@ -88,6 +110,7 @@ class Carrier:
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._ending = False
+        self._held = Held(MAX_HELD)
         self.clients = 0
 
     async def start(self) -> None:
@@ -167,7 +190,7 @@ class Carrier:
         else:
             between = asyncio.Lock()
             works = [
-                _up(first, reader, source_writer, writer, between),
+                _up(first, reader, source_writer, writer, between, self._held),
                 _down(source_reader, writer, between, lambda: self._ending),
             ]
         ways = [asyncio.create_task(work) for work in works]
@@ -186,9 +209,10 @@ async def _up(
     source: asyncio.StreamWriter,
     client: asyncio.StreamWriter,
     between: asyncio.Lock,
+    held: Held,
 ) -> None:
     """Pass on what the client sends, frame by frame. `first`: its first byte. `between`: held while a frame is written
-    to the client.
+    to the client. `held`: what all connections hold.
     """
     with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, FrameError):
         while True:
@@ -206,8 +230,9 @@ async def _up(
                 source.write(head)
                 await _pass(reader, source, left)
                 continue
-            async with asyncio.timeout(PIECE_S):
-                rest = await reader.readexactly(left)
+            with held.room(left):
+                async with asyncio.timeout(PIECE_S):
+                    rest = await reader.readexactly(left)
             if code_of(mark >> 24, rest[:size]) == RequestCode.HEART_BEAT and names_consumers(rest[size:]):
                 (frame,) = FrameDecoder().feed(head + rest)
                 async with between:
