@@ -123,6 +123,13 @@ def get(namespace: str, kind: str, name: str = "", selector: str = "") -> Any:
     return [named | item for item in found["items"]]
 
 
+def workers() -> list[str]:
+    """The nodes without the control plane."""
+    return [
+        n["metadata"]["name"] for n in get("default", "nodes") if "control-plane" not in str(n["metadata"]["labels"])
+    ]
+
+
 def apply(namespace: str, text: str) -> str:
     return kubectl("-n", namespace, "apply", "-f", "-", stdin=text)
 

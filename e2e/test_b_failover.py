@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kube import Cluster, Figure, Host, Load, apply, kubectl, unharmed, until, with_storage
+from kube import Cluster, Figure, Host, Load, apply, kubectl, unharmed, until, with_storage, workers
 
 KILLED_MS = 2_000
 SILENT_MS = 5_500
@@ -124,10 +124,10 @@ def _role(cluster: Cluster, member: str) -> str:
 def test_a_node_is_drained(demo: Cluster, figure: Figure) -> None:
     master = demo.master()
     node = master["spec"]["nodeName"]
-    nodes = [n for n in kubectl("get", "nodes", "-o", "name").split() if "control-plane" not in n]
+    nodes = workers()
     if len(nodes) < 2:
         pytest.skip("the broker of a drained node needs another node to go to: set E2E_NODES to 2 or more")
-    other = next(n.removeprefix("node/") for n in nodes if n != f"node/{node}")
+    other = next(name for name in nodes if name != node)
     load = Load(demo, "drain", node=other)
     demo.drain(node)
     result = load.stop()

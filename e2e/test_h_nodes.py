@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from kube import SYSTEM, Cluster, Figure, Host, Load, get, kubectl, unharmed, until
+from kube import SYSTEM, Cluster, Figure, Host, Load, get, kubectl, unharmed, until, workers
 
 pytestmark = pytest.mark.alone
 
@@ -36,9 +36,7 @@ def spread_operators() -> None:
 
 @pytest.mark.parametrize("how", ["kill", "cut"])
 def test_the_masters_node_is_lost(demo: Cluster, host: Host, figure: Figure, how: str) -> None:
-    nodes = [
-        n["metadata"]["name"] for n in get("default", "nodes") if "control-plane" not in str(n["metadata"]["labels"])
-    ]
+    nodes = workers()
     if len(nodes) < 2:
         pytest.skip(
             "the slave that takes over needs another node than the one that is lost: set E2E_NODES to 2 or more"

@@ -34,6 +34,7 @@ from kube import (
     kubectl,
     unharmed,
     until,
+    workers,
 )
 
 pytestmark = pytest.mark.alone
@@ -95,12 +96,6 @@ class Pod:
 
     def python(self, script: str, *arguments: str) -> str:
         return kubectl("-n", self.namespace, "exec", self.name, "--", "python", "-c", script, *arguments)
-
-
-def workers() -> list[str]:
-    return [
-        n["metadata"]["name"] for n in get("default", "nodes") if "control-plane" not in str(n["metadata"]["labels"])
-    ]
 
 
 def manifest(name: str, labels: dict[str, str] | None = None, node: str = "", port: int = 0) -> dict[str, Any]:

@@ -16,21 +16,24 @@ if TYPE_CHECKING:
     from tests.broker.conftest import Bench
 
 
-async def test_writes_of_closed_or_late_connections_are_not_stored(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They have sent again, or got an error: it would be there twice."""
+def paused() -> tuple[forward.Forwarder, Any, Any, list[bytes]]:
+    """A forwarder while writes are paused, its role and replication, and the bodies that it has stored."""
     replication: Any = SimpleNamespace(writes_paused=True, handed_to=None)
     role: Any = SimpleNamespace(may_append=False)
     client: Any = None
     stored: list[bytes] = []
-    made = forward.Forwarder(
-        role,
-        replication,
-        client,
-        lambda conn, frames: stored.extend(f.body for f in frames),
-        DEFAULT_BUDGET.buffered_bytes,
-    )
+
+    def store(conn: Any, frames: Any) -> None:
+        stored.extend(frame.body for frame in frames)
+
+    return forward.Forwarder(role, replication, client, store, DEFAULT_BUDGET.buffered_bytes), role, replication, stored
+
+
+async def test_writes_of_closed_or_late_connections_are_not_stored(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have sent again, or got an error: it would be there twice."""
+    made, role, replication, stored = paused()
     patient, gone, late = (type(bench.wire)(port) for port in (1, 2, 3))
 
     def pause_writes(conn: Any, body: bytes, *, oneway: bool = False) -> None:
@@ -54,17 +57,7 @@ async def test_writes_of_closed_or_late_connections_are_not_stored(
 async def test_buffered_writes_are_answered_at_their_time_limit(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forward, "FORWARD_S", 0.05)
     monkeypatch.setattr(forward, "LATE_S", 0.02)
-    replication: Any = SimpleNamespace(writes_paused=True, handed_to=None)
-    role: Any = SimpleNamespace(may_append=False)
-    client: Any = None
-    stored: list[bytes] = []
-    made = forward.Forwarder(
-        role,
-        replication,
-        client,
-        lambda conn, frames: stored.extend(f.body for f in frames),
-        DEFAULT_BUDGET.buffered_bytes,
-    )
+    made, role, replication, stored = paused()
     made.take(bench.wire, [Frame(RequestCode.SEND_MESSAGE, body=b"a"), Frame(RequestCode.SEND_MESSAGE, body=b"b")])  # type: ignore[arg-type]
     made.take(bench.wire, [Frame(RequestCode.SEND_MESSAGE, flag=2, body=b"nobody waits")])  # type: ignore[arg-type]
     async with asyncio.timeout(5):

@@ -93,26 +93,32 @@ async def test_messages_come_as_they_were_sent_and_once(cluster: Cluster, tmp_pa
         await line.end()
 
 
+def codes_sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The codes of requests that connections of this process send from now on."""
+    codes: list[int] = []
+    submit = Connection.submit
+
+    def noted(conn: Connection, frame: Frame, *args: Any, **more: Any) -> Any:
+        codes.append(frame.code)
+        return submit(conn, frame, *args, **more)
+
+    monkeypatch.setattr(Connection, "submit", noted)
+    return codes
+
+
 async def test_acknowledgements_of_one_request_go_to_the_broker_together(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each entry has the code that it has alone: one that was acknowledged before, one that has expired, one that is
     no handle.
     """
-    sent: list[int] = []
-    submit = Connection.submit
-
-    def noted(conn: Connection, frame: Frame, *args: Any, **more: Any) -> Any:
-        sent.append(frame.code)
-        return submit(conn, frame, *args, **more)
-
     async with c.proxied(cluster) as (_, stub):
         line = c.Line(stub, CLIENT)
         await line.settings(c.consumer("g", "T"))
         for number in range(6):
             await send(stub, c.message("T", b"%d" % number))
         got = await get(stub, CLIENT, c.receive("g", "T", n=32), 6)
-        monkeypatch.setattr(Connection, "submit", noted)
+        sent = codes_sent(monkeypatch)
         answer = await stub.AckMessage(c.ack("T", "g", *got[:4]), metadata=c.metadata(CLIENT))
         assert [entry.status.code for entry in answer.entries] == [Code.OK] * 4
         assert answer.status.code == Code.OK
@@ -132,13 +138,6 @@ async def test_handles_of_a_hundred_unknown_brokers_cost_one_question(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client writes its handles, and may name any broker."""
-    sent: list[int] = []
-    submit = Connection.submit
-
-    def noted(conn: Connection, frame: Frame, *args: Any, **more: Any) -> Any:
-        sent.append(frame.code)
-        return submit(conn, frame, *args, **more)
-
     async with c.proxied(cluster) as (_, stub):
         line = c.Line(stub, CLIENT)
         await line.settings(c.consumer("g", "T"))
@@ -149,7 +148,7 @@ async def test_handles_of_a_hundred_unknown_brokers_cost_one_question(
         for number in range(100):
             handle = " ".join([*parts[:5], f"nowhere-{number}", *parts[6:]])
             request.entries.add(message_id="m", receipt_handle=handle)
-        monkeypatch.setattr(Connection, "submit", noted)
+        sent = codes_sent(monkeypatch)
         answer = await stub.AckMessage(request, metadata=c.metadata(CLIENT))
         codes = [entry.status.code for entry in answer.entries]
         assert codes == [Code.OK, *[Code.INVALID_RECEIPT_HANDLE] * 100]

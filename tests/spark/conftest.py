@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from gantry_broker.testing import LocalBroker, broker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,6 +43,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.fixture(scope="module")
+def mq() -> Iterator[LocalBroker]:
+    """A broker of one process."""
+    with broker() as running:
+        yield running
+
+
+@pytest.fixture
+def warehouse(tmp_path: Path) -> dict[str, str]:
+    """A catalog and tables in a folder."""
+    return {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/tables"}
 
 
 @pytest.fixture(scope="session")

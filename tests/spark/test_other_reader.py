@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gantry_broker.testing import LocalBroker, broker
+from gantry_broker.testing import LocalBroker
 from gantry_spark.tables.job import TableJob, TableSpec, ends_of
 from gantry_spark.tables.maintenance import Rules, maintain, now_ms
 
@@ -21,17 +21,6 @@ from tests.spark.iceberg_reader import Reader
 from tests.spark.test_tables import SCHEMA, check, one_at_a_time, rows_of, send
 
 pytestmark = pytest.mark.timeout(900)
-
-
-@pytest.fixture(scope="module")
-def mq() -> Iterator[LocalBroker]:
-    with broker() as running:
-        yield running
-
-
-@pytest.fixture
-def warehouse(tmp_path: Path) -> dict[str, str]:
-    return {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/tables"}
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pyarrow
 import pyarrow.dataset
 import pytest
 from gantry_broker.archive.errors import ArchiveError
-from gantry_broker.testing import LocalBroker, broker
+from gantry_broker.testing import LocalBroker
 from gantry_spark.errors import SourceError
 from gantry_spark.tables import library
 from gantry_spark.tables.fields import BadSchema
@@ -26,12 +25,6 @@ from hypothesis import strategies as st
 from tests.spark.test_tables import EXAMPLES, SCHEMA, Interrupted, check, messages, one_at_a_time, send
 
 STEPS = ("plan", "write", "reject", "manifest", "commit", "maintain")
-
-
-@pytest.fixture(scope="module")
-def mq() -> Iterator[LocalBroker]:
-    with broker() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from typing import Any
 import fastavro
 import pytest
 from gantry_broker.contracts.table_runs import RunOrder, TableOrder, from_text
-from gantry_broker.testing import LocalBroker, broker
+from gantry_broker.testing import LocalBroker
 from gantry_spark.tables.decoders import decoder, fields_of
 from gantry_spark.tables.fields import BadSchema, Rejected, to_schema
 from gantry_spark.tables.job import BadRecord, TableJob, TableSpec, ends_of
@@ -32,17 +31,6 @@ from tests.spark.test_tables import check, one_at_a_time, rows_of, send
 
 KILLS = 60 if os.environ.get("HYPOTHESIS_PROFILE") == "explore" else 2
 HOUR = 3_600_000
-
-
-@pytest.fixture(scope="module")
-def mq() -> Iterator[LocalBroker]:
-    with broker() as running:
-        yield running
-
-
-@pytest.fixture
-def warehouse(tmp_path: Path) -> dict[str, str]:
-    return {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/tables"}
 
 
 def files(job: TableJob) -> int:

@@ -6,12 +6,11 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from gantry_broker.client import Message, Producer
-from gantry_broker.testing import LocalBroker, broker
+from gantry_broker.testing import LocalBroker
 from gantry_spark.tables.fields import Rejected, convert, parse_schema
 from gantry_spark.tables.job import TableJob, TableSpec, ends_of
 from gantry_spark.tables.maintenance import Rules, maintain, now_ms
@@ -34,12 +33,6 @@ MAINTENANCE = ("read", "written", "replaced", "expired", "end")
 
 class Interrupted(Exception):
     """The process ended here."""
-
-
-@pytest.fixture(scope="module")
-def mq() -> Iterator[LocalBroker]:
-    with broker() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import pytest
 from gantry_broker.client import Admin, Message, Producer
 from gantry_broker.protocol.bodies import SubscriptionGroup
 from gantry_broker.protocol.fastjson import MessageQueue
-from gantry_broker.testing import LocalBroker, broker
+from gantry_broker.testing import LocalBroker
 from gantry_spark.errors import SourceError
 from gantry_spark.topics.columns import spark_schema
 from gantry_spark.topics.options import ReadOptions
@@ -108,12 +108,6 @@ def administer(servers: str, work: str, *given: Any, **more: Any) -> None:
             await getattr(admin, work)(*given, **more)
 
     asyncio.run(call())
-
-
-@pytest.fixture(scope="module")
-def mq() -> Any:
-    with broker() as running:
-        yield running
 
 
 @pytest.mark.parametrize("seed", range(4))
