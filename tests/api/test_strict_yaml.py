@@ -9,7 +9,6 @@ from gantry_broker.access.plain_acl import read_plain_acl
 from gantry_broker.access.strict_yaml import NotYaml, load_all
 from gantry_operator.api import ManifestError, load_documents, load_manifest, load_users
 
-OURS = "apiVersion: gantry.dev/v1alpha1\n"
 CLUSTER = """apiVersion: gantry.dev/v1alpha1
 kind: BrokerCluster
 metadata: {name: demo}

@@ -140,9 +140,6 @@ class Members:
         return "\n".join(f"--- {p.name}\n{p.read_text()[-3000:]}" for p in sorted(self.folder.glob("*.log")))
 
 
-MakeMembers = Callable[..., Awaitable[tuple[Members, str]]]
-
-
 @asynccontextmanager
 async def group(folder: Path, mode: str, **options: Any) -> AsyncIterator[tuple[Members, str]]:
     """Running members; in Raft mode one leads, and the address leads to it."""

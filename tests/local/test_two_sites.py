@@ -72,11 +72,6 @@ def condition(cluster: Cluster, kind: str) -> tuple[str, str, str]:
     return ("", "", "") if found is None else (found["status"], found["reason"], found["message"])
 
 
-def archived_to(cluster: Cluster) -> int:
-    row = cluster.resource()["status"]["groups"][0].get("archive") or {}
-    return int(row.get("offset") or 0)
-
-
 def takes_writes(cluster: Cluster) -> bool:
     members = cluster.members().values()
     groups = {m["group"] for m in members}

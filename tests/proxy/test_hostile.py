@@ -75,7 +75,6 @@ def message(data: bytes, stream: int, end: bool = True) -> bytes:
 BLOCKED = calls(REQUEST, 4, lambda n: message(b"x" * 70_000, n), 200)
 OPEN = calls(REQUEST, 4, count=1_000)
 INDEXED = b"\x83\x86\x44" + hpack._sized(b"\xff" * 1_000)
-HUFFMAN = b"\x83\x86\x04" + hpack._sized(b"/a.B/Echo") + b"\x0f\x10" + hpack._sized(b"application/grpc")
 LONG_TEXT = b"\x00" + hpack._sized(b"x-long") + b"\xff" + hpack._sized(b"\x55" * 15_000)[1:]
 
 FRAMES = {
