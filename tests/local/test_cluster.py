@@ -182,6 +182,8 @@ def complete(cluster: Cluster, line: str, *options: str) -> subprocess.Completed
 def test_a_shell_completes_names(cluster: Cluster) -> None:
     cluster.gantry("topic", "create", "Completed", "--dir", str(cluster.folder.root))
     cluster.gantry("group", "create", "completing", "--dir", str(cluster.folder.root))
+    assert {"top", "topic"} <= set(completed(cluster, "gantry top"))
+    assert "describe" in completed(cluster, "gantry topic d")
     assert completed(cluster, "gantry status --cluster ") == [cluster.name]
     where = f"--dir {cluster.folder.root}"
     assert completed(cluster, f"gantry consume {where} Compl") == ["Completed"]

@@ -709,7 +709,7 @@ def run() -> None:
     if Path(sys.argv[0]).name.startswith("kubectl-"):
         os.environ.setdefault(KUBERNETES, "1")
     prepare_streams()
-    _leave_out_others(sys.argv[1:])
+    _leave_out_others(_words())
     code = _carry_out() or (int(Exit.OK) if was_complete() else int(Exit.FAILED))
     try:
         sys.stdout.flush()
@@ -721,6 +721,16 @@ def run() -> None:
             note(f"error: the output cannot be written: {error.strerror}")
             code = code or int(Exit.FAILED)
     sys.exit(code)
+
+
+def _words() -> list[str]:
+    """Return the words after `gantry`; where a shell completes, those of its line if the first one is whole."""
+    name = Path(sys.argv[0]).name.replace("-", "_").upper()
+    if f"_{name}_COMPLETE" not in os.environ:
+        return sys.argv[1:]
+    line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""
+    words = line.split()[1:]
+    return words if len(words) > 1 or line.endswith(" ") else []
 
 
 def _leave_out_others(words: Sequence[str]) -> None:
