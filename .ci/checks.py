@@ -42,12 +42,14 @@ REAL_PROCESSES = (
 """Folders of tests whose subject are whole processes, which mostly wait; the others, which do not, come before them."""
 
 PYTHON_CORE = (
-    "tests/core",
     "tests/broker/test_sends_of_a_read.py",
     "tests/store/test_append.py",
     "tests/store/test_keyindex.py",
 )
-"""Tests that also run with the Python body of the core; the others run with the compiled one where it is built."""
+"""Tests that also run with the Python body of the core; the others run with the compiled one where it is built.
+
+Those of tests/core name the bodies that they compare.
+"""
 
 LINT = {
     "style": [[BIN / "ruff", "check", "."], [BIN / "ruff", "format", "--check", "."]],
