@@ -231,6 +231,43 @@ async def test_a_store_that_hangs_holds_a_bounded_number_of_requests(
     await until(lambda: old.reads._waiting.taken == 0)
 
 
+@pytest.mark.parametrize(
+    ("code", "ext"),
+    [
+        (RequestCode.QUERY_CONSUME_QUEUE, {"index": 0, "count": 1}),
+        (RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, {"timestamp": 1_000_000, "group": "G", "isForce": True}),
+        (RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, {"timestamp": 1_000_000}),
+        (RequestCode.GET_EARLIEST_MSG_STORETIME, {}),
+    ],
+)
+async def test_no_request_takes_all_places_of_reads(
+    make_old: MakeOld, monkeypatch: pytest.MonkeyPatch, code: RequestCode, ext: dict[str, object]
+) -> None:
+    old = await make_old()
+    await old.fill()
+    await old.age()
+    go_on = threading.Event()
+
+    def hang(self: GroupArchive, name: str, at: int, size: int) -> bytes:
+        go_on.wait(30)
+        raise Unavailable("late")
+
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(GroupArchive, "range_of", hang)
+            patch.setattr(old.reads._waiting, "most", 10)
+            named = {"topic": "T", "queueId": 0, **ext}
+            old.bench.wire = Wire()
+            for _ in range(12):
+                old.bench.give(old.bench.frame(code, named))
+            await until(lambda: len(old.bench.wire.frames) == 7)
+            assert {f.code for f in old.bench.wire.frames} == {ResponseCode.SYSTEM_BUSY}
+            assert old.reads._waiting.taken == 5
+    finally:
+        go_on.set()
+    await until(lambda: old.reads._waiting.taken == 0)
+
+
 async def test_a_clock_that_is_set_forward_hides_no_archived_message(
     make_old: MakeOld, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -247,9 +247,10 @@ class ArchiveReads:
 
     # ---- reads
 
-    async def get(self, wanted: Wanted, owner: str = "") -> Got:
-        """Read messages of a queue below the local log. `owner`: who pays for a place among those that wait; empty:
-        nobody. Raises RequestRejected with what a client understands.
+    async def get(self, wanted: Wanted, owner: str) -> Got:
+        """Read messages of a queue below the local log. `owner`: who pays for a place among those that wait.
+
+        Raises RequestRejected with what a client understands.
         """
         low, high = self._store.reader.bounds(wanted.topic, wanted.queue_id)
         found = await self._read(wanted, self._below(wanted.topic, low), owner)
@@ -285,8 +286,11 @@ class ArchiveReads:
         """Forget what was read for a read: a pop has taken it."""
         self._ready.pop(wanted.key, None)
 
-    async def prepare(self, wanted: Wanted, owner: str = "") -> None:
-        """Read for a step that cannot wait; `ready` has the result. `owner`: as for `get`. Raises RequestRejected."""
+    async def prepare(self, wanted: Wanted, owner: str) -> None:
+        """Read for a step that cannot wait; `ready` has the result. `owner`: as for `get`; empty: nobody pays.
+
+        Raises RequestRejected.
+        """
         if wanted.key in self._ready:
             return
         below = self._below(wanted.topic, self._store.reader.min_offset(wanted.topic, wanted.queue_id))
@@ -302,7 +306,7 @@ class ArchiveReads:
 
         async def work() -> None:
             try:
-                await self.prepare(wanted)
+                await self.prepare(wanted, "")  # Of these there are few at once.
             except RequestRejected:
                 pass  # The next step asks again.
             finally:
@@ -313,7 +317,7 @@ class ArchiveReads:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def offset_at_time(self, topic: str, queue_id: int, ms: int, *, upper: bool, owner: str = "") -> int | None:
+    async def offset_at_time(self, topic: str, queue_id: int, ms: int, *, upper: bool, owner: str) -> int | None:
         """Return the offset that the archive has below the local log for a time; None: none. Raises RequestRejected."""
         tiered, below = self._tiered, self._below(topic, self._store.reader.min_offset(topic, queue_id))
         assert tiered is not None
@@ -329,7 +333,7 @@ class ArchiveReads:
             return False
         return not self.knows or self.floor(topic, queue_id) is not None
 
-    async def store_time(self, topic: str, queue_id: int, offset: int, owner: str = "") -> int:
+    async def store_time(self, topic: str, queue_id: int, offset: int, owner: str) -> int:
         """Return the store time of an archived record, ms; -1 without one. Raises RequestRejected."""
         tiered, below = self._tiered, self._below(topic, self._store.reader.min_offset(topic, queue_id))
         assert tiered is not None
@@ -339,7 +343,7 @@ class ArchiveReads:
         """Whether a place of the log is below the local one, and perhaps in the archive."""
         return self._tiered is not None and 0 <= phys < self._store.log.start
 
-    async def record(self, phys: int, owner: str = "") -> Record:
+    async def record(self, phys: int, owner: str) -> Record:
         """Return the record at a place below the local log. Raises RequestRejected."""
         tiered = self._tiered
         assert tiered is not None
@@ -371,7 +375,7 @@ class ArchiveReads:
         end_ms: int,
         unique: bool,
         max_bytes: int,
-        owner: str = "",
+        owner: str,
     ) -> list[Record]:
         """Return records below the local log with a key, newest first. Raises RequestRejected."""
         tiered, start = self._tiered, self._store.log.start

@@ -455,15 +455,15 @@ async def reset_offsets(broker: Parts, conn: Connection, frame: Frame) -> Frame:
             f"Timestamp: {header.timestamp}",
         )
     table: dict[MessageQueue, int] = {}
+    owner = owners_of(conn)[1]
     async for queue_id in broker.slices.sliced(queues):
         now = broker.meta.working.offset(header.topic, header.group, queue_id)
-        wanted = await _reset_to(broker, header, queue_id)
+        wanted = await _reset_to(broker, header, queue_id, owner)
         if now < 0 or header.isForce or wanted <= now or header.timestamp < 0 or server_side:
             table[MessageQueue(header.topic, broker.config.group, queue_id)] = wanted
         else:
             table[MessageQueue(header.topic, broker.config.group, queue_id)] = now
     change = {f"{header.topic}@{header.group}": {str(mq.queue_id): offset for mq, offset in table.items()}}
-    owner = owners_of(conn)[1]
     _check_room(broker, owner, change)
     await broker.changes.append_and_wait({"offsets": change}, owner)
     body = fastjson.dumps({"offsetTable": table})
@@ -487,7 +487,7 @@ def _as_item(queue: MessageQueue, offset: int) -> dict[str, Any]:
     return {"brokerName": queue.broker, "queueId": queue.queue_id, "topic": queue.topic, "offset": offset}
 
 
-async def _reset_to(broker: Parts, header: ResetOffsetHeader, queue_id: int) -> int:
+async def _reset_to(broker: Parts, header: ResetOffsetHeader, queue_id: int, owner: str) -> int:
     if header.queueId is not None and header.offset is not None and header.offset != -1:
         low = broker.archive_reads.min_offset(header.topic, queue_id)
         high = broker.store.reader.max_offset(header.topic, queue_id)
@@ -499,7 +499,7 @@ async def _reset_to(broker: Parts, header: ResetOffsetHeader, queue_id: int) -> 
         return int(header.offset)
     if header.timestamp < 0:
         return broker.store.reader.max_offset(header.topic, queue_id)
-    found = offset_at_time(broker, header.topic, queue_id, int(header.timestamp))
+    found = offset_at_time(broker, header.topic, queue_id, int(header.timestamp), owner=owner)
     return found if isinstance(found, int) else await found
 
 

@@ -168,7 +168,7 @@ def search_offset(broker: Parts, conn: Connection, frame: Frame) -> Frame | Coro
 
 
 def offset_at_time(
-    broker: Parts, topic: str, queue_id: int, ms: int, *, upper: bool = False, owner: str = ""
+    broker: Parts, topic: str, queue_id: int, ms: int, *, owner: str, upper: bool = False
 ) -> int | Coroutine[None, None, int]:
     """Return the offset of a queue for a time, as `Reader.offset_at_time`: here, or in the archive.
 

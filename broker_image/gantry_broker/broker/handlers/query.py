@@ -140,7 +140,8 @@ async def query_consume_queue(broker: Parts, conn: Connection, frame: Frame) -> 
         await broker.slices.grant()
         got = store.reader.get(header.topic, header.queueId, offset, wanted, 1 << 20)
         if got.status == GetStatus.OFFSET_TOO_SMALL and reads.may_have(header.topic, header.queueId, offset):
-            got = await reads.get(Wanted(header.topic, header.queueId, offset, wanted, 1 << 20))
+            asked = Wanted(header.topic, header.queueId, offset, wanted, 1 << 20)
+            got = await reads.get(asked, owners_of(conn)[1])
         records = decode_records(got.data)
         if not records:
             break
