@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -84,6 +85,7 @@ class FakeSource:
     target: Any = NoBrokers()
     command: Sequence[str] = ("--cluster", "fake")
     pausing: Pausing | None = None
+    history: Path | None = None
 
     def __init__(self, topics: int = 3) -> None:
         self.key = ClusterKey("local", "fake")

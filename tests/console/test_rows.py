@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
+import json
 import random
+import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 from gantry_broker.client import ReceivedMessage
 from gantry_operator.console.bodies import MAX_SHOWN, Content, body_view, content_of, hex_dump, preview
+from gantry_operator.console.collector import Collector
 from gantry_operator.console.health import disk_of, health_of, members_of
+from gantry_operator.console.history import keep_points, read_points
 from gantry_operator.console.recent_senders import Sender, senders_of, with_clients
 from gantry_operator.console.render import duration, environment, rate, size, time_ms
 from gantry_operator.console.rows import (
@@ -37,7 +43,7 @@ from gantry_operator.console.snapshot import (
 from gantry_operator.console.sources import audit_lines
 from gantry_operator.topics.resets import preview_of
 
-from tests.console.fake import member_status, tables
+from tests.console.fake import FakeSource, member_status, tables
 
 KEY = ClusterKey("local", "fake")
 
@@ -269,6 +275,43 @@ def test_the_chart_keeps_hours_at_a_bounded_size() -> None:
     assert (chart["from"], chart["to"]) == (8_400.0, 30_000.0)
     assert None not in chart["data"][1], "thinned points are no gap"
     assert len(chart_of(points, 30_000.0, WINDOWS["5m"])["data"][0]) == 150
+
+
+def test_the_chart_outlives_the_console(tmp_path: Path) -> None:
+    path = tmp_path / "history.json"
+    points = [Point(at, 5.5, 1.0) for at in (-30_000.0, 100.0, 102.0)]
+    keep_points(path, points[1:])
+    assert read_points(path, 110.0) == tuple(points[1:])
+    assert read_points(path, 101.0) == (points[1],), "a clock that was set back"
+    assert read_points(path, 30_000.0) == (), "too old"
+    keep_points(tmp_path / "no folder" / "history.json", points)
+    keep_points(None, points)
+    assert read_points(None, 110.0) == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{}", "[1]", "[[1,2]]", '[["1",2,3]]', "[[true,2,3]]", "[[1e999,2,3]]", "[[1,-2,3]]", "[[1,2,3]]" * 2,
+     json.dumps([[n, 1, 1] for n in range(5_001)])],
+)  # fmt: skip
+def test_a_damaged_history_is_none(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "history.json"
+    path.write_text(text)
+    assert read_points(path, 10_000.0) == ()
+
+
+async def test_a_console_begins_with_the_history_and_keeps_it(tmp_path: Path) -> None:
+    source = FakeSource()
+    source.history = tmp_path / "history.json"
+    keep_points(source.history, [Point(time.time() - 100, 5.0, 1.0)])
+    collector = Collector(source)
+    assert [p.received for p in collector.snapshot.points] == [5.0]
+    source.history.unlink()
+    running = asyncio.create_task(collector.run())
+    await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert read_points(source.history, time.time())[0].received == 5.0
 
 
 def test_a_gap_of_the_chart_has_no_value() -> None:

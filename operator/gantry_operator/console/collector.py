@@ -19,6 +19,7 @@ from typing import Any, Final
 import orjson
 
 from gantry_operator.cluster.member_http import httpx
+from gantry_operator.console.history import KEEP_EVERY_S, keep_points, read_points
 from gantry_operator.console.queue_holders import QueueHolders
 from gantry_operator.console.recent_senders import RecentSenders
 from gantry_operator.console.resends import Resends
@@ -50,7 +51,8 @@ class Collector:
 
     def __init__(self, source: Source, clock: Callable[[], float] = time.time) -> None:
         self.source = source
-        self.snapshot = Snapshot(source.key)
+        self._points = read_points(source.history, clock())
+        self.snapshot = Snapshot(source.key, points=self._points)
         self.holders = QueueHolders(source)
         self.senders = RecentSenders(source)
         self.resends = Resends(source)
@@ -65,7 +67,7 @@ class Collector:
         self._next_tables: dict[str, float] = {}
         self._next_resource = 0.0
         self._ends: dict[str, deque[tuple[float, int]]] = {}
-        self._points: tuple[Point, ...] = ()
+        self._kept_at = clock()
 
     def reader(self) -> Snapshot:
         """Return the snapshot for a page, and note that somebody reads."""
@@ -106,6 +108,7 @@ class Collector:
             for task in self._tasks.values():
                 task.cancel()
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            keep_points(self.source.history, self._points)
             await self.holders.close()
             await self.senders.close()
             await self.resends.close()
@@ -200,6 +203,9 @@ class Collector:
         if tables.received is not None and tables.sent is not None:
             self._points = with_point(self._points, Point(part.at, tables.received, tables.sent))
         await self.publish(tables=tables, points=self._points)
+        if self._clock() - self._kept_at >= KEEP_EVERY_S:
+            self._kept_at = self._clock()
+            await asyncio.to_thread(keep_points, self.source.history, self._points)
 
     def _measure(self, members: dict[str, MemberSeen]) -> None:
         for name, member in members.items():

@@ -22,6 +22,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from fastapi import HTTPException, Request
@@ -281,6 +282,8 @@ class PauseAnnotation:
 
 class KubernetesSource:
     """One BrokerCluster."""
+
+    history: Path | None = None
 
     def __init__(self, api: KubeApi, key: ClusterKey) -> None:
         self.key = key

@@ -80,6 +80,8 @@ class Source(Protocol):
     """For its members."""
     command: Sequence[str]
     """The options of `gantry` that choose this cluster."""
+    history: Path | None
+    """The file in which the points of the chart outlive the console; None: there is none."""
 
     @property
     def target(self) -> Target:
@@ -120,6 +122,7 @@ class LocalSource:
     def __init__(self, folder: ClusterFolder, name: str, command: Sequence[str]) -> None:
         self.key = ClusterKey(LOCAL, name)
         self.folder = folder
+        self.history: Path | None = folder.root / "console-history.json"
         self.target: Target = LocalTarget(folder)
         self.command: Sequence[str] = command
         self.http = make_client(folder.token.read, lambda: read_authorities(folder))
