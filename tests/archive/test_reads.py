@@ -304,13 +304,13 @@ async def test_a_read_that_nobody_waits_for_ends_with_its_fetch(
     monkeypatch.setattr(archive_reads, "LOOKUP_S", 0.2)
     try:
         with pytest.raises(RequestRejected, match="did not answer within"):
-            await old.reads.query("T", "no such key", 10, 0, old.now, False, 1 << 20)
+            await old.reads.query("T", "no such key", 10, 0, old.now, False, 1 << 20, "user u")
     finally:
         go_on.set()
     await until(lambda: old.reads._store_slots._value == archive_reads.AT_ONCE)
     assert len(fetches) == 1
     monkeypatch.setattr(archive_reads, "LOOKUP_S", 30.0)
-    assert await old.reads.query("T", "no such key", 10, 0, old.now, False, 1 << 20) == []
+    assert await old.reads.query("T", "no such key", 10, 0, old.now, False, 1 << 20, "user u") == []
     assert len(fetches) > 1, "a search needs several fetches here"
 
 
