@@ -296,7 +296,7 @@ def test_a_search_for_a_former_owner_reads_a_bounded_number_of_identities() -> N
     archive = Archive(objects)
     asked: list[str] = []
     get = objects.get
-    objects.get = lambda name: (asked.append(name), get(name))[1]  # type: ignore[method-assign]
+    objects.get = lambda name, most: (asked.append(name), get(name, most))[1]  # type: ignore[method-assign]
     for number in (1, 4_998):
         objects.create(f"identity/{number:08d}.json", Identity(number, f"u-{number}", "demo", 5).to_json())
     assert archive.was_owner("u-4998", newest)

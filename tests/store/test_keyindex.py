@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from gantry_broker.protocol.message import pack_host
 from gantry_broker.settings import BrokerSettings
+from gantry_broker.store.index import key_index
 from gantry_broker.store.index.index_file import KEY
 from gantry_broker.store.index.key_index import KeyIndex
 from gantry_broker.store.store import MessageStore
@@ -100,9 +101,12 @@ def test_the_times_of_a_file_written_in_order_stay_as_rocketmq_has_them(quick_di
 @pytest.mark.parametrize("which", range(4))
 @pytest.mark.parametrize("damage", ["empty", "cut", "text"])
 def test_keys_of_a_damaged_file_are_read_from_the_log_again(
-    quick_dir: Path, small: BrokerSettings, which: int, damage: str
+    monkeypatch: pytest.MonkeyPatch, quick_dir: Path, small: BrokerSettings, which: int, damage: str
 ) -> None:
-    """The first, one within, the newest; also after a start in between, and while new keys come."""
+    """The first, one within, the newest; also after a start in between, and while new keys come. All files are made
+    within one millisecond.
+    """
+    monkeypatch.setattr(key_index, "_file_name", lambda _: "20261128134024066")
     config = StoreConfig(quick_dir / "store", small.model_copy(update={"maxHashSlotNum": 50, "maxIndexNum": 200}))
     store = MessageStore.open(config)
     times = [1_700_000_000_000 + n * 1_500 for n in range(750)]

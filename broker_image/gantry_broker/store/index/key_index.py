@@ -22,6 +22,10 @@ PART: Final = ".part"
 """Ends the name of the file that gets them."""
 BATCH: Final = 512
 """Keys that are added at once."""
+APART: Final = 10
+"""Between the numbers in the names of two files, at least. What does not fit a file that is made again gets a file of
+its own before the next one, also where a file was full within a millisecond or the clock was set back.
+"""
 _log = logging.getLogger(__name__)
 
 
@@ -174,7 +178,7 @@ class KeyIndex:
         name = _file_name(time.time())
         newest = max(newest, gap)
         if newest:
-            name = max(name, f"{int(newest) + 1:0{len(newest)}}")
+            name = max(name, f"{int(newest) + APART:0{len(newest)}}")
         made = IndexFile(str(self.directory / name), *self._shape, create=True)
         if self._files:
             self._files[-1].release()
