@@ -127,16 +127,32 @@ class History:
         if not found:
             return
         end = self.random.choice(found)
-        for store in (self.store, self.other):
-            if store.log.end > end:
-                store.truncator.truncate(end)
-                store.compaction.apply()
+        prepared = self.random.choice([self.store, self.other, None])
+        cut = [store for store in (self.store, self.other) if store.log.end > end]
+        for store in cut:
+            if store is prepared:
+                self.prepare(store, end)
+            store.truncator.truncate(end)
+            store.compaction.apply()
+        assert len({self.rows(store) for store in cut}) == 1
         for queue_id, places in self.places.items():
             left = sum(place < end for place in places)
             del places[left:], self.model[queue_id][left:]
             self.gone[queue_id] = set()
         self.ends = [known for known in self.ends if known <= end]
         self.cut += 1
+
+    def prepare(self, store: MessageStore, end: int) -> None:
+        """Prepare a truncation step by step, or not to its end, or after another one."""
+        if self.random.random() < 0.3:
+            store.compaction.prepare(self.random.choice(self.ends), 0)
+        for _ in range(self.random.choice([1, 2, 1_000])):
+            if store.compaction.prepare(end, 0):
+                break
+
+    def rows(self, store: MessageStore) -> tuple[object, ...]:
+        found = [store.compaction.rows(TOPIC, queue_id) for queue_id in self.model]
+        return tuple((each.boundary, each.seen, each.seen_bytes, *each) if each else None for each in found)
 
     def append(self, bodies: Iterator[bytes], stop_after: int) -> None:
         """Append compaction records; the leader dies after some of them."""

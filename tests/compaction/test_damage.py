@@ -122,3 +122,44 @@ def test_blank_keys_are_none() -> None:
     assert key_of(None) == key_of(b"") == key_of(b"  ") != key_of(b"k")
     rows = [Row(n, n, n, 91, 1, 0, key_of(b" ")) for n in range(3)]
     assert clean(rows, (), 10, 0).rows == rows
+
+
+def count(world: History) -> int:
+    rows = world.store.compaction.rows(TOPIC, 0)
+    assert rows is not None
+    return rows.count
+
+
+@pytest.mark.parametrize("undone", [True, False], ids=["with its deletion", "after its deletion"])
+def test_a_prepared_truncation_shows_what_a_deletion_has_hidden_only_if_it_is_undone(
+    world: History, undone: bool
+) -> None:
+    store = world.store
+    run(world)
+    to = store.log.end
+    store.appender.put([message("k0", b"later")], world.now)
+    world.confirm(store)
+    store.queues.drop_topic(TOPIC, to)
+    assert count(world) == 0
+    while not store.compaction.prepare(to, 0):
+        pass
+    store.truncator.truncate(to)
+    store.queues.clear_overrides()
+    if not undone:
+        store.queues.drop_topic(TOPIC, to)
+    store.compaction.apply()
+    assert count(world) == (5 if undone else 0)
+    assert store.compaction.needed_from([]) == to, "nothing is prepared any more"
+
+
+def test_retention_waits_for_a_truncation_that_is_prepared(world: History) -> None:
+    store = world.store
+    run(world)
+    world.send()
+    to = world.ends[-1]
+    world.send()
+    assert store.compaction.needed_from([]) == store.state.confirmed
+    store.compaction.prepare(to, 0)
+    assert store.compaction.needed_from([]) == store.log.start
+    world.send()  # It leads: nothing is truncated.
+    assert store.compaction.needed_from([]) == store.state.confirmed

@@ -409,6 +409,33 @@ def _shown(node: Node) -> list[bytes]:
     return [r.body for r in decode_records(got.data)]
 
 
+async def test_a_cut_waits_until_it_is_prepared(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def prepared(to: int) -> bool:
+        asked.append(to)
+        return len(asked) > 2
+
+    async with Group(tmp_path, 2) as group:
+        old, new = await _one_is_away(group)
+        group.leadership = group.leadership.promoted(old.service.me, group.ids(0))
+        await group.send_assignments((0,))
+        common = old.store.log.end
+        old.put(b"only here")
+        await old.stop()
+        await new.start()
+        group.leadership = group.leadership.promoted(new.service.me, group.ids(1))
+        await group.send_assignments((1,))
+        await new.put(b"the leader's")
+        await old.start()
+        old.service.before_truncation = prepared
+        await old.service.assign(Assignment(group.leadership, new.address, True))
+        await until(lambda: _same(old, new), "it has the leader's log", PATIENCE_S)
+        assert asked == [asked[0]] * 3
+        assert asked[0] <= common
+        assert _shown(old) == _shown(new) == new.bodies()
+
+
 @pytest.mark.parametrize("unclean", [True, False], ids=["of what was confirmed", "of a tail"])
 @pytest.mark.parametrize("step", Shorts.STEPS)
 async def test_a_cut_that_stops_half_way_is_finished_by_a_start_at_the_latest(

@@ -121,6 +121,9 @@ class Compaction:
         self._task: asyncio.Task[None] | None = None
         self._applied = asyncio.Event()
         self._topics: list[str] | None = None
+        self._to = 0
+        self._preparing = False
+        """Whether the preparation of a truncation to `_to` goes on by itself."""
         self._last: dict[tuple[str, int], int] = {}
         self._failures: dict[tuple[str, int], int] = {}
         confirmed.on_messages_available[COMPACTION_TOPIC] = lambda queue: self._apply()
@@ -134,6 +137,23 @@ class Compaction:
         if self._store.compaction.apply(self._loop.time() + SLICE_S):
             self._loop.call_soon(self._apply)
         self._applied.set()
+
+    def prepare(self, to: int) -> bool:
+        """Begin what a truncation to `to` needs, in slices of the event loop; True: it is ready. Raises OSError."""
+        self._to = to
+        return self._prepare()
+
+    def _prepare(self) -> bool:
+        ready = self._store.compaction.prepare(self._to, self._loop.time() + SLICE_S)
+        if not ready and not self._preparing:
+            self._preparing = True
+            self._loop.call_soon(self._go_on)
+        return ready
+
+    def _go_on(self) -> None:
+        self._preparing = False
+        with suppress(OSError):  # The next call of `prepare` raises it.
+            self._prepare()
 
     def topics(self) -> list[str]:
         """Return the compacted topics."""
@@ -187,7 +207,9 @@ class Compaction:
 
     async def _run(self) -> None:
         store, interval = self._store, self._store.config.settings.compactionScheduleInternal
-        self._store.compaction.apply()
+        if store.compaction.apply(self._loop.time() + SLICE_S):
+            self._loop.call_soon(self._apply)
+            return  # The next look begins the passes.
         self._age_ms = self._age.unix_ms(self._clock.now_ms(), self._clock.unix_ms())
         due_below = store.retention.due_below(self._clock.unix_ms(), store.state.confirmed, self._disk.usage)
         for topic in list(self.topics()):

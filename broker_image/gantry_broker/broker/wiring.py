@@ -206,6 +206,7 @@ def wire(
         store, store_host, disk, meta=meta, writer=writer, role=role, health=health, confirmed=confirmed, events=events,
         clock=clock,
     )  # fmt: skip
+    replication.before_truncation = compaction.prepare
     retention = LogRetention(store, disk, meta, replication, archiving, archive_reads, compaction, clock)
     topic_retention = TopicRetention(store, meta, changes, role, health, archive_reads, clock)
     transactions = Transactions(

@@ -158,6 +158,8 @@ class ReplicationService:
         """By number: the members whose fetches count here, and the connections of these fetches."""
         self.old_records: OldRecords | None = None
         """Where old records come from, besides the leader."""
+        self.before_truncation: Callable[[int], bool] = lambda to: True
+        """Called with the offset to which the log is to be truncated, again and again until it returns True."""
         self.on_damaged_answer: Callable[[int], None] = lambda at: None
         """Called with the offset of a damaged record in the leader's answer."""
         self.on_unreadable: Callable[[int], None] = lambda at: None
@@ -670,9 +672,15 @@ class ReplicationService:
         await source.fill(follower.log, append)
 
     def answered(self, answer: FetchAnswer) -> bool:
-        """Apply an answer; return whether the next fetch may follow at once."""
-        if answer.kind is AnswerKind.TRUNCATE and self.old_records is not None:
-            self.old_records.was_cut()
+        """Apply an answer; return whether the next fetch may follow at once.
+
+        The answer that cuts the log is dropped until `before_truncation` is ready: the leader gives it again.
+        """
+        if answer.kind is AnswerKind.TRUNCATE:
+            if not self.before_truncation(answer.to):
+                return False
+            if self.old_records is not None:
+                self.old_records.was_cut()
         try:
             applied = self.core.answered(answer, self._now())
         except StoreFull as error:

@@ -72,12 +72,12 @@ class Replay:
 
     def was_truncated(self, to: int) -> None:
         """Follows a log that was truncated to `to`, or reset to begin there. Raises as `rebuild`."""
-        self._store.compaction.apply()
         if to == self._store.log.start:
             log.info("the log was reset to %d: the tables are rebuilt", to)
         elif self._meta.applied > to:
             log.warning("the log was truncated to %d, below the tables: they are rebuilt", to)
         else:
+            self._store.compaction.apply()
             return
         self.rebuild()
         self._tables_changed()

@@ -1,6 +1,7 @@
 """The compacted queues of a store: what the confirmed compaction records say, in memory.
 
-It is derived from the log alone, so a truncation and a start compute it again, and every member has the same.
+It is derived from the log alone, so a truncation and a start compute it again, and every member has the same. Before a
+truncation `prepare` computes it beside the rows in use, in slices.
 """
 
 from __future__ import annotations
@@ -25,6 +26,18 @@ _HEAD_BYTES: Final = 1 << 16
 """Read at first of a compaction record."""
 
 
+class _Prepared:
+    """The rows as they are after a truncation, without the deletions of topics: some may be undone with it."""
+
+    def __init__(self, to: int, state: StoreState) -> None:
+        self.to = to
+        self.truncations = state.truncations
+        self.confirmed = state.confirmed
+        self.rows: dict[tuple[str, int], QueueRows] = {}
+        self.applied = 0
+        """As `CompactionTable.applied`."""
+
+
 class CompactionTable:
     """Owned by the event loop, as the whole store."""
 
@@ -33,6 +46,7 @@ class CompactionTable:
         self._log = log
         self._queues = queues
         self._state_of = (-1, -1)
+        self._prepared: _Prepared | None = None
         self.applied = 0
         """The queue offset of the first compaction record that was not applied yet."""
         self.unreadable_at: int | None = None
@@ -41,10 +55,10 @@ class CompactionTable:
     def apply(self, until: float = math.inf) -> bool:
         """Apply confirmed compaction records until a time of the monotonic clock; True: there are more.
 
-        After a truncation, or when a deletion was undone, it begins again, and then in one step. Raises OSError.
+        After a truncation that was not prepared, or when a deletion was undone, it begins again, and then in one step.
+        Raises OSError.
         """
-        if self._state_of != (self._state.truncations, self._queues.undone):
-            self._begin()
+        if self._begin():
             until = math.inf
         queue = self._queues.find(COMPACTION_TOPIC, 0)
         if queue is None:
@@ -68,12 +82,71 @@ class CompactionTable:
                 return self.applied < queue.max
         return False
 
-    def _begin(self) -> None:
-        self._state_of = self._state.truncations, self._queues.undone
+    def prepare(self, to: int, until: float) -> bool:
+        """Compute the rows of a log that is truncated to `to`, until a time of the monotonic clock, beside those that
+        readers see; True: nothing is left to do, and the truncation takes no time here.
+
+        Call it again until then. Raises OSError.
+        """
+        queue, state = self._queues.find(COMPACTION_TOPIC, 0), self._state
+        if queue is None or to >= state.confirmed:
+            return True
+        found = self._prepared
+        if found is None or found.to != to or not self._is_prepared(found):
+            found = self._prepared = _Prepared(to, state)
+        found.applied = max(found.applied, queue.min_at(self._log.start))
+        while found.applied < queue.max:
+            phys, size, _ = queue.entry(found.applied)
+            if phys >= to:
+                return True
+            if size != BLANK_SIZE:
+                try:
+                    said, copies_at = self._directory(phys, size)
+                except (BadDirectory, OSError) as error:
+                    if isinstance(error, OSError) and error.errno != errno.EIO:
+                        raise
+                    return True  # `apply` finds it again, and reports it.
+                rows = found.rows.setdefault((said.topic, said.queue_id), QueueRows(self._log.segment_size))
+                self._change(rows, said, copies_at, 0)
+            found.applied += 1
+            if time.monotonic() >= until:
+                return False
+        return True
+
+    def _is_prepared(self, prepared: _Prepared) -> bool:
+        """Whether the log below the place of the truncation is still that of the preparation."""
+        return prepared.truncations == self._state.truncations and prepared.confirmed == self._state.confirmed
+
+    def _begin(self) -> bool:
+        """Take the rows that were prepared, or begin again, if the rows are those of another log. Return whether it
+        has begun again.
+        """
+        state_of = self._state.truncations, self._queues.undone
+        if self._state_of == state_of:
+            return False
+        cut = self._state_of[0] != state_of[0]
+        self._state_of = state_of
+        prepared, self._prepared = self._prepared, None
+        if not cut and not self._queues.take_undone(self._log.start):
+            return False
         self.applied = 0
         self.unreadable_at = None
         for queue in self._queues:
             queue.compact(None)
+        if not (cut and prepared is not None and self._was_cut_to(prepared)):
+            return True
+        for (topic, queue_id), rows in prepared.rows.items():
+            rows.drop(place_below=self._log.start, own_below=self._queues.deletion_watermarks.get(topic, 0))
+            self._queues.unopened(topic, queue_id).compact(rows)
+        self.applied = prepared.applied
+        return False
+
+    def _was_cut_to(self, prepared: _Prepared) -> bool:
+        """Whether the one truncation since then was the prepared one."""
+        return (
+            prepared.truncations + 1 == self._state.truncations
+            and self._log.start < prepared.to == self._log.end == self._state.confirmed
+        )
 
     def _directory(self, phys: int, size: int) -> tuple[Directory, int]:
         """Return a directory, and the offset in the log of the copies behind it. Raises BadDirectory, OSError."""
@@ -90,7 +163,11 @@ class CompactionTable:
     def _apply(self, said: Directory, copies_at: int) -> None:
         queue = self._queues.unopened(said.topic, said.queue_id)
         rows = queue.compacted or QueueRows(self._log.segment_size)
-        deleted = self._queues.deletion_watermarks.get(said.topic, 0)
+        self._change(rows, said, copies_at, self._queues.deletion_watermarks.get(said.topic, 0))
+        queue.compact(rows)
+
+    def _change(self, rows: QueueRows, said: Directory, copies_at: int, deleted: int) -> None:
+        """Change rows as a compaction record says. `deleted`: records below this offset of the log have none."""
         start = self._log.start
         new, gone = [], list(said.dropped)
         for row in said.rows:
@@ -102,7 +179,6 @@ class CompactionTable:
         rows.change(new, gone)
         rows.boundary = max(rows.boundary, said.boundary)
         rows.seen, rows.seen_bytes = said.seen, said.seen_bytes
-        queue.compact(rows)
 
     # What is known
 
@@ -137,7 +213,8 @@ class CompactionTable:
         if self._state_of != (self._state.truncations, self._queues.undone):
             self.apply()
         needed = self._state.confirmed
-        if self.unreadable_at is not None:
+        prepared = self._prepared is not None and self._is_prepared(self._prepared)
+        if prepared or self.unreadable_at is not None:
             return self._log.start
         for topic in topics:
             for queue_id in self._queues.queue_numbers(topic):

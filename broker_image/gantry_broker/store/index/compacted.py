@@ -194,7 +194,10 @@ class QueueRows:
     def drop(self, *, place_below: int = 0, own_below: int = 0) -> None:
         """Remove the rows whose bytes lie below an offset of the log, or that were stored first below one."""
         segment = min(self._places, default=None)
-        if segment is None or (segment * self.segment_size >= place_below and not own_below):
+        if segment is None:
+            return
+        oldest = ROW.unpack_from(self.blocks[0])[1]  # Rows lie in the order in which their records were stored.
+        if segment * self.segment_size >= place_below and oldest >= own_below:
             return
         gone = [row[0] for row in self._each() if row[2] < place_below or row[1] < own_below]
         if gone:

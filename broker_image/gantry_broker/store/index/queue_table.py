@@ -64,6 +64,8 @@ class QueueTable:
         """The next queue offset of queues that have lost all their records, by control records."""
         self.undone = 0
         """How often the overrides were forgotten: what they have hidden may be visible again."""
+        self._forgotten: dict[str, int] = {}
+        """The highest deletion watermarks that were forgotten since the last `take_undone`."""
         self.by_bytes: dict[bytes, TopicQueues] = {}
         self._fds = FdCache(budget().queue_files)
         directory.mkdir(parents=True, exist_ok=True)
@@ -202,11 +204,20 @@ class QueueTable:
     def clear_overrides(self) -> None:
         """Forget all deletion watermarks and overridden queue offsets. Raises OSError."""
         self.undone += 1
+        for topic, below in self.deletion_watermarks.items():
+            self._forgotten[topic] = max(below, self._forgotten.get(topic, 0))
         self.deletion_watermarks.clear()
         self.next_overrides.clear()
         for queue in self:
             if queue.is_empty and queue.next == queue.max:
                 queue.load()
+
+    def take_undone(self, log_start: int) -> bool:
+        """Return whether a deletion that was forgotten since the last call is undone now, in a log that begins at
+        `log_start`.
+        """
+        forgotten, self._forgotten = self._forgotten, {}
+        return any(below > self.visible_from(topic, log_start) for topic, below in forgotten.items())
 
     def visible_from(self, topic: str, log_start: int) -> int:
         """Readers see records of the topic from this offset on, in a log that begins at `log_start`."""
