@@ -24,6 +24,7 @@ WAIT_S: Final = 90
 
 NO_DATA: Final = {
     "gantry_archive_faults": "an archive has them once it was read back",
+    "gantry_operator_archive_verification_overdue": "an archive that is verified on a schedule has it",
     "gantry_certificate_expiry_timestamp_seconds": "brokers without TLS have no certificate",
     "gantry_proxy_refused_total": "a reason has a series once a proxy refused for it",
     "gantry_sends_refused_total": "a code has a series once a send was refused with it",
