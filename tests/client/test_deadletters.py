@@ -45,7 +45,7 @@ async def kill(cluster: Cluster, bodies: list[bytes], group: str = "g", topic: s
         before = await dead.group(group)
         await consumer.subscribe(topic, refuse)
         for number, body in enumerate(bodies):
-            await producer.send(Message(topic, body, "red", f"k{number}", {"colour": "blue"}))
+            await producer.send(Message(topic, body, "red", f"k{number}", {"colour": "blue"}, deletes_key=not body))
 
         async def all_dead() -> bool:
             now = await dead.group(group)
@@ -178,8 +178,10 @@ def test_how_a_group_consumes(seed: int) -> None:
             assert way == ("pop" if letter else None)
 
 
-async def test_a_letter_can_be_resent_to_a_topic(cluster: Cluster, inbox: Inbox) -> None:
-    await kill(cluster, [b"one"])
+@pytest.mark.parametrize("body", [b"one", b""])
+async def test_a_letter_can_be_resent_to_a_topic(cluster: Cluster, inbox: Inbox, body: bytes) -> None:
+    """Without a body it deletes its key in a compacted topic."""
+    await kill(cluster, [body])
     async with (
         DeadLetters(cluster.name_server) as dead,
         Consumer(cluster.name_server, "resent", from_where=FromWhere.FIRST, rebalance_s=0.2) as consumer,
@@ -191,7 +193,7 @@ async def test_a_letter_can_be_resent_to_a_topic(cluster: Cluster, inbox: Inbox)
         await dead.send_again("g", letter, to="Resent")
         await inbox.wait(1)
         (message,) = inbox.messages
-        assert (message.topic, message.body, message.keys) == ("Resent", b"one", ("k0",))
+        assert (message.topic, message.body, message.keys) == ("Resent", body, ("k0",))
         assert Prop.RETRY_TOPIC not in message.properties
 
 

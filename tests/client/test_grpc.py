@@ -163,6 +163,7 @@ async def test_what_grpc_cannot_do_says_so(places: dict[str, str]) -> None:
             (Message("D", b"x", delay_level=3), "write deliver_at_ms"),
             (Message("T", b"x", wait_stored=False), "wait_stored"),
             (Message("T", b"x", flag=1), "flag"),
+            (Message("T", b"", keys="k", deletes_key=True), "by remoting"),
         ):
             with pytest.raises(InvalidMessage, match=said):
                 await producer.send(message)

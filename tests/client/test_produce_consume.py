@@ -111,6 +111,9 @@ async def test_invalid_messages_are_not_sent(cluster: Cluster) -> None:
     async with Producer(cluster.name_server) as producer:
         for bad in (
             Message("T", b""),
+            Message("T", b"", keys="k"),
+            Message("T", b"", deletes_key=True),
+            Message("T", b"x", keys="k", deletes_key=True),
             Message("T", bytes(5_000_000)),
             Message("no such name!", b"x"),
             Message("", b"x"),

@@ -409,6 +409,8 @@ class GrpcSender:
         a transaction. Raises InvalidMessage.
         """
         message.check(self._max_body)
+        if message.deletes_key:
+            raise InvalidMessage("by gRPC a message has a body: proxies refuse others. Delete a key by remoting")
         if message.delay_level:
             raise InvalidMessage("gRPC has no delay levels: write deliver_at_ms")
         if message.flag or not message.wait_stored:

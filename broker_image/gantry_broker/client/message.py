@@ -67,7 +67,7 @@ class Message:
 
     Queries find it by its `keys`. `delay_level` is one of the broker's levels (1 and up, 0: none). `deliver_at_ms` is
     the earliest delivery time in milliseconds since 1970. With `wait_stored` False the broker answers before the
-    message is flushed or replicated.
+    message is flushed or replicated. With `deletes_key` it has keys and an empty body: a compacted topic deletes them.
     """
 
     topic: str
@@ -79,6 +79,7 @@ class Message:
     delay_level: int = 0
     deliver_at_ms: int | None = None
     wait_stored: bool = True
+    deletes_key: bool = False
 
     def wire_properties(self, unique_key: str) -> dict[str, str]:
         """Return all properties in their stored form. Raises InvalidMessage for a reserved name."""
@@ -105,8 +106,13 @@ class Message:
         check_topic(self.topic)
         if self.topic in NOT_ALLOWED_SEND_TOPICS:
             raise InvalidMessage(f"topic {self.topic} is a system topic; applications cannot send to it")
-        if not self.body:
-            raise InvalidMessage("the body is empty; RocketMQ takes messages of at least one byte")
+        if self.deletes_key and (self.body or not self.keys):
+            raise InvalidMessage("a message with deletes_key has keys and an empty body")
+        if not self.body and not self.deletes_key:
+            raise InvalidMessage(
+                "the body is empty; RocketMQ takes messages of at least one byte. "
+                "To delete a key of a compacted topic, write deletes_key=True"
+            )
         if len(self.body) > max_body:
             raise InvalidMessage(f"the body has {len(self.body)} bytes; at most {max_body} are allowed")
 

@@ -314,7 +314,8 @@ class Producer:
 
         The body stays as stored, compressed or not. Raises as `send`.
         """
-        wanted = Message(topic, message.record.body, flag=message.record.flag)
+        body, keys = message.record.body, properties.get(Prop.KEYS, "")
+        wanted = Message(topic, body, keys=keys, flag=message.record.flag, deletes_key=not body)
         wanted.check(self._max_body)
         ext = self._ext(wanted, pack_properties(properties).decode(), message.record.sys_flag & _BODY_FLAGS)
         frame = Frame(RequestCode.SEND_MESSAGE_V2, ext=ext, body=wanted.body)
