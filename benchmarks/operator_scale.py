@@ -32,8 +32,6 @@ from rig.standins import StandIns
 
 ROOT = Path(__file__).parents[1]
 NAMESPACE = "gantry-scale"
-GOALS = {"clusters": 30, "cpuShareOfACore": 0.05, "residentMiB": 150}
-TOPIC_GOALS = {"topics": 1000, "consumerGroups": 1000, "cpuShareOfACore": 0.05, "residentMiB": 250}
 SETTLE_S = 25.0
 """Pause between Running and the idle time: the operator still writes the first statuses after a change."""
 APPLIED_AT_ONCE = 10
