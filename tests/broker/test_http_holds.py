@@ -33,12 +33,12 @@ class Client(Peer):
         return self.socket.closed or not (self.data or self.conn._inbox)
 
 
-def clients(count: int, data: bytes) -> list[Client]:
+def clients(count: int, data: bytes, table: Connections | None = None) -> list[Client]:
     config = uvicorn.Config(
         app, lifespan="off", access_log=False, log_config=None, ws="none", h11_max_incomplete_event_size=MAX_HEAD
     )
     config.load()
-    table, state = Connections(1_000), ServerState()
+    table, state = Connections(1_000) if table is None else table, ServerState()
     made: list[Any] = [LimitedConnection(table, config=config, server_state=state, app_state={}) for _ in range(count)]
     return [Client(conn, data) for conn in made]
 
@@ -52,6 +52,19 @@ async def test_no_client_of_the_http_port_holds_the_loop(
 ) -> None:
     caplog.set_level(logging.CRITICAL)
     assert await best(lambda: longest_hold(clients(count, sent * max(READ // len(sent), 1)))) <= MOST_S
+
+
+async def test_no_connection_outlives_its_server() -> None:
+    """The operator went on with such a one: it got the answers of a member that fills its disk, after it was full."""
+    table = Connections(10)
+    [used, fresh] = [*clients(1, SMALL, table), *clients(1, b"", table)]
+    await longest_hold([used])
+    assert not used.socket.closed
+    table.close()
+    [late] = clients(1, SMALL, table)
+    assert used.socket.closed
+    assert fresh.socket.closed
+    assert late.socket.closed
 
 
 async def test_requests_that_come_together_are_all_answered() -> None:

@@ -130,6 +130,7 @@ class Connections:
         self.refused: Counter[str] = Counter()
         """Refused requests and connections, by reason."""
         self._all: set[Limited] = set()
+        self._closed = False
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
@@ -137,6 +138,9 @@ class Connections:
 
     def opened(self, connection: Limited) -> None:
         """Add a connection. One too many closes another one, or this one."""
+        if self._closed:
+            connection.end("503 Service Unavailable")
+            return
         if len(self._all) >= self.most:
             victim = most_dispensable(self._all)
             if victim is None:
@@ -161,10 +165,16 @@ class Connections:
             log.warning("HTTP requests or connections refused (%s): %d", reason, count)
 
     def close(self) -> None:
-        """Forget a connection."""
+        """End all connections, and those that are still to come: a handshake may end after its server.
+
+        One that stayed would be answered by a server that is no more, for as long as its client uses it.
+        """
+        self._closed = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        for connection in list(self._all):
+            connection.end("503 Service Unavailable")
 
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
