@@ -1,4 +1,4 @@
-"""Whoever may write to the bucket puts anything into an object: it is named as damaged, and takes little memory."""
+"""Any content of an object, as a program with access to the bucket may write it: named as damaged, in little memory."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def change(path: Path, before: bytes, after: bytes) -> None:
 
 
 async def test_a_members_access_table(tmp_path: Path) -> None:
-    """A higher version would be kept against every newer table: whoever lost a right would have it on."""
+    """A higher version would be kept against every newer table: a user that lost a right would still have it."""
     bench = Bench(tmp_path, authentication="Enabled")
     folder = bench.config.data_dir / "config"
     folder.mkdir(exist_ok=True)

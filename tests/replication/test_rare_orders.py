@@ -422,12 +422,7 @@ async def test_a_cut_waits_until_it_is_prepared(tmp_path: Path) -> None:
         await group.send_assignments((0,))
         common = old.store.log.end
         old.put(b"only here")
-        await old.stop()
-        await new.start()
-        group.leadership = group.leadership.promoted(new.service.me, group.ids(1))
-        await group.send_assignments((1,))
-        await new.put(b"the leader's")
-        await old.start()
+        await _the_other_leads(group)
         old.service.before_truncation = prepared
         await old.service.assign(Assignment(group.leadership, new.address, True))
         await until(lambda: _same(old, new), "it has the leader's log", PATIENCE_S)

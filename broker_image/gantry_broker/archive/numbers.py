@@ -1,4 +1,4 @@
-"""What an object of an archive says in JSON, read with distrust: whoever writes to the bucket may have written it."""
+"""The JSON of an archive's objects, read with limits: every program that may write to the bucket can have made it."""
 
 from __future__ import annotations
 
