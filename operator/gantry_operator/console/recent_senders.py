@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 from gantry_broker.client import ReceivedMessage
 
 from gantry_operator.cluster.message_walk import Wanted
 from gantry_operator.console import operations as do
+from gantry_operator.console.last_answers import LastAnswers
 from gantry_operator.console.rows import ClientRow
 from gantry_operator.console.sources import Source
-
-READ_EVERY_S: Final = 10.0
-KEPT: Final = 64
-"""Topics whose senders are kept."""
 
 
 class Sender(NamedTuple):
@@ -54,36 +51,23 @@ class RecentSenders:
     def __init__(self, source: Source, clock: Callable[[], float] = time.monotonic) -> None:
         self._source = source
         self._clock = clock
-        self._known: dict[str, Senders] = {}
-        self._reading: dict[str, asyncio.Task[None]] = {}
+        self._answers = LastAnswers(Senders(), clock)
 
     def of(self, topic: str) -> Senders:
         """Return the last answer, and read again in the background if it is old."""
-        found = self._known.pop(topic, Senders())
-        while len(self._known) >= KEPT:
-            del self._known[next(iter(self._known))]
-        self._known[topic] = found
-        if (found.at is None or self._clock() - found.at >= READ_EVERY_S) and topic not in self._reading:
-            self._reading[topic] = asyncio.create_task(self._read(topic))
-        return found
+        failed = Senders(self._clock(), problem="its newest messages could not be read")
+        return self._answers.of(topic, partial(self._read, topic), failed)
 
     async def close(self) -> None:
         """End the reads."""
-        tasks = list(self._reading.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._answers.close()
 
-    async def _read(self, topic: str) -> None:
-        found = Senders(self._clock(), problem="its newest messages could not be read")
+    async def _read(self, topic: str) -> Senders:
         try:
             page = await do.walk(self._source, topic, Wanted(), None, older=True)
-            found = Senders(self._clock(), senders_of(page.messages), len(page.messages))
         except do.OperationError as error:
-            found = Senders(self._clock(), problem=str(error))
-        finally:
-            self._known[topic] = found
-            self._reading.pop(topic, None)
+            return Senders(self._clock(), problem=str(error))
+        return Senders(self._clock(), senders_of(page.messages), len(page.messages))
 
 
 def senders_of(messages: Iterable[ReceivedMessage]) -> list[Sender]:
