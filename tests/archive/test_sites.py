@@ -24,7 +24,9 @@ from gantry_broker.config import ArchiveConfig, ArchivePlace, BrokerConfig
 from gantry_broker.contracts.leadership import Assignment, LeadershipRecord, MemberId
 from gantry_broker.contracts.models import SiteRequest, TakeRequest
 from gantry_broker.contracts.sites import first_epoch
+from gantry_broker.protocol.message import pack_host
 from gantry_broker.store.log.epochs import EpochStart
+from gantry_broker.store.types import Put
 
 from tests.archive.memory_objects import MemoryObjects
 from tests.archive.test_broker import config, lead, put, until
@@ -89,6 +91,26 @@ async def test_what_differs_behind_equal_epochs_is_filled_again(tmp_path: Path) 
         async with two.life() as second:
             await followed(second, end)
             assert second.store.log.read_raw(0, 1 << 20) == first.store.log.read_raw(0, 1 << 20)
+
+
+async def test_a_standby_prepares_a_truncation_before_it(tmp_path: Path) -> None:
+    one, two = site(tmp_path, "one"), site(tmp_path, "two", follows=True)
+    asked: list[int] = []
+
+    def prepared(to: int) -> bool:
+        asked.append(to)
+        return len(asked) > 2
+
+    async with one.life() as first:
+        end = await filled(first)
+    async with two.life() as second:
+        await followed(second, end)
+        second.broker.replication.before_truncation = prepared
+        lost = Put("Other", 0, 0, 0, 1, pack_host("10.1.2.3", 50_000), b"of no archive", b"")
+        second.store.appender.put([lost], 1)
+        second.store.indexer.confirm(second.store.log.end)
+        await until(lambda: second.store.log.end == end)
+        assert asked == [end] * 3
 
 
 async def seal_and_close(process: BrokerProcess, generation: int, token: str) -> int:

@@ -1,4 +1,6 @@
-"""A truncation of the log computes the rows of compacted queues again, and holds the event loop only for moments."""
+"""A truncation of the log, and a deletion that is undone, compute rows of compacted queues again, and hold the event
+loop only for moments.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from collections.abc import Callable
 from gantry_broker.protocol.codes import COMPACTION_TOPIC
 from gantry_broker.protocol.message import pack_host
 from gantry_broker.store.compaction.record import MOST_ROWS, encode
-from gantry_broker.store.index.compacted import Row
+from gantry_broker.store.index.compacted import QueueRows, Row
 from gantry_broker.store.types import Put
 
 from tests.broker.conftest import Bench
@@ -65,3 +67,36 @@ async def test_no_truncation_holds_the_loop(make_bench: Callable[..., Bench]) ->
     assert found is not rows, "they were computed again"
     assert (found.boundary, found.seen) == (rows.boundary, rows.seen)
     await bench.close()
+
+
+async def test_no_deletion_that_is_undone_holds_the_loop(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(settings={"mappedFileSizeCommitLog": 1 << 24})
+    store = bench.store
+    compacted(bench)
+    before = list(rows_of(bench))
+    store.queues.drop_topic("T", 50 * 100)
+    assert list(rows_of(bench)) == before[50:]
+
+    def forget() -> None:
+        """As after the repair of a control record: those that can be read delete nothing."""
+        bench.parts.replay.incomplete = True
+        bench.parts.replay.repaired(0)
+
+    async def measure() -> float:
+        store.queues.drop_topic("T", 50 * 100)
+        shown = rows_of(bench)
+        asyncio.get_running_loop().call_soon(forget)
+        longest = await longest_hold([], 10.0, lambda: rows_of(bench) is shown)
+        assert rows_of(bench) is not shown, "they were computed again"
+        return longest
+
+    assert await best(measure) <= MOST_S
+    assert list(rows_of(bench)) == before
+    assert store.compaction.needed_from([]) == store.state.confirmed
+    await bench.close()
+
+
+def rows_of(bench: Bench) -> QueueRows:
+    found = bench.store.compaction.rows("T", 0)
+    assert found is not None
+    return found

@@ -164,6 +164,7 @@ class Compaction:
 
     def _tables_changed(self) -> None:
         self._topics = None
+        self._apply()  # A deletion may have been undone.
 
     def needed_from(self) -> int:
         """Return the first offset of the log that a compacted topic still needs. Raises OSError."""

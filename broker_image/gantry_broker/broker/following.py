@@ -44,6 +44,8 @@ LOOK_S: Final = 1.0
 """Seconds between two looks at the manifest, when the log has all of it."""
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 30.0
+PREPARE_S: Final = 0.01
+"""Seconds between two looks whether a truncation is prepared."""
 TRIES: Final = 20
 """Entries that the former owner may write while this cluster takes the archive over."""
 
@@ -97,9 +99,11 @@ class Following:
         *,
         changed: Callable[[], None],
         restart: Callable[[], None],
+        before_truncation: Callable[[int], bool],
     ) -> None:
         """Take the edges. `changed`: the report is another one. `restart`: ends this process, so that its disk is
-        filled once more.
+        filled once more. `before_truncation`: is called with the offset to which the log is to be truncated until it
+        returns True.
 
         Raises ArchiveError for an archive that cannot be.
         """
@@ -112,6 +116,7 @@ class Following:
         self._store, self._log = store, store_log
         self._clock = clock
         self._changed, self._restart = changed, restart
+        self._before_truncation = before_truncation
         self._state: State | None = None
         self._failures = 0
         self._compared = False
@@ -191,6 +196,8 @@ class Following:
         truncate = begin(store.log.start, store.log.end, self._log.leader_epochs, state).truncate
         if truncate is not None:
             log.warning("the archive ends at %d or differs from there on: the log is truncated", truncate)
+            while not self._before_truncation(truncate):  # noqa: ASYNC110 (it goes on by itself)
+                await asyncio.sleep(PREPARE_S)
             self._log.truncate(truncate)
         await self._compare_tail(state)
         await self._confirm()

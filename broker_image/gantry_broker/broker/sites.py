@@ -70,8 +70,9 @@ class Sites:
         place = config.follow or config.archive
         if role.site.is_standby and place is not None:
             self._following = Following(
-                config, place, store, replication.log, clock, changed=events.status_changed, restart=self._restart
-            )
+                config, place, store, replication.log, clock, changed=events.status_changed, restart=self._restart,
+                before_truncation=lambda to: replication.before_truncation(to),
+            )  # fmt: skip
         archiving.on_superseded = self._superseded
 
     @property

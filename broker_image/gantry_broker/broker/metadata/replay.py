@@ -52,6 +52,7 @@ class Replay:
                 store.log.start, store.log.end, applied,
             )  # fmt: skip
             self._build()
+            store.compaction.apply()
         else:
             meta.report()
             self.replay()
@@ -116,12 +117,14 @@ class Replay:
             raise
 
     def rebuild(self) -> None:
-        """Rebuilds the tables from the confirmed control records of the log.
+        """Rebuilds the tables from the confirmed control records of the log. Compacted rows that no truncation has
+        prepared follow in slices, after `tables_changed`.
 
         Raises OSError. The store has then failed: the tables are incomplete, and only a new start can continue.
         """
         try:
             self._build()
+            self._store.compaction.apply(0.0)
         except OSError as error:
             self._store.checkpointer.mark_failed(error)
             raise
@@ -131,7 +134,6 @@ class Replay:
         self._store.queues.clear_overrides()
         self.incomplete = False
         self.replay()
-        self._store.compaction.apply()
 
     def replay(self) -> None:
         """Apply the confirmed control records of the control queue that the tables do not hold yet.

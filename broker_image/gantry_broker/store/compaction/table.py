@@ -1,7 +1,7 @@
 """The compacted queues of a store: what the confirmed compaction records say, in memory.
 
 It is derived from the log alone, so a truncation and a start compute it again, and every member has the same. Before a
-truncation `prepare` computes it beside the rows in use, in slices.
+truncation `prepare` computes it beside the rows in use, in slices, and `apply` does so where a deletion was undone.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ _HEAD_BYTES: Final = 1 << 16
 
 
 class _Prepared:
-    """The rows as they are after a truncation, without the deletions of topics: some may be undone with it."""
+    """The rows of a log that ends at `to` (None: where it ends), without the deletions of topics: a truncation may undo
+    some.
+    """
 
-    def __init__(self, to: int, state: StoreState) -> None:
+    def __init__(self, to: int | None, state: StoreState) -> None:
         self.to = to
         self.truncations = state.truncations
         self.confirmed = state.confirmed
@@ -47,6 +49,8 @@ class CompactionTable:
         self._queues = queues
         self._state_of = (-1, -1)
         self._prepared: _Prepared | None = None
+        self._again: _Prepared | None = None
+        """The rows that will take the place of those in use, where a deletion was undone."""
         self.applied = 0
         """The queue offset of the first compaction record that was not applied yet."""
         self.unreadable_at: int | None = None
@@ -55,14 +59,22 @@ class CompactionTable:
     def apply(self, until: float = math.inf) -> bool:
         """Apply confirmed compaction records until a time of the monotonic clock; True: there are more.
 
-        After a truncation that was not prepared, or when a deletion was undone, it begins again, and then in one step.
-        Raises OSError.
+        Where a deletion was undone, readers see the rows that they saw until all are computed again. A truncation that
+        was not prepared leaves no such rows: then it begins again in one step. Raises OSError.
         """
         if self._begin():
             until = math.inf
         queue = self._queues.find(COMPACTION_TOPIC, 0)
         if queue is None:
             return False
+        if self._again is not None:
+            damaged_at = self._compute(self._again, queue, until)
+            if damaged_at is not None:
+                return self._damaged(damaged_at)
+            if self._again.applied < queue.max:
+                return True
+            found, self._again = self._again, None
+            self._use(found)
         self.applied = max(self.applied, queue.min_at(self._log.start))
         while self.applied < queue.max:
             phys, size, _ = queue.entry(self.applied)
@@ -70,16 +82,18 @@ class CompactionTable:
                 try:
                     self._apply(*self._directory(phys, size))
                 except (BadDirectory, OSError) as error:
-                    if isinstance(error, OSError) and error.errno != errno.EIO:
-                        raise
-                    if self.unreadable_at != phys:
-                        self.unreadable_at = phys
-                        self._state.on_damage(phys)
-                    return False
+                    _check(error)
+                    return self._damaged(phys)
             self.unreadable_at = None
             self.applied += 1
             if time.monotonic() >= until:
                 return self.applied < queue.max
+        return False
+
+    def _damaged(self, phys: int) -> bool:
+        if self.unreadable_at != phys:
+            self.unreadable_at = phys
+            self._state.on_damage(phys)
         return False
 
     def prepare(self, to: int, until: float) -> bool:
@@ -94,32 +108,39 @@ class CompactionTable:
         found = self._prepared
         if found is None or found.to != to or not self._is_prepared(found):
             found = self._prepared = _Prepared(to, state)
+        if self._compute(found, queue, until) is not None:
+            return True  # `apply` finds it again, and reports it.
+        return found.applied >= queue.max or queue.entry(found.applied)[0] >= to
+
+    def _compute(self, found: _Prepared, queue: ConsumeQueue, until: float) -> int | None:
+        """Compute rows beside those in use, until a time of the monotonic clock. Return the offset of a compaction
+        record that cannot be read; None: there was none. Raises OSError.
+        """
         found.applied = max(found.applied, queue.min_at(self._log.start))
         while found.applied < queue.max:
             phys, size, _ = queue.entry(found.applied)
-            if phys >= to:
-                return True
+            if found.to is not None and phys >= found.to:
+                break
             if size != BLANK_SIZE:
                 try:
                     said, copies_at = self._directory(phys, size)
                 except (BadDirectory, OSError) as error:
-                    if isinstance(error, OSError) and error.errno != errno.EIO:
-                        raise
-                    return True  # `apply` finds it again, and reports it.
+                    _check(error)
+                    return phys
                 rows = found.rows.setdefault((said.topic, said.queue_id), QueueRows(self._log.segment_size))
                 self._change(rows, said, copies_at, 0)
             found.applied += 1
             if time.monotonic() >= until:
-                return False
-        return True
+                break
+        return None
 
     def _is_prepared(self, prepared: _Prepared) -> bool:
         """Whether the log below the place of the truncation is still that of the preparation."""
         return prepared.truncations == self._state.truncations and prepared.confirmed == self._state.confirmed
 
     def _begin(self) -> bool:
-        """Take the rows that were prepared, or begin again, if the rows are those of another log. Return whether it
-        has begun again.
+        """Take the rows that were prepared, or begin again, if the rows are those of another log. Return whether
+        readers see none of them now.
         """
         state_of = self._state.truncations, self._queues.undone
         if self._state_of == state_of:
@@ -127,24 +148,33 @@ class CompactionTable:
         cut = self._state_of[0] != state_of[0]
         self._state_of = state_of
         prepared, self._prepared = self._prepared, None
-        if not cut and not self._queues.take_undone(self._log.start):
+        undone = self._queues.take_undone(self._log.start)
+        if not cut:
+            if undone:
+                self._again = _Prepared(None, self._state)
             return False
-        self.applied = 0
-        self.unreadable_at = None
+        self._again = None
+        if prepared is not None and self._was_cut_to(prepared):
+            self._use(prepared)
+            return False
+        self._use(_Prepared(None, self._state))
+        return True
+
+    def _use(self, found: _Prepared) -> None:
+        """Show readers these rows, but for those that a deletion hides."""
         for queue in self._queues:
             queue.compact(None)
-        if not (cut and prepared is not None and self._was_cut_to(prepared)):
-            return True
-        for (topic, queue_id), rows in prepared.rows.items():
+        for (topic, queue_id), rows in found.rows.items():
             rows.drop(place_below=self._log.start, own_below=self._queues.deletion_watermarks.get(topic, 0))
             self._queues.unopened(topic, queue_id).compact(rows)
-        self.applied = prepared.applied
-        return False
+        self.applied = found.applied
+        self.unreadable_at = None
 
     def _was_cut_to(self, prepared: _Prepared) -> bool:
         """Whether the one truncation since then was the prepared one."""
         return (
-            prepared.truncations + 1 == self._state.truncations
+            prepared.to is not None
+            and prepared.truncations + 1 == self._state.truncations
             and self._log.start < prepared.to == self._log.end == self._state.confirmed
         )
 
@@ -211,10 +241,10 @@ class CompactionTable:
         looked at. Raises OSError.
         """
         if self._state_of != (self._state.truncations, self._queues.undone):
-            self.apply()
+            self.apply(0.0)
         needed = self._state.confirmed
         prepared = self._prepared is not None and self._is_prepared(self._prepared)
-        if prepared or self.unreadable_at is not None:
+        if prepared or self._again is not None or self.unreadable_at is not None:
             return self._log.start
         for topic in topics:
             for queue_id in self._queues.queue_numbers(topic):
@@ -264,3 +294,9 @@ class CompactionTable:
             if row is not None:
                 return decode_record(self.read(queue, row))
         return None
+
+
+def _check(error: Exception) -> None:
+    """Raise an OSError that is no damage of a record."""
+    if isinstance(error, OSError) and error.errno != errno.EIO:
+        raise error
