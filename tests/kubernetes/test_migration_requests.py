@@ -81,6 +81,8 @@ class Source:
         self.permission, self.number, self.refuses = 6, 0, False
         self.leads = False
         self.may_finish = True
+        self.unwilling = 0
+        """How many times it will not be changed."""
         self.opened = 0
         self.changed = asyncio.Event()
 
@@ -100,6 +102,9 @@ class Source:
 
     async def act(self, action: Any) -> None:
         if isinstance(action, SetSource):
+            if self.unwilling:
+                self.unwilling -= 1
+                raise Refused("group a: the source does not answer")
             assert self.resource.phase() is not Phase.FOLLOWING, "it acts before its record is written"
             self.permission, self.number, self.refuses = action.permission, action.broker_id, action.refuses
             self.changed.set()
@@ -272,12 +277,74 @@ async def test_past_the_point_of_no_return_it_goes_on(
         return replace(record, phase=Phase.DONE)
 
     monkeypatch.setattr(module, "drive", late)
+    monkeypatch.setattr(module, "AGAIN_S", 0.0)
     requests = MigrationRequests(cast(Any, resource), source.open, lambda *event: said.append(event[2]), end.set)
     await ended(requests, end)
     answer = str(resource.annotations[MIGRATE_RESULT])
-    assert "failed: not done after 120 s; annotate gantry.dev/migrate=cutover to go on, or" in answer
+    assert answer.endswith("failed: not done after 120 s")
     resource.annotations[MIGRATE] = "cutover settle=0 #2"
     await ended(requests, end)
     assert drives == 5
     assert str(resource.annotations[MIGRATE_RESULT]).startswith("cutover settle=0 #2 done")
     assert sum("there is no way back" in text for text in said) == 3
+
+
+async def test_an_abort_is_heard_while_a_cutover_is_under_way() -> None:
+    resource, end = Resource(**{MIGRATE: "cutover settle=60 timeout=3600 #1"}), asyncio.Event()
+    source = Source(resource)
+    requests = MigrationRequests(cast(Any, resource), source.open, lambda *event: None, end.set)
+    requests.look()
+    async with asyncio.timeout(10):
+        await source.changed.wait()
+    resource.annotations[MIGRATE] = "abort #2"
+    async with asyncio.timeout(10):
+        await end.wait()
+    end.clear()
+    assert "#1 failed: a newer request calls it off" in str(resource.annotations[MIGRATE_RESULT])
+    assert resource.annotations[MIGRATE] == "abort #2"
+    await ended(requests, end)
+    assert (source.permission, source.number, source.refuses) == (6, 0, False)
+    assert resource.phase() is Phase.FOLLOWING
+
+
+async def test_a_cutover_that_is_not_done_in_time_gives_the_source_its_writes_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody looks at night: a source must not refuse its producers until somebody comes."""
+    resource, end, said = Resource(**{MIGRATE: "cutover settle=0 timeout=1 #1"}), asyncio.Event(), list[str]()
+    source = Source(resource)
+    plain = source.look
+
+    async def late() -> dict[str, Seen]:
+        (seen,) = (await plain()).values()
+        if resource.phase() is Phase.WRITES_OFF:
+            seen = replace(seen, state=None, problem="the copy is not connected to the source")
+        return {"a": seen}
+
+    monkeypatch.setattr(source, "look", late)
+    monkeypatch.setattr(module, "AGAIN_S", 0.0)
+    requests = MigrationRequests(cast(Any, resource), source.open, lambda *event: said.append(event[2]), end.set)
+    await ended(requests, end)
+    answer = str(resource.annotations[MIGRATE_RESULT])
+    assert "failed: not done after 1 s, in phase writes-off: group a: the copy is not connected" in answer
+    assert "The source has its settings back" in answer
+    assert (source.permission, source.number, source.refuses) == (6, 0, False)
+    assert resource.phase() is Phase.FOLLOWING
+
+
+async def test_an_abort_is_tried_until_the_source_has_its_settings_also_by_the_next_operator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "AGAIN_S", 0.0)
+    record = {"phase": "aborting", "since": 0, "groups": {"a": {"permission": 6, "end": 10, "finished": False}}}
+    for request in ("abort timeout=1 #1", "cutover timeout=1 #2"):
+        resource, end = Resource(**{MIGRATE: request, MIGRATION: json.dumps(record)}), asyncio.Event()
+        source, said = Source(resource), list[str]()
+        source.permission, source.number, source.refuses, source.unwilling = 0, FORMER_MASTER_ID, True, 30
+        requests = MigrationRequests(
+            cast(Any, resource), source.open, lambda *event, said=said: said.append(event[2]), end.set
+        )
+        await ended(requests, end)
+        assert any("it is tried on: the source has not all of its settings back" in text for text in said), said
+        assert (source.permission, source.number, source.refuses) == (6, 0, False)
+        assert resource.phase() is Phase.FOLLOWING

@@ -145,7 +145,11 @@ def ready(**more: Any) -> Seen:
         (ready(state=None, problem="no answer"), "is not ready: no answer"),
         (ready(source_end=5000), "lacks 0 MiB"),
         (ready(source_end=None), "is not ready"),
-        (ready(permission=4), "takes no writes already"),
+        (ready(permission=4), "not a master that clients read and write .brokerPermission=4"),
+        # Of another cutover, which is under way: its permission would be given back by an abort, and no more.
+        (ready(permission=2), "brokerPermission=2"),
+        (ready(broker_id=FORMER_MASTER_ID), "end the cutover that did this"),
+        (ready(refuses=True), "set brokerPermission=6, brokerId=0 and startAcceptSendRequestTimeStamp=0"),
     ],
 )
 def test_a_cutover_that_cannot_be_is_refused_before_anything_changes(seen: Seen, said: str) -> None:
@@ -190,3 +194,69 @@ BAD_GROUP = {"permission": -1, "end": None, "finished": False}
 def test_a_record_of_another_form_is_refused(value: dict[str, object]) -> None:
     with pytest.raises((ValueError, KeyError)):
         Record.from_json(value)
+
+
+def ended(**more: Any) -> Seen:
+    """A source that takes no messages."""
+    return ready(**({"permission": 0, "broker_id": FORMER_MASTER_ID, "refuses": True, "quiet": 1.0} | more))
+
+
+def test_behind_the_point_of_no_return_the_copy_needs_nothing_of_the_source() -> None:
+    """A source whose log goes on and on, or that names an end that never comes, may die then."""
+    record = Record(Phase.WRITES_OFF, 100, {"a": steps.Group(6)})
+    for end in (10**15, 2 * 10**15, 3 * 10**15):
+        made = steps.step(record, {"a": ended(copy_end=10, source_end=end, quiet=0.0)}, LIMITS, 200)
+        assert made.record.phase is Phase.WRITES_OFF, made
+        assert "bytes are missing" in made.waits
+        record = made.record
+    assert steps.abort(record, 201).phase is Phase.ABORTING
+    # Deliveries of delayed messages go on: the end of which it was known first is enough.
+    record = Record(Phase.WRITES_OFF, 100, {"a": steps.Group(6)})
+    record = steps.step(record, {"a": ended(copy_end=10, source_end=20, quiet=0.0)}, LIMITS, 200).record
+    record = steps.step(record, {"a": ended(copy_end=20, source_end=30, quiet=0.0)}, LIMITS, 201).record
+    assert record == Record(Phase.FINISHING, 201, {"a": steps.Group(6, 20)})
+
+
+def test_a_source_that_was_started_again_while_copies_finish_takes_no_messages_on() -> None:
+    """It may have no file that keeps its settings. What it takes is acknowledged, and has to arrive."""
+    record = Record(Phase.FINISHING, 100, {"a": steps.Group(6, 10), "b": steps.Group(6, 10)})
+    again = ready(source_end=15, copy_end=15, quiet=9.0)
+    made = steps.step(record, {"a": ended(), "b": again}, LIMITS, 101)
+    assert made.actions == (SetSource("b", 0, FORMER_MASTER_ID, True),)
+    made = steps.step(made.record, {"a": ended(), "b": ended(source_end=17, copy_end=15, quiet=0.0)}, LIMITS, 102)
+    assert made.actions == (Finish("a", 10),)
+    made = steps.step(made.record, {"a": ended(state="leads"), "b": ended(source_end=17, copy_end=15)}, LIMITS, 103)
+    assert made.actions == ()
+    made = steps.step(made.record, {"a": ended(state="leads"), "b": ended(source_end=17, copy_end=17)}, LIMITS, 104)
+    assert made.actions == (Finish("b", 17),)
+    # A source that is away needs nothing, and one whose group leads is held back all the same.
+    gone = Seen(state="following", copy_end=10)
+    assert steps.step(record, {"a": gone, "b": ended()}, LIMITS, 101).actions == (Finish("a", 10), Finish("b", 10))
+    made = steps.step(record, {"a": ready(state="leads"), "b": ended()}, LIMITS, 101)
+    assert made.actions == (SetSource("a", 0, FORMER_MASTER_ID, True),)
+    assert made.record.groups["a"].finished
+
+
+def test_a_copy_that_stopped_for_good_can_be_left_while_no_group_leads() -> None:
+    record = Record(Phase.FINISHING, 100, {"a": steps.Group(6, 10), "b": steps.Group(6, 10)})
+    broken = ended(state="broken", problem="torn")
+    assert "torn" in steps.step(record, {"a": broken, "b": ended()}, LIMITS, 101).waits
+    assert steps.abort(record, 101, {"a": broken, "b": ended()}).phase is Phase.ABORTING
+    finished = Record(Phase.FINISHING, 100, {"a": steps.Group(6, 10), "b": steps.Group(6, 10, True)})
+    for seen, known in (
+        ({"a": broken, "b": ended(state="leads")}, record),
+        ({"a": broken, "b": ended(state="finishing")}, record),
+        ({"a": broken, "b": ended(state=None)}, record),
+        ({"a": ended(), "b": ended()}, record),
+        ({"a": broken}, record),
+        ({"a": broken, "b": broken}, finished),
+    ):
+        with pytest.raises(Refused, match="Gantry may have taken messages"):
+            steps.abort(known, 101, seen)
+
+
+def test_a_group_that_the_spec_lost_in_the_middle_is_named() -> None:
+    for phase in Phase:
+        record = Record(phase, 100, {"a": steps.Group(6, 10), "old": steps.Group(6, 10)}, carried=True)
+        with pytest.raises(Refused, match="the spec has no group old"):
+            steps.step(record, {"a": ready()}, LIMITS, 101)

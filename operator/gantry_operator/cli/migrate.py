@@ -597,13 +597,13 @@ def cutover(
         float,
         typer.Option(help="Seconds for clients to learn Gantry's address before writes pause; 0: they learn it after."),
     ] = 32.0,
-    timeout: Annotated[float, typer.Option(help="Seconds until it gives up; it can go on later.")] = 120.0,
+    timeout: Annotated[float, typer.Option(help="Seconds until it gives up, and goes back where it can.")] = 120.0,
     directory: DirOption = None,
     name: NameOption = None,
     context: ContextOption = None,
     namespace: NamespaceOption = None,
 ) -> None:
-    """Let Gantry take over from the source. Broken off, the same command goes on.
+    """Let Gantry take over from the source. Broken off, the same command goes on. Too late, it goes back.
 
     On Kubernetes the operator makes the steps, and clients learn the new address afterwards (as with --routes 0).
     """
@@ -724,9 +724,10 @@ def abort(
     folder = _folder(directory, name)
 
     async def go() -> None:
-        begun = steps.abort(_read_record(folder), time.time())
-        await _save_record(folder, begun)
+        record = _read_record(folder)
         async with _edge(folder) as edge:
+            begun = steps.abort(record, time.time(), await edge.look())
+            await _save_record(folder, begun)
             await drive(edge, begun, steps.Limits(), partial(_save_record, folder), timeout=timeout)
 
     try:

@@ -165,7 +165,7 @@ class Edge:
             try:
                 config = await admin.broker_config(source)
                 runtime = await admin.runtime_info(source)
-                permission = whole_number(config.get("brokerPermission", ""))
+                permission = whole_number(config.get("brokerPermission", ""), 0, steps.MOST_PERMISSION)
                 broker_id = whole_number(config.get("brokerId", ""))
                 accepts_from = whole_number(config.get(ACCEPTS_FROM, ""))
                 refuses = None if accepts_from is None else accepts_from > time.time() * 1000
@@ -295,11 +295,12 @@ async def drive(
     timeout: float,
     say: Callable[[Phase, str], None] = lambda phase, waits: None,
 ) -> Record:
-    """Make steps until the cutover is done, or the abort. `save`: before the actions of a record. Raises Refused after
-    `timeout` seconds, and what `save` raises.
+    """Make steps until the cutover is done, or the abort. `save`: before the actions of a record. A cutover that is not
+    done after `timeout` seconds goes back where it can: the source is not left without its writes. Raises Refused after
+    it went back, or after so many seconds more, and what `save` raises.
     """
     ends = time.monotonic() + timeout
-    problem = ""
+    problem = gave_up = ""
     while True:
         seen = await edge.look()
         now = time.time()
@@ -309,6 +310,8 @@ async def drive(
             await save(made.record)
             record = made.record
         say(record.phase, made.waits)
+        if record.phase is Phase.FOLLOWING and gave_up:
+            raise Refused(f"{gave_up}. The source has its settings back, and the copies follow it")
         if record.phase in (Phase.DONE, Phase.FOLLOWING):
             return record
         done = await asyncio.gather(*(edge.act(action) for action in made.actions), return_exceptions=True)
@@ -319,7 +322,13 @@ async def drive(
             elif isinstance(result, BaseException):
                 raise result
         if time.monotonic() > ends:
-            raise Refused(f"not done after {timeout:g} s, in phase {record.phase.value}: {problem or made.waits}")
+            late = f"not done after {timeout:g} s, in phase {record.phase.value}: {problem or made.waits}"
+            if record.phase not in steps.RETURNING:
+                raise Refused(f"{gave_up}; going back: {late}" if gave_up else late)
+            record, gave_up, ends = steps.abort(record, now), late, time.monotonic() + timeout
+            problem = ""
+            await save(record)
+            continue
         # A phase that has begun, and the end of writes, are looked at without a wait.
         at_once = moved or (made.actions and not refused and record.phase is Phase.WRITES_OFF)
         if not at_once:

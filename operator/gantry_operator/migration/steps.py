@@ -16,6 +16,8 @@ from gantry_broker.protocol.codes import FORMER_MASTER_ID
 
 READ, WRITE = 4, 2
 MASTER: Final = 0
+MOST_PERMISSION: Final = 15
+MOST_OFFSET: Final = 2**63 - 1
 
 
 class Phase(StrEnum):
@@ -93,7 +95,9 @@ class Record:
         """Read what `to_json` wrote. Raises ValueError, KeyError, TypeError, AttributeError for another content."""
         groups = {
             str(name): Group(
-                whole(item["permission"], 0, 15), whole(item["end"], 0, 2**63 - 1), item["finished"] is True
+                whole(item["permission"], 0, MOST_PERMISSION),
+                whole(item["end"], 0, MOST_OFFSET),
+                item["finished"] is True,
             )
             for name, item in value["groups"].items()
         }
@@ -204,6 +208,23 @@ class Refused(Exception):
     """The step cannot be made; nothing was changed."""
 
 
+def altered(source: Settings) -> str:
+    """Return why a source is not as clients need it, and how to give it back what it lacks; empty: it is. A cutover of
+    another cluster may be under way, or one was never aborted: what it took would be recorded as the source's own.
+    """
+    permission, number = source.permission, source.broker_id
+    usable = permission is not None and permission & (READ | WRITE) == READ | WRITE
+    if usable and number == MASTER and source.refuses is False:
+        return ""
+    refuses = {None: "?", True: "in the future", False: "past"}[source.refuses]
+    return (
+        f"the source is not a master that clients read and write (brokerPermission={permission}, brokerId={number}, "
+        f"startAcceptSendRequestTimeStamp {refuses}): end the cutover that did this (gantry migrate abort of that "
+        "cluster), or set brokerPermission=6, brokerId=0 and startAcceptSendRequestTimeStamp=0 "
+        "(mqadmin updateBrokerConfig)"
+    )
+
+
 def begin(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) -> Record:
     """Begin a cutover, or go on with one. Raises Refused."""
     if record.phase is Phase.DONE:
@@ -222,8 +243,8 @@ def begin(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) 
                 f"group {name} lacks {group.lag >> 20} MiB: wait until it is below {limits.lag >> 20} MiB "
                 "(gantry migrate status)"
             )
-        if not group.permission & WRITE:
-            raise Refused(f"group {name}: the source takes no writes already (brokerPermission={group.permission})")
+        if problem := altered(group):
+            raise Refused(f"group {name}: {problem}")
     groups = {name: Group(permission=group.permission) for name, group in seen.items()}
     if limits.routes > 0 and all(group.can_carry for group in seen.values()):
         return Record(Phase.ROUTING, now, groups, carried=True)
@@ -231,7 +252,12 @@ def begin(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) 
 
 
 def step(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) -> Step:
-    """Return the next step of a cutover, or of an abort."""
+    """Return the next step of a cutover, or of an abort. Raises Refused when a group of the record is not there."""
+    if unknown := sorted(record.groups.keys() - seen.keys()):
+        raise Refused(
+            f"the spec has no group {', '.join(unknown)}, which is in the cutover: add it again as it was, then go "
+            "on or abort"
+        )
     if record.phase is Phase.ROUTING:
         return _routing(record, seen, now)
     if record.phase is Phase.ROUTED:
@@ -241,7 +267,7 @@ def step(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) -
     if record.phase is Phase.WRITES_OFF:
         return _writes_off(record, seen, limits, now)
     if record.phase is Phase.FINISHING:
-        return _finishing(record, seen, now)
+        return _finishing(record, seen, limits, now)
     if record.phase is Phase.TAKING:
         return _taking(record, seen, now)
     if record.phase is Phase.ABORTING:
@@ -294,66 +320,104 @@ def _readers_off(record: Record, seen: Mapping[str, Seen], limits: Limits, now: 
     return Step(replace(record, phase=Phase.WRITES_OFF, since=now))
 
 
+def _ended(record: Record, seen: Mapping[str, Seen]) -> tuple[SetSource, ...]:
+    """Return what is missing until no source takes messages. One that was stopped needs nothing."""
+    return tuple(
+        wanted
+        for name in record.groups
+        if not (wanted := SetSource(name, 0, FORMER_MASTER_ID, True)).is_so(seen[name])
+        and seen[name].permission is not None
+    )
+
+
 def _writes_off(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) -> Step:
     actions: list[Action] = list(_carried(record, seen))
     actions += [a for name in record.groups if not (a := SetSource(name, 0, FORMER_MASTER_ID, True)).is_so(seen[name])]
     if actions:
-        return Step(record, tuple(actions), "the source stops taking messages")
+        # A source that was started again may have taken messages behind an end that was noted.
+        groups = {name: replace(group, end=None) for name, group in record.groups.items()}
+        return Step(replace(record, groups=groups), tuple(actions), "the source stops taking messages")
     late = not 0 <= now - record.since < limits.quiet_at_most
-    groups = {}
+    groups, waits = {}, ""
     for name, group in record.groups.items():
-        progress = seen[name]
-        if progress.source_end is None or progress.copy_end is None:
-            return Step(record, waits=f"group {name}: {progress.problem or 'the source does not answer'}")
-        if progress.quiet < limits.quiet and not late:
-            return Step(record, waits=f"group {name}: the end of the source's log settles")
-        if progress.state != "following":
-            return Step(record, waits=f"group {name}: {progress.problem or 'it does not follow the source'}")
-        if progress.copy_end < progress.source_end and not late:
-            return Step(record, waits=f"group {name}: {progress.source_end - progress.copy_end} bytes are missing")
-        if progress.copy_end < progress.source_end and progress.quiet >= limits.quiet:
-            return Step(record, waits=f"group {name}: {progress.source_end - progress.copy_end} bytes are missing")
-        groups[name] = replace(group, end=progress.source_end)
+        groups[name], missing = _last(name, group, seen[name], limits, late)
+        waits = waits or missing
+    if waits:
+        return Step(replace(record, groups=groups) if late else record, waits=waits)
     return Step(replace(record, phase=Phase.FINISHING, since=now, groups=groups))
 
 
-def _finishing(record: Record, seen: Mapping[str, Seen], now: float) -> Step:
+def _last(name: str, group: Group, seen: Seen, limits: Limits, late: bool) -> tuple[Group, str]:
+    """Return the group with the end of its source's log, once that is known, and what is missing until the copy has it.
+    Behind the point of no return the copy needs the source no more.
+    """
+    if seen.source_end is None or seen.copy_end is None:
+        return group, f"group {name}: {seen.problem or 'the source does not answer'}"
+    if seen.quiet >= limits.quiet:
+        group = replace(group, end=seen.source_end)
+    elif late:
+        group = replace(group, end=seen.source_end if group.end is None else group.end)
+    else:
+        return group, f"group {name}: the end of the source's log settles"
+    if seen.state != "following":
+        return group, f"group {name}: {seen.problem or 'it does not follow the source'}"
+    missing = (group.end or 0) - seen.copy_end
+    return group, f"group {name}: {missing} bytes are missing" if missing > 0 else ""
+
+
+def _finishing(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) -> Step:
     groups = {name: replace(g, finished=g.finished or seen[name].state == "leads") for name, g in record.groups.items()}
-    record = replace(record, groups=groups)
-    actions = tuple(
-        Finish(name, group.end)
-        for name, group in groups.items()
-        if not group.finished and group.end is not None and seen[name].state in ("following", "finishing")
-    )
     if all(group.finished for group in groups.values()):
-        return Step(replace(record, phase=Phase.TAKING, since=now))
-    missing = ", ".join(name for name, group in groups.items() if not group.finished)
-    return Step(record, actions, f"group {missing} takes the last bytes and begins to lead")
+        return Step(replace(record, phase=Phase.TAKING, since=now, groups=groups))
+    # One that was started again without a file that keeps its settings takes messages: its end is to be found anew.
+    if actions := _ended(record, seen):
+        again = {a.group for a in actions if not groups[a.group].finished}
+        groups |= {name: replace(groups[name], end=None) for name in again}
+        return Step(replace(record, groups=groups), actions, "a source that was started again stops taking messages")
+    late = not 0 <= now - record.since < limits.quiet_at_most
+    finishes: list[Action] = []
+    waits = ""
+    for name, group in groups.items():
+        if group.finished:
+            continue
+        missing = ""
+        if group.end is None:
+            groups[name], missing = _last(name, group, seen[name], limits, late)
+        end = groups[name].end
+        if not missing and end is not None and seen[name].state in ("following", "finishing"):
+            finishes.append(Finish(name, end))
+        said = missing or f"group {name} takes the last bytes and begins to lead"
+        waits = waits or f"{said}: {seen[name].problem}" if seen[name].state == "broken" else waits or said
+    return Step(replace(record, groups=groups), tuple(finishes), waits)
 
 
 def _taking(record: Record, seen: Mapping[str, Seen], now: float) -> Step:
-    actions = tuple(
-        wanted
-        for name in record.groups
-        # A source that was stopped does not answer, and needs nothing.
-        if not (wanted := SetSource(name, 0, FORMER_MASTER_ID, True)).is_so(seen[name])
-        and seen[name].permission is not None
-    )
+    actions = _ended(record, seen)
     if not actions and all(seen[name].routed for name in record.groups):
         return Step(replace(record, phase=Phase.DONE, since=now))
     return Step(record, actions, "the source's NameServers take over the new addresses")
 
 
-def abort(record: Record, now: float) -> Record:
-    """Begin to go back. Raises Refused past the point of no return."""
+RETURNING: Final = frozenset({Phase.ROUTING, Phase.ROUTED, Phase.READERS_OFF, Phase.WRITES_OFF})
+"""Phases from which an abort is always possible."""
+
+
+def abort(record: Record, now: float, seen: Mapping[str, Seen] | None = None) -> Record:
+    """Begin to go back. `seen`: where it is known. Raises Refused past the point of no return."""
     if record.phase in (Phase.FOLLOWING, Phase.ABORTING):
         return record
-    if record.phase in (Phase.ROUTING, Phase.ROUTED, Phase.READERS_OFF, Phase.WRITES_OFF):
+    if record.phase in RETURNING or (record.phase is Phase.FINISHING and _cannot_lead(record, seen or {})):
         return replace(record, phase=Phase.ABORTING, since=now)
     raise Refused(
         "Gantry may have taken messages already, which the source lacks: an abort is possible until the source's log "
         "has its last end. Go on with gantry migrate cutover"
     )
+
+
+def _cannot_lead(record: Record, seen: Mapping[str, Seen]) -> bool:
+    """Whether a copy has stopped for good while no group leads or may begin to: going on would never end."""
+    states = [None if group.finished or name not in seen else seen[name].state for name, group in record.groups.items()]
+    return "broken" in states and all(state in ("broken", "following") for state in states)
 
 
 def _aborting(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) -> Step:

@@ -6,6 +6,7 @@ on where the last one was.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -19,6 +20,7 @@ from gantry_operator.platforms.kubernetes.migration_request import (
     MIGRATE,
     MIGRATE_RESULT,
     MIGRATION,
+    MigrationRequest,
     parse_request,
     read_record,
     written,
@@ -34,8 +36,14 @@ SAID = {
     Phase.ABORTING: "the source gets its permission back",
 }
 """What an event says about a phase."""
-FORWARD_ONLY = frozenset({Phase.FINISHING, Phase.TAKING})
-WAYS = f"annotate {MIGRATE}=cutover to go on, or {MIGRATE}=abort to go back"
+ONE_WAY = {
+    Phase.FINISHING: "there is no way back",
+    Phase.TAKING: "there is no way back",
+    Phase.ABORTING: "the source has not all of its settings back",
+}
+"""Phases that are tried until they end: a person could ask for nothing else."""
+AGAIN_S = 2.0
+"""Seconds before it is tried on."""
 
 
 class MigrationRequests(AnnotationRequests):
@@ -58,38 +66,72 @@ class MigrationRequests(AnnotationRequests):
 
     async def _perform(self, text: str) -> str:
         """Carry out a request. Raises ApiError, ApiUnavailable."""
+        try:
+            asked = parse_request(text)
+            if refused := self._why_not():
+                raise Refused(f"the spec is refused, so the groups are not known: {refused}")
+            ended = await self._carry_out(asked, text)
+        except (Refused, ValueError) as error:
+            self._event("Warning", "Migration", str(error)[:900])
+            return f"failed: {error}"
+        return f"done: {SAID[ended.phase]}"
+
+    async def _carry_out(self, asked: MigrationRequest, text: str) -> Record:
+        """Make steps until the cutover is done, or the abort. Raises Refused, ApiError, ApiUnavailable."""
         shown: list[Phase] = []
 
         def say(phase: Phase, waits: str) -> None:
             if not shown or shown[-1] is not phase:
                 shown.append(phase)
                 self._event("Normal", "Migration", f"{phase.value}: {SAID[phase]}")
+            if phase in steps.RETURNING and self._is_called_off(text):
+                raise Refused("a newer request calls it off")
 
-        async def save(record: Record) -> None:
-            await self._resource.annotate({MIGRATION: written(record)})
-
-        try:
-            asked = parse_request(text)
-            if refused := self._why_not():
-                raise Refused(f"the spec is refused, so the groups are not known: {refused}")
-            record = read_record(self._resource.annotation(MIGRATION))
+        begun: Record | None = None
+        while True:
             async with self._open_edge() as edge:
-                if asked.op == "abort":
-                    begun = steps.abort(record, time.time())
-                else:
-                    begun = steps.begin(record, await edge.look(), asked.limits, time.time())
-                if begun != record:
-                    await save(begun)
-                while True:
-                    try:
-                        ended = await drive(edge, begun, asked.limits, save, timeout=asked.timeout_s, say=say)
-                        break
-                    except Refused as error:
-                        begun = read_record(self._resource.annotation(MIGRATION))
-                        if begun.phase not in FORWARD_ONLY:
-                            raise Refused(f"{error}; {WAYS}") from None
-                        self._event("Warning", "Migration", f"{error}; it is tried on: there is no way back"[:900])
-        except (Refused, ValueError) as error:
-            self._event("Warning", "Migration", str(error)[:900])
-            return f"failed: {error}"
-        return f"done: {SAID[ended.phase]}"
+                begun = begun or await self._begin(edge, asked)
+                interrupted = asked.op == "cutover" and begun.phase is Phase.ABORTING
+                try:
+                    ended = await drive(edge, begun, asked.limits, self._save, timeout=asked.timeout_s, say=say)
+                    if interrupted:
+                        raise Refused(f"an abort was under way, and is done: {SAID[ended.phase]}")
+                    return ended
+                except Refused as error:
+                    begun = read_record(self._resource.annotation(MIGRATION))
+                    why = ONE_WAY.get(begun.phase)
+                    if why is None or (begun.phase is Phase.FINISHING and await self._can_be_called_off(edge, text)):
+                        raise
+                    self._event("Warning", "Migration", f"{error}; it is tried on: {why}"[:900])
+            await asyncio.sleep(AGAIN_S)
+
+    async def _begin(self, edge: Edge, asked: MigrationRequest) -> Record:
+        """Return the record with which to begin or go on. Raises Refused, ApiError, ApiUnavailable."""
+        record, now = read_record(self._resource.annotation(MIGRATION)), time.time()
+        if asked.op == "abort":
+            begun = steps.abort(record, now, await edge.look())
+        elif record.phase is Phase.ABORTING:
+            return record
+        else:
+            begun = steps.begin(record, await edge.look(), asked.limits, now)
+        if begun != record:
+            await self._save(begun)
+        return begun
+
+    async def _save(self, record: Record) -> None:
+        await self._resource.annotate({MIGRATION: written(record)})
+
+    def _is_called_off(self, text: str) -> bool:
+        """Whether a newer request is to abort what `text` asks for."""
+        newer = self._resource.annotation(MIGRATE)
+        return newer is not None and newer != text and newer.split()[:1] == ["abort"]
+
+    async def _can_be_called_off(self, edge: Edge, text: str) -> bool:
+        """Whether a newer request is to abort, and that is possible although copies were to finish."""
+        if not self._is_called_off(text):
+            return False
+        try:
+            steps.abort(read_record(self._resource.annotation(MIGRATION)), time.time(), await edge.look())
+        except Refused:
+            return False
+        return True
