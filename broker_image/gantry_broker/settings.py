@@ -79,7 +79,9 @@ class BrokerSettings(BaseModel):
     syncFlushTimeout: int = Field(5_000, ge=1, description="Milliseconds a send waits for the disk (SYNC_FLUSH).")
     slaveTimeout: int = Field(3_000, ge=1, description="Milliseconds a send waits for the in-sync set.")
     flushIntervalCommitLog: int = Field(500, ge=1, description="Milliseconds between flushes (ASYNC_FLUSH).")
-    flushConsumerOffsetInterval: int = Field(5_000, ge=100, description="Milliseconds between saves of offsets.")
+    flushConsumerOffsetInterval: int = Field(
+        5_000, ge=100, description="Milliseconds between saves of offsets whose commits wait for no answer."
+    )
     registerNameServerPeriod: int = Field(
         30_000, ge=1_000, le=60_000, description="Milliseconds between registrations with every NameServer."
     )

@@ -18,7 +18,8 @@ from gantry_broker.broker import process as main
 from gantry_broker.broker.metadata import snapshots
 from gantry_broker.config import BrokerConfig
 from gantry_broker.contracts.leadership import Assignment, LeadershipRecord, MemberId
-from gantry_broker.store.errors import FlushFailed
+from gantry_broker.protocol.codes import RequestCode, ResponseCode
+from gantry_broker.store.errors import FlushFailed, StoreFull
 from gantry_broker.store.types import Put
 
 from tests.support.free_ports import free_ports
@@ -264,3 +265,22 @@ async def test_missing_descriptors_do_not_mark_the_disk_as_failed(bench: Bench, 
             await asyncio.sleep(0.01)
     log_trusted = [bool(orjson.loads(file.read_bytes())["boot"]) for file in files]
     assert log_trusted == [errno.EIO not in numbers] * 2
+
+
+async def test_a_commit_that_the_full_disk_refuses_is_written_later(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request gets an error; the offset stays noted, and commits of others go on."""
+    assert (await bench.send(b"x")).code == 0
+    appender = bench.store.appender
+    fields = {"topic": "T", "queueId": 0, "commitOffset": 1}
+    with monkeypatch.context() as full:
+        full.setattr(appender, "put", lambda *_: (_ for _ in ()).throw(StoreFull("no room")))
+        refused = await bench.ask(RequestCode.UPDATE_CONSUMER_OFFSET, {**fields, "consumerGroup": "early"})
+    assert (refused.code, "no room" in (refused.remark or "")) == (ResponseCode.SERVICE_NOT_AVAILABLE, True)
+    end = bench.store.log.end
+    assert (await bench.ask(RequestCode.UPDATE_CONSUMER_OFFSET, {**fields, "consumerGroup": "late"})).code == 0
+    assert bench.store.log.end > end
+    assert bench.broker.meta.has_dirty, "the early one still waits"
+    bench.broker.changes.flush_offsets()
+    assert not bench.broker.meta.has_dirty

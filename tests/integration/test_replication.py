@@ -274,6 +274,32 @@ async def test_a_clean_stop_and_start_keeps_topics_groups_and_offsets(make_group
     assert await stored(group.group_address, "Kept") == [[b"1-1"], [], [], []]
 
 
+async def test_an_answered_commit_of_an_offset_is_kept_when_its_master_dies_at_once(make_group: Any) -> None:
+    """Also one that goes back, as a reset writes it, and each of many at a time."""
+    group: Group = await make_group(2)
+    await group.lead(0)
+    await group.all_in_sync()
+    names = [f"G{number}" for number in range(40)]
+    async with RemotingClient() as client:
+        await client.request(group.group_address, send_frame("Kept", b"x"), 5)
+        for offset in ("1", "0"):
+            fields = {"topic": "Kept", "queueId": "0", "commitOffset": offset}
+            commits = [
+                Frame(RequestCode.UPDATE_CONSUMER_OFFSET, ext=fields | {"consumerGroup": name}) for name in names
+            ]
+            answers = await asyncio.gather(*(client.request(group.group_address, one, 5) for one in commits))
+            assert {answer.code for answer in answers} == {ResponseCode.SUCCESS}
+        await group.members[0].kill()
+        value = (await group.members[1].status()).member.value()
+        group.leadership = group.leadership.promoted(value, {value})
+        assert (await group.members[1].assign(_assignment(group, 1))).accepted
+        for name in names:
+            asked = {"consumerGroup": name, "topic": "Kept", "queueId": "0", "setZeroIfNotFound": "false"}
+            query = Frame(RequestCode.QUERY_CONSUMER_OFFSET, ext=asked)
+            answer = await client.request(group.members[1].address, query, 5)
+            assert (answer.code, answer.ext) == (ResponseCode.SUCCESS, {"offset": "0"}), name
+
+
 async def test_a_send_that_reaches_a_slave_is_refused_and_its_connection_ends(make_group: Any) -> None:
     """On Kubernetes it came by the master's Service before the Service moved: on the same connection all later sends
     would come here.

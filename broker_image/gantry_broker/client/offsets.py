@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from gantry_broker.client.errors import BrokerError
 from gantry_broker.client.session import Session
@@ -18,6 +18,9 @@ from gantry_broker.protocol.headers import Long, OffsetAnswer, QueryOffsetHeader
 from gantry_broker.remoting.errors import RemotingError
 
 log = logging.getLogger(__name__)
+
+AT_ONCE: Final = 64
+"""Commits that wait for one broker's answer at a time."""
 
 
 class OffsetStore(Protocol):
@@ -86,19 +89,25 @@ class BrokerOffsets:
         await asyncio.gather(*(self._commit_at(broker, queues, timeout) for broker, queues in by_broker.items()))
 
     async def _commit_at(self, broker: str, queues: list[MessageQueue], timeout: float) -> None:
-        for queue in queues:
-            offset, address = self._pending.get(queue), self._session.address(broker)
-            if offset is None or address is None:
-                continue
-            header = UpdateOffsetHeader(self._group, queue.topic, queue.queue_id, Long(offset))
-            frame = Frame(RequestCode.UPDATE_CONSUMER_OFFSET, ext=header.ext())
-            try:
-                await self._session.call_checked(address, frame, f"commit of {queue}", timeout)
-                self._committed[queue] = offset
-            except (RemotingError, BrokerError) as error:
-                log.info("offset %d of %s in %s is not committed yet: %s", offset, self._group, queue, error)
-                if isinstance(error, RemotingError):
-                    return  # The broker is unreachable. The other offsets would wait as long, one after the other.
+        for start in range(0, len(queues), AT_ONCE):
+            batch = queues[start : start + AT_ONCE]
+            if not all(await asyncio.gather(*(self._commit_one(broker, queue, timeout) for queue in batch))):
+                return  # The broker is unreachable. The other offsets would wait as long, one after the other.
+
+    async def _commit_one(self, broker: str, queue: MessageQueue, timeout: float) -> bool:
+        """Commit one queue's offset. Return False when the broker cannot be reached."""
+        offset, address = self._pending.get(queue), self._session.address(broker)
+        if offset is None or address is None:
+            return True
+        header = UpdateOffsetHeader(self._group, queue.topic, queue.queue_id, Long(offset))
+        frame = Frame(RequestCode.UPDATE_CONSUMER_OFFSET, ext=header.ext())
+        try:
+            await self._session.call_checked(address, frame, f"commit of {queue}", timeout)
+            self._committed[queue] = offset
+        except (RemotingError, BrokerError) as error:
+            log.info("offset %d of %s in %s is not committed yet: %s", offset, self._group, queue, error)
+            return not isinstance(error, RemotingError)
+        return True
 
 
 class FileOffsets:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from gantry_broker.broker.archive_reads import ArchiveReads
+    from gantry_broker.broker.metadata.changes import MetadataChanges
     from gantry_broker.broker.metadata.creation import OnDemandCreation
     from gantry_broker.broker.metadata.tables import Metadata
     from gantry_broker.broker.role import RoleState
@@ -43,6 +44,7 @@ class Parts(Protocol):
     archive_reads: ArchiveReads
     role: RoleState
     meta: Metadata
+    changes: MetadataChanges
     creation: OnDemandCreation
 
 
@@ -82,7 +84,10 @@ def _in_memory(broker: Parts, topic: str, queue_id: int) -> bool:
     return broker.store.log.end - int.from_bytes(first.data[28:36], "big") <= RECENT_BYTES
 
 
-def update_offset(broker: Parts, conn: Connection, frame: Frame) -> Frame | None:
+def update_offset(broker: Parts, conn: Connection, frame: Frame) -> Coroutine[None, None, Frame] | None:
+    """Note a group's offset. A request that waits for an answer gets it when the offset is replicated; those without
+    an answer, as Java's consumers send them, are written with `flushConsumerOffsetInterval`.
+    """
     header = UpdateOffsetHeader.parse(frame)
     for name, fault in (
         ("topic", topic_fault(header.topic, longest=255)),
@@ -115,7 +120,12 @@ def update_offset(broker: Parts, conn: Connection, frame: Frame) -> Frame | None
             f"of {MAX_OFFSET_QUEUES} queues with offsets, which is the limit, {owner} has as many as are free, or none "
             "are: delete groups that are not used",
         )
-    return None if frame.is_oneway else ok(frame)
+    return None if frame.is_oneway else _when_stored(broker, frame, key, header.queueId)
+
+
+async def _when_stored(broker: Parts, frame: Frame, key: str, queue_id: int) -> Frame:
+    await broker.changes.offset_stored(key, queue_id)
+    return ok(frame)
 
 
 def max_offset(broker: Parts, conn: Connection, frame: Frame) -> Frame | Coroutine[None, None, Frame]:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 ENDS: Final = 2_000
 """Queues in one control record of queue ends."""
+GATHER_S: Final = 0.005
+"""Seconds for which commits that wait for the log are gathered into one write."""
 
 
 class MetadataChanges:
@@ -54,6 +56,10 @@ class MetadataChanges:
         self._clock = clock
         self.on_append: Callable[[Change], None] = lambda change: None
         """Called with each change before it is appended."""
+        self._asked: dict[str, set[int]] = {}
+        """Queues, by key of topic and group, whose committed offsets the next gathered write takes."""
+        self._gathered: asyncio.Future[SendStatus] | None = None
+        """The result of the next gathered write; None: nobody waits for one."""
         self._tables_in_segment = -1
         self._rest: Iterator[Change] | None = None
         """What `write_tables` has not written yet of the tables `_written`; None: it writes none now."""
@@ -120,6 +126,43 @@ class MetadataChanges:
             return False
         self._writer.appended(None)
         return self._meta.has_dirty
+
+    async def offset_stored(self, key: str, queue_id: int) -> None:
+        """Wait until a committed offset is in the log and replicated. Commits of `GATHER_S` share one write.
+
+        Raises NotWritable, StoreError and NotStored; the offset stays in the tables and is written later.
+        """
+        self._asked.setdefault(key, set()).add(queue_id)
+        if self._gathered is None:
+            loop = asyncio.get_running_loop()
+            self._gathered = loop.create_future()
+            loop.call_later(GATHER_S, self._write_gathered)
+        status = await asyncio.shield(self._gathered)
+        if status is not SendStatus.SEND_OK:
+            raise NotStored(f"the offset is in this member's log, but not replicated in time: {status.name}")
+
+    def _write_gathered(self) -> None:
+        """Write the offsets that somebody waits for. One that was written meanwhile waits for its copies alone."""
+        asked, self._asked = self._asked, {}
+        gathered, self._gathered = self._gathered, None
+        assert gathered is not None
+
+        def on_status(status: SendStatus) -> None:
+            if not gathered.done():
+                gathered.set_result(status)
+
+        changes = self._meta.take_dirty_of(asked, self._clock.unix_ms())
+        try:
+            if changes:
+                self._writer.append([self._record(c) for c in changes])
+        except (NotWritable, StoreError) as error:
+            self._meta.put_back(changes)
+            if isinstance(error, StoreError):
+                self._health.store_failed(error)
+            gathered.set_exception(error)
+            gathered.exception()  # Somebody may have stopped waiting.
+            return
+        self._writer.appended(on_status)
 
     def _all_tables(self) -> Iterator[Change]:
         """Yield all tables and the end of each queue, for a follower whose log does not begin at 0."""

@@ -580,16 +580,30 @@ class Metadata:
 
     def take_dirty(self, now_ms: int, most: int | None = None) -> list[Change]:
         """Return the offsets that changed since the last call, those of about `most` queues; None: all."""
-        dirty = self._dirty
         if most is None:
-            self._dirty = {}
-        else:
-            dirty = {}
-            left = most
-            while left > 0 and self._dirty:
-                key = next(iter(self._dirty))
-                dirty[key] = self._dirty.pop(key)
-                left -= len(dirty[key])
+            dirty, self._dirty = self._dirty, {}
+            return self._offsets_of(dirty, now_ms)
+        dirty = {}
+        left = most
+        while left > 0 and self._dirty:
+            key = next(iter(self._dirty))
+            dirty[key] = self._dirty.pop(key)
+            left -= len(dirty[key])
+        return self._offsets_of(dirty, now_ms)
+
+    def take_dirty_of(self, asked: Mapping[str, set[int]], now_ms: int) -> list[Change]:
+        """Return the offsets of these queues, by key, that changed since they were last taken."""
+        dirty = {}
+        for key, queues in asked.items():
+            changed = self._dirty.get(key, set())
+            if taken := changed & queues:
+                dirty[key] = taken
+                changed -= taken
+                if not changed:
+                    del self._dirty[key]
+        return self._offsets_of(dirty, now_ms)
+
+    def _offsets_of(self, dirty: Mapping[str, set[int]], now_ms: int) -> list[Change]:
         offsets = self.working.offsets
         changes: list[Change] = []
         for keys in _pairs(list(dirty), lambda key: len(dirty[key])):
