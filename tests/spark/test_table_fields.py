@@ -19,8 +19,9 @@ from gantry_spark.tables.fields import (
     settle,
     to_schema,
     unknown_fields,
+    widened,
 )
-from gantry_spark.tables.job import TableSpec, _widened
+from gantry_spark.tables.job import TableSpec
 from gantry_spark.tables.offsets import ENDS, NotContinued, check_continues, covered, summary
 from gantry_spark.tables.rows import DELETED, SYSTEM_TYPE, Shape, newest, not_before
 from gantry_spark.topics.queues import QueueRange
@@ -122,10 +123,12 @@ def test_fields_may_be_added_and_not_changed() -> None:
     old = parse_schema({"type": "object", "properties": {"a": {"type": "integer"}}})
     more = unknown_fields(old, {"a": 1, "b": "x"})
     assert more is not None
-    assert [f.name for f in _widened(old, more).fields] == ["a", "b"]
+    assert [f.name for f in widened(old, more).fields] == ["a", "b"]
     other = parse_schema({"type": "object", "properties": {"a": {"type": "string"}}})
     with pytest.raises(BadSchema, match="field a is int64 in the table and string in the schema"):
-        _widened(old, other)
+        widened(old, other)
+    needed = parse_schema({"type": "object", "required": ["a"], "properties": {"a": {"type": "integer"}}})
+    assert convert(widened(needed, more), b'{"b": "x"}') == {"a": None, "b": "x"}, "the new schema lacks it"
 
 
 def staged(rows: list[tuple[str, str, int, int, bool]]) -> Any:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from gantry_broker.client import Message, Producer
 from gantry_broker.testing import LocalBroker
-from gantry_spark.tables.fields import Rejected, convert, parse_schema
+from gantry_spark.tables import job as job_module
+from gantry_spark.tables import parquet as parquet_module
+from gantry_spark.tables.fields import BadSchema, Rejected, convert, parse_schema
 from gantry_spark.tables.job import TableJob, TableSpec, ends_of
 from gantry_spark.tables.maintenance import Rules, maintain, now_ms
 from gantry_spark.tables.offsets import NotContinued
@@ -45,7 +47,8 @@ def send(mq: LocalBroker, topic: str, messages: list[tuple[str, bytes]]) -> None
     async def work() -> None:
         async with Producer(mq.name_servers) as producer:
             for key, body in messages:
-                await producer.send(Message(topic, body, keys=key, properties={"n": "1"}), key=key)
+                message = Message(topic, body, keys=key, properties={"n": "1"}, deletes_key=not body)
+                await producer.send(message, key=key)
 
     asyncio.run(work())
 
@@ -104,7 +107,11 @@ json_bodies = st.one_of(
     ),
     st.sampled_from([b"{", b"[]", b"{}", b'{"id": "x"}', b"\xff\x00", b'{"id": 1, "extra": {"a": 1}}']),
 )  # fmt: skip
-messages = st.lists(st.tuples(keys, json_bodies | st.binary(min_size=1, max_size=5)), min_size=1, max_size=25)
+messages = st.lists(
+    st.tuples(keys, json_bodies | st.binary(min_size=1, max_size=5))
+    | st.tuples(st.sampled_from(["a", "b", "c"]), st.just(b"")),
+    min_size=1, max_size=25,
+)  # fmt: skip
 rounds = st.lists(
     st.tuples(messages, st.lists(st.sampled_from(STEPS + MAINTENANCE), max_size=3)), min_size=1, max_size=3
 )
@@ -228,3 +235,116 @@ def test_an_inferred_schema_is_frozen_and_takes_new_fields(
     assert reasons == ["field id is string, not integer", reasons[1]]
     assert "no JSON" in reasons[1]
     assert {r["value"] for r in rows_of(job, spec.rejected_identifier)} == {b"no json", b'{"id": "4"}'}
+
+
+NUMBER = {"type": "object", "properties": {"n": {"type": "number"}, "at": {"type": "string", "format": "date-time"}}}
+ANY = {"type": "object", "properties": {"any": {}}}
+DELETED = {"type": "object", "properties": {"_deleted": {"type": "boolean"}}}
+TEXT = {"type": "object", "properties": {"s": {"type": "string"}}}
+
+
+@pytest.mark.parametrize("format_", ["iceberg", "parquet"])
+@pytest.mark.parametrize(
+    ("bodies", "more", "rows", "reasons"),
+    [
+        pytest.param(
+            [[b'{"any":' + b"[" * 300 + b"]" * 300 + b"}", b'{"any": 1}']],
+            {"schema": ANY}, 1, ["field any cannot be written as JSON"], id="deep",
+        ),
+        pytest.param(
+            [[b'{"at": "0001-01-01T00:00:00+14:00"}', b'{"at": "9999-12-31T23:59:59-14:00"}', b'{"n": 1}']],
+            {"schema": NUMBER, "partition_by": ("year(at)",)}, 1, ["of the years 1 to 9999"] * 2, id="times",
+        ),
+        pytest.param(
+            [[b'{"a.b": 1, "a": {"b": 2}}', b'{"a": {"b": 1}}'], [b'{"a.b": 1}', b'{"a": {"b": 3}}']],
+            {}, 2, ["field a.b: another field"] * 2, id="names by parts",
+        ),
+        pytest.param(
+            [[b'{"Foo": 1}', b'{"foo": 2}'], [b'{"Bar": 1}', b'{"bar": 2}'], [b'{"foo": 2, "Foo": 1}']],
+            {}, 2, ["another field has this name, maybe in other case"] * 3, id="case",
+        ),
+        pytest.param(
+            [[b'{"id": 1}', b'{"rocketmq": 2}'], [b'{"_KEY": 1}', b'{"": 1}', b'{"rocketmq.topic": 1, "id": 1}']],
+            {}, 1, ["a column of its own"] * 3 + ["no name"], id="reserved names",
+        ),
+        pytest.param(
+            [[b'{"id": 1}'], [json.dumps({f"f{i}": i for i in range(998)}).encode(), b'{"g": 1, "h": 2}'],
+             [b'{"i": 1}', b'{"f7": 1}']],
+            {}, 3, ["more than 1000 fields"] * 2, id="many fields",
+        ),
+        pytest.param(
+            [[b'{"id": 1}'], [b'{"id_bucket": 5}', b'{"id": 2}']],
+            {"partition_by": ("bucket(3, id)",)}, 2, ["a column of its own"], id="names of partitions",
+        ),
+        pytest.param(
+            [[json.dumps({"s": s}).encode() for s in ("x" * 5_000, "\u00e9" * 200, "../x", "", "a\0b", "a=b")]],
+            {"schema": TEXT, "partition_by": ("s",)}, 6, [], id="values of partitions",
+        ),
+    ],
+)  # fmt: skip
+def test_no_body_stops_those_beside_it(
+    mq: LocalBroker, warehouse: dict[str, str], format_: str,
+    bodies: list[list[bytes]], more: dict[str, Any], rows: int, reasons: list[str],
+) -> None:  # fmt: skip
+    catalog = {**warehouse, "type": "parquet"} if format_ == "parquet" else warehouse
+    topic = mq.create_topic(queues=1)
+    kind = "JsonSchema" if "schema" in more else "Inferred"
+    job = TableJob(TableSpec(topic, mq.name_servers, catalog, kind=kind, **more), None)
+    for some in bodies:
+        send(mq, topic, [("k", body) for body in some])
+        job.run()
+    assert len(rows_of(job, job.spec.identifier)) == rows
+    found = sorted(r["reason"] for r in rows_of(job, job.spec.rejected_identifier))
+    assert len(found) == len(reasons), found
+    assert all(any(reason in one for one in found) for reason in reasons), found
+
+
+def test_a_commit_of_too_many_partitions_becomes_several(
+    mq: LocalBroker, warehouse: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (job_module, parquet_module):
+        monkeypatch.setattr(module, "MAX_PARTITIONS", 8)
+    topic = mq.create_topic(queues=1)
+    spec = TableSpec(topic, mq.name_servers, {**warehouse, "type": "parquet"}, partition_by=("rocketmq.offset",))
+    job = TableJob(spec, None)
+    send(mq, topic, [("k", b"x")] * 13)
+    assert [outcome.rows for outcome in job.run()] == [8, 5]
+    assert len(rows_of(job, spec.identifier)) == 13
+
+
+def test_partitions_by_floating_point_numbers_are_refused(mq: LocalBroker, warehouse: dict[str, str]) -> None:
+    """-0 and 0 are one number and two partitions, so PyIceberg writes such rows twice; it divides by 0 for NaN."""
+    topic = mq.create_topic(queues=1)
+    spec = TableSpec(topic, mq.name_servers, warehouse, kind="JsonSchema", schema=NUMBER, partition_by=("n",))
+    send(mq, topic, [("k", b'{"n": -0.0}'), ("k", b'{"n": 0.0}')])
+    with pytest.raises(BadSchema, match="column n is a floating-point number"):
+        TableJob(spec, None).run()
+    assert TableJob(spec, None).find() is None
+
+
+def test_a_field_of_any_name_is_no_mark_of_a_deletion(mq: LocalBroker, warehouse: dict[str, str]) -> None:
+    topic = mq.create_topic(queues=1)
+    spec = TableSpec(topic, mq.name_servers, warehouse, kind="JsonSchema", schema=DELETED, mode="Upsert")
+    job = TableJob(spec, None)
+    send(mq, topic, [("a", b'{"_deleted": true}'), ("b", b'{"_deleted": false}'), ("c", b"{}"), ("c", b"")])
+    job.run()
+    assert {r["_key"]: r["_deleted"] for r in rows_of(job, spec.identifier)} == {"a": True, "b": False}
+
+
+@pytest.mark.parametrize("format_", ["iceberg", "parquet"])
+def test_new_fields_within_objects_and_arrays_become_columns(
+    mq: LocalBroker, warehouse: dict[str, str], format_: str
+) -> None:
+    catalog = {**warehouse, "type": "parquet"} if format_ == "parquet" else warehouse
+    topic = mq.create_topic(queues=1)
+    job = TableJob(TableSpec(topic, mq.name_servers, catalog, kind="Inferred"), None)
+    for body in (
+        b'{"a": {"b": 1}, "l": [{"x": 1}]}',
+        b'{"a": {"c": {"d": 2}}, "l": [{"x": 2}, {"y": [3]}], "n": null}',
+    ):
+        send(mq, topic, [("k", body)])
+        job.run()
+    found = [{n: r[n] for n in ("a", "l")} for r in rows_of(job, job.spec.identifier)]
+    assert {"a": {"b": None, "c": {"d": 2}}, "l": [{"x": 2, "y": None}, {"x": None, "y": [3]}]} in found
+    assert len(found) == 2
+    assert rows_of(job, job.spec.rejected_identifier) == []

@@ -8,8 +8,8 @@ other schema is kept as JSON text.
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -66,16 +66,43 @@ def parse_schema(schema: Any) -> Field:
     found = _parse(SYSTEM, schema, False, 0)
     if found.kind != "object" or not found.fields:
         raise BadSchema("the schema needs type object and at least one property")
-    for field in found.fields:
-        if field.name in (SYSTEM, KEY):
-            raise BadSchema(f"field {field.name}: the table has a column of its own with this name")
-    if _count(found) > MAX_FIELDS:
-        raise BadSchema(f"the schema has more than {MAX_FIELDS} fields")
+    check_names(found)
     return found
 
 
-def _count(field: Field) -> int:
-    return 1 + sum(map(_count, field.fields)) + (0 if field.item is None else _count(field.item))
+def check_names(table: Field, taken: Collection[str] = ()) -> None:
+    """Raise BadSchema unless a table can have these fields. `taken`: names of columns that it has besides, in lower
+    case.
+    """
+    known: set[str] = set()
+    for path in _paths(table):
+        if path in known:
+            raise BadSchema(f"field {path}: another field has this name, maybe in other case, or by its parts")
+        known.add(path)
+    for field in table.fields:
+        name = field.name.lower()
+        if not name:
+            raise BadSchema("a field has no name")
+        if name in (SYSTEM, KEY, *taken) or name.startswith(f"{SYSTEM}."):
+            raise BadSchema(f"field {field.name}: the table has a column of its own with this name")
+    if len(known) >= MAX_FIELDS:
+        raise BadSchema(f"the schema has more than {MAX_FIELDS} fields")
+
+
+def _paths(field: Field, prefix: str = "") -> Iterator[str]:
+    """Yield the name of each field within a field as Iceberg writes it, with those around it, in lower case."""
+    if field.item is not None:
+        yield f"{prefix}element"
+        yield from _paths(field.item, f"{prefix}element.")
+    for one in field.fields:
+        path = f"{prefix}{one.name.lower()}"
+        yield path
+        yield from _paths(one, f"{path}.")
+
+
+def _are_distinct(field: Field) -> bool:
+    paths = list(_paths(field))
+    return len(set(paths)) == len(paths)
 
 
 def _parse(name: str, schema: Any, required: bool, depth: int) -> Field:
@@ -163,7 +190,10 @@ def _value(field: Field, value: Any, place: str, json_text: Callable[[Any], str]
         return None
     kind = field.kind
     if kind == "json":
-        return json_text(value)
+        try:
+            return json_text(value)
+        except orjson.JSONEncodeError as error:
+            raise Rejected(f"field {place} cannot be written as JSON: {error}") from None
     if kind == "object" and isinstance(value, dict):
         return {
             f.name: _value(f, value[f.name], f"{place}.{f.name}".lstrip("."), json_text)
@@ -195,14 +225,22 @@ def _value(field: Field, value: Any, place: str, json_text: Callable[[Any], str]
             except ValueError:
                 raise Rejected(f"field {place}: {value[:80]!r} is no Base64") from None
     if kind == "time" and isinstance(value, datetime):
-        return value if value.tzinfo is not None else value.replace(tzinfo=UTC)
+        return _utc(value, place)
     if kind == "time" and isinstance(value, str):
         try:
             time = datetime.fromisoformat(value)
         except ValueError:
             raise Rejected(f"field {place}: {value[:80]!r} is no time; RFC 3339 is expected") from None
-        return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+        return _utc(time, place)
     raise Rejected(f"field {place} is {_kind_of(value)}, not {kind}")
+
+
+def _utc(time: datetime, place: str) -> datetime:
+    """Return a time in UTC, which it is without a zone. Raises Rejected."""
+    try:
+        return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+    except OverflowError:
+        raise Rejected(f"field {place}: {time.isoformat()} is not of the years 1 to 9999 in UTC") from None
 
 
 def _absent(field: Field, place: str) -> Any:
@@ -227,8 +265,9 @@ def infer(value: Any, name: str = SYSTEM, depth: int = 0) -> Field:
         return Field(name, "unknown")
     if kind in ("string", "number", "boolean") or (kind == "integer" and value in _INT64):
         return Field(name, kind)
-    if depth < MAX_DEPTH and isinstance(value, dict) and len({n.lower() for n in value} - {""}) == len(value):
-        return Field(name, "object", fields=tuple(infer(v, n, depth + 1) for n, v in value.items()))
+    if depth < MAX_DEPTH and isinstance(value, dict) and "" not in value:
+        found = Field(name, "object", fields=tuple(infer(v, n, depth + 1) for n, v in value.items()))
+        return found if _are_distinct(found) else Field(name, "json")
     if depth < MAX_DEPTH and isinstance(value, list):
         item = Field("element", "unknown")
         for one in value:
@@ -244,10 +283,8 @@ def merge(a: Field, b: Field) -> Field:
     if a.kind == b.kind == "object":
         others = {f.name: f for f in b.fields}
         fields = [merge(f, others.pop(f.name)) if f.name in others else f for f in a.fields]
-        fields += others.values()
-        if len({f.name.lower() for f in fields}) < len(fields):
-            return Field(a.name, "json")
-        return Field(a.name, "object", fields=tuple(fields))
+        found = Field(a.name, "object", fields=(*fields, *others.values()))
+        return found if _are_distinct(found) else Field(a.name, "json")
     if a.kind == b.kind == "array" and a.item is not None and b.item is not None:
         return Field(a.name, "array", item=merge(a.item, b.item))
     if a.kind == b.kind:
@@ -265,12 +302,67 @@ def settle(field: Field) -> Field:
     return Field(field.name, field.kind, field.required, tuple(map(settle, field.fields)), item)
 
 
-def unknown_fields(field: Field, value: Any) -> Field | None:
-    """Return the top-level fields of a body that the schema lacks; None: it has all of them."""
-    if not isinstance(value, dict):
+def widened(old: Field, new: Field) -> Field:
+    """Return the fields of an object, and those that only the new schema has. Those that only the old one has may be
+    absent from now on. Raises BadSchema for a field that changed.
+    """
+    others = {f.name: f for f in new.fields}
+    fields = [
+        _widened(f, others.pop(f.name)) if f.name in others else replace(f, required=False) for f in old.fields
+    ]  # fmt: skip
+    return replace(old, required=new.required, fields=(*fields, *others.values()))
+
+
+def _widened(old: Field, new: Field) -> Field:
+    if old.kind == new.kind == "object":
+        return widened(old, new)
+    if old.item is not None and new.item is not None:
+        return replace(new, item=_widened(old.item, new.item))
+    if old.arrow() != new.arrow():
+        raise BadSchema(
+            f"field {new.name} is {old.arrow()} in the table and {new.arrow()} in the schema: give it another name, or "
+            f"rebuild the table"
+        )
+    return new
+
+
+def unknown_fields(field: Field, value: Mapping[str, Any], depth: int = 0) -> Field | None:
+    """Return the fields of a body that the schema lacks, within those that it has; None: it has all of them. A field
+    that is null is not missed.
+    """
+    known = {f.name: f for f in field.fields}
+    more = []
+    for name, one in value.items():
+        if one is None:
+            continue
+        there = known.get(name)
+        found = infer(one, name, depth + 1) if there is None else _unknown_within(there, one, depth + 1)
+        if found is not None:
+            more.append(found)
+    return Field(field.name, "object", fields=tuple(more)) if more else None
+
+
+def _unknown_within(field: Field, value: Any, depth: int) -> Field | None:
+    if field.kind == "object" and isinstance(value, dict):
+        return unknown_fields(field, value, depth)
+    if field.item is None or not isinstance(value, list):
         return None
-    known = {f.name.lower() for f in field.fields} | {SYSTEM, KEY}
-    more = {n: v for n, v in value.items() if n and n.lower() not in known}
-    if not more or len({n.lower() for n in more}) < len(more):
-        return None
-    return settle(infer(more))
+    item: Field | None = None
+    for one in value:
+        found = _unknown_within(field.item, one, depth + 1)
+        if found is not None:
+            item = found if item is None else merge(item, found)
+    return None if item is None else Field(field.name, "array", item=item)
+
+
+def joined(known: Field, found: Field | None, more: Field, taken: Collection[str]) -> Field:
+    """Return new fields of some bodies and of more. `known`: those of the table; `taken` as in `check_names`. Raises
+    BadSchema if the table cannot have them all.
+    """
+    both = more if found is None else merge(found, more)
+    if both == found:
+        return both
+    if both.kind != "object":
+        raise BadSchema("names of new fields differ in case only, or by their parts")
+    check_names(widened(known, settle(both)), taken)
+    return both

@@ -20,7 +20,8 @@ import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -34,11 +35,21 @@ from pyiceberg.table import Table, Transaction
 
 from gantry_spark.errors import GantrySparkError, SourceError
 from gantry_spark.tables.decoders import AVRO, PROTOBUF, fields_of
-from gantry_spark.tables.fields import SYSTEM, BadSchema, Field, infer, merge, parse_schema, settle, to_schema
+from gantry_spark.tables.fields import (
+    SYSTEM,
+    BadSchema,
+    Field,
+    joined,
+    parse_schema,
+    settle,
+    to_schema,
+    unknown_fields,
+    widened,
+)
 from gantry_spark.tables.offsets import NotContinued, check_continues, covered, summary
 from gantry_spark.tables.parquet import TYPE as PARQUET
-from gantry_spark.tables.parquet import ParquetCatalog, ParquetTable
-from gantry_spark.tables.partitions import check_parts, parse_parts
+from gantry_spark.tables.parquet import ParquetCatalog, ParquetTable, iceberg_schema
+from gantry_spark.tables.partitions import MAX_PARTITIONS, TooManyPartitions, check_parts, names_of, parse_parts
 from gantry_spark.tables.rows import MESSAGES, MODES, REJECTED, Shape, convert_batch, newest, not_before
 from gantry_spark.topics.columns import batches
 from gantry_spark.topics.options import PLACES, READERS_GROUP, SHARED, Access, Given, logs_of
@@ -69,6 +80,9 @@ PARTITION_BY: Final = "gantry.partition-by"
 DEFINITION: Final = "gantry.definition"
 MESSAGE: Final = "gantry.message"
 """Avro's schema, or Protobuf's descriptors and message, so that a table can be made again."""
+_HASHED_PATHS: Final = ("write.object-storage.enabled", "true")
+_PLAIN_PATHS: Final = ("write.object-storage.partitioned-paths", "false")
+"""The names of files leave out the partition: its value may be longer than a name can be."""
 _NO_RETRY: Final = {"commit.retry.num-retries": "0"}
 """PyIceberg repeats a commit that another one has overtaken, on top of that one. Then both would stay."""
 
@@ -151,7 +165,12 @@ class TableSpec:
 
     def shape(self, fields: Field | None) -> Shape:
         """Return the shape of the rows."""
-        return Shape(fields, self.by_key, self.kind, self.definition, self.message)
+        return Shape(fields, self.by_key, self.kind, self.definition, self.message, self.taken)
+
+    @property
+    def taken(self) -> frozenset[str]:
+        """Names of columns that readers may see besides those of the bodies, in lower case."""
+        return names_of(parse_parts(self.partition_by))
 
     @property
     def staged(self) -> bool:
@@ -194,7 +213,6 @@ class Task:
     io: Mapping[str, str]
     way: Way
     rejected_ends: Offsets
-    widen: bool
 
 
 @dataclass
@@ -257,8 +275,15 @@ class TableJob:
         target = self._bounds()
         outcomes: list[Outcome] = []
         count = 0
+        most = self.spec.per_commit or (PER_UPSERT if self.spec.staged else PER_COMMIT)
         while True:
-            done = self.commit(target)
+            try:
+                done = self.commit(target, most)
+            except TooManyPartitions:
+                if most <= MAX_PARTITIONS:
+                    raise
+                most = max(MAX_PARTITIONS, most // 8)
+                continue
             if done is None:
                 break
             outcomes.append(done)
@@ -275,13 +300,15 @@ class TableJob:
             raise SourceError(f"topic {self.spec.topic} does not exist, or no broker of it can be read")
         return self.cluster.bounds(queues)
 
-    def commit(self, target: Mapping[Any, Bounds]) -> Outcome | None:
-        """Make one commit of messages up to `target`; None: the table has them all. Raises as `run`."""
+    def commit(self, target: Mapping[Any, Bounds], most: int) -> Outcome | None:
+        """Make one commit of at most so many messages up to `target`; None: the table has them all. Raises as `run`,
+        and TooManyPartitions.
+        """
         table = self.find()
         if table is not None:
             self._check_settings(table)
         start = {} if table is None else ends_of(table)
-        end = limited(start, target, self.spec.per_commit or (PER_UPSERT if self.spec.staged else PER_COMMIT))
+        end = limited(start, target, most)
         if end == start:
             return None
         found = plan(start, end, {queue: bound.first for queue, bound in target.items()})
@@ -384,8 +411,10 @@ class TableJob:
         fields = parse_schema(orjson.loads(own[SCHEMA])) if SCHEMA in own else None
         given = spec.fields()
         if given is not None and fields is not None:
-            fields = _widened(fields, given)
-        return spec.shape(fields), table
+            fields = widened(fields, given)
+        shape = spec.shape(fields)
+        check_parts(parse_parts(spec.partition_by), iceberg_schema(shape.arrow()))
+        return shape, table
 
     def _check_settings(self, table: Table) -> None:
         """Raise BadSchema if a table was made with other settings."""
@@ -403,6 +432,7 @@ class TableJob:
 
     def _infer(self, ranges: tuple[QueueRange, ...]) -> Field:
         found: Field | None = None
+        none = Field(SYSTEM, "object")
         seen = 0
         values = pa.schema([("value", pa.binary())])
         for wanted in ranges:
@@ -413,15 +443,17 @@ class TableJob:
                             value = orjson.loads(body or b"")
                         except orjson.JSONDecodeError:
                             continue
-                        if isinstance(value, dict) and value:
-                            one = infer(value)
-                            found = one if found is None else merge(found, one)
-                            seen += 1
+                        more = unknown_fields(none, value) if isinstance(value, dict) else None
+                        if more is not None:
+                            with suppress(BadSchema):  # The row is rejected then.
+                                found = joined(none, found, more, self.spec.taken)
+                                seen += 1
                 if seen >= SAMPLE:
                     break
         if found is None:
             raise BadSchema(
-                f"topic {self.spec.topic}: no message is a JSON object, so no schema can be inferred; use Raw"
+                f"topic {self.spec.topic}: no message is a JSON object with fields that a table can have, so no schema "
+                f"can be inferred; use Raw"
             )
         return parse_schema(to_schema(settle(found)))
 
@@ -436,14 +468,13 @@ class TableJob:
             place = self.catalog.staging(self.spec.identifier)
             rejected_place = self.catalog.staging(self.spec.rejected_identifier)
         location = uuid.uuid4().hex
-        widen = self.spec.kind == "Inferred"
         way = self.spec.logs().way(self.cluster, ranges)
         tasks = way.divide(ranges, 1)
         for round_number in range(MAX_ROUNDS):
             task = Task(
-                self.spec, shape, f"{place}/{location}-{round_number}",
-                f"{rejected_place}/{location}-{round_number}", dict(table.io.properties), way, rejected_ends,
-                widen and round_number < MAX_ROUNDS - 1,
+                self.spec, replace(shape, complete=round_number == MAX_ROUNDS - 1),
+                f"{place}/{location}-{round_number}", f"{rejected_place}/{location}-{round_number}",
+                dict(table.io.properties), way, rejected_ends,
             )  # fmt: skip
             work = functools.partial(write_part, task)
             if self.spark is None or not tasks:
@@ -452,12 +483,13 @@ class TableJob:
                 parts = self.spark.sparkContext.parallelize(tasks, len(tasks)).map(work).collect()
             more: Field | None = None
             for part in parts:
-                if part.new_fields is not None:
-                    more = part.new_fields if more is None else merge(more, part.new_fields)
+                if part.new_fields is not None and shape.fields is not None:
+                    with suppress(BadSchema):  # In the next round, what does not fit beside the others is rejected.
+                        more = joined(shape.fields, more, part.new_fields, self.spec.taken)
             if more is None or shape.fields is None:
                 break
             remove(table, [f for part in parts for f in (*part.files, *part.rejected_files)])
-            shape = self.spec.shape(_widened(shape.fields, more))
+            shape = self.spec.shape(widened(shape.fields, settle(more)))
         return shape, parts
 
     # ---- commits
@@ -493,6 +525,8 @@ class TableJob:
                 transaction.set_properties({SCHEMA: text, **more})
         if table.properties.get("commit.retry.num-retries") != "0":
             raise NotContinued(f"table {name}: set its property commit.retry.num-retries to 0, as it was made with")
+        if self.spec.partition_by and table.properties.get(_PLAIN_PATHS[0]) != _PLAIN_PATHS[1]:
+            transaction.set_properties(dict([_PLAIN_PATHS, _HASHED_PATHS]))
         if not self.spec.staged:
             _append_files(transaction, files, properties)
             _commit(transaction, table)
@@ -593,25 +627,6 @@ def _commit(transaction: Transaction, table: Table) -> None:
         raise NotContinued(f"table {'.'.join(table.name())}: another commit came first: {error}") from None
 
 
-def _widened(old: Field, new: Field) -> Field:
-    """Return the old fields and those that only the new schema has. Raises BadSchema for a field that changed."""
-    own = {f.name: f for f in old.fields}
-    for one in new.fields:
-        known = own.get(one.name)
-        if known is None:
-            own[one.name] = one
-        elif known.kind == "object" and one.kind == "object":
-            own[one.name] = Field(known.name, "object", one.required, _widened(known, one).fields)
-        elif known.arrow() != one.arrow():
-            raise BadSchema(
-                f"field {one.name} is {known.arrow()} in the table and {one.arrow()} in the schema: give it another "
-                f"name, or rebuild the table"
-            )
-        else:
-            own[one.name] = one
-    return Field(old.name, "object", fields=tuple(own.values()))
-
-
 def remove(table: Any, files: list[str]) -> None:
     """Delete files that belong to no table."""
     for file in files:
@@ -638,15 +653,13 @@ def write_part(task: Task, ranges: tuple[QueueRange, ...]) -> Part:
     try:
         for topic, group, records in task.way.read(cluster, ranges, settings):
             for batch in batches(records, topic, group, MESSAGES.names, MESSAGES):
-                converted = convert_batch(batch, task.shape)
+                converted = convert_batch(batch, task.shape, part.new_fields)
+                part.new_fields = converted.new_fields
                 if len(converted.rejected):
                     part.note_bad(converted.rejected)
                 rejected = not_before(converted.rejected, task.rejected_ends)
                 good.write(converted.rows)
                 bad.write(rejected)
-                if task.widen and converted.new_fields is not None:
-                    more = converted.new_fields
-                    part.new_fields = more if part.new_fields is None else merge(part.new_fields, more)
     finally:
         cluster.close()
         good.close()

@@ -18,6 +18,7 @@ from pyiceberg.transforms import (
     TruncateTransform,
     YearTransform,
 )
+from pyiceberg.types import DoubleType
 
 from gantry_spark.tables.fields import BadSchema
 
@@ -31,6 +32,10 @@ _TIMES: Final[dict[str, Any]] = {
     "day": DayTransform,
     "hour": HourTransform,
 }
+
+
+class TooManyPartitions(BadSchema):
+    """One commit would write to too many partitions."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,11 @@ def parse_parts(given: Sequence[str]) -> list[Part]:
     if len({part.name for part in found}) < len(found):
         raise BadSchema(f"partitionBy names a column twice in the same way: {', '.join(given)}")
     return found
+
+
+def names_of(parts: Sequence[Part]) -> frozenset[str]:
+    """Return the names of partitions that no column can have, in lower case."""
+    return frozenset(f"{part.name}_part".lower() if part.name == part.column else part.name.lower() for part in parts)
 
 
 def _parse(text: str) -> Part:
@@ -86,4 +96,9 @@ def check_parts(parts: Sequence[Part], schema: Schema) -> None:
         if not field.field_type.is_primitive or not part.transform.can_transform(field.field_type):
             raise BadSchema(
                 f"partitionBy: column {part.column} is {field.field_type}, which {part.transform} cannot take"
+            )
+        if isinstance(field.field_type, DoubleType):
+            raise BadSchema(
+                f"partitionBy: column {part.column} is a floating-point number, and engines do not agree on the "
+                f"partition of 0, -0 and NaN: choose another column"
             )

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gantry_spark.tables.decoders import AVRO, PROTOBUF, as_field, decoder, json_text
-from gantry_spark.tables.fields import KEY, SYSTEM, Field, Rejected, convert, fit, merge, unknown_fields
+from gantry_spark.tables.fields import KEY, SYSTEM, BadSchema, Field, Rejected, convert, fit, joined, unknown_fields
 from gantry_spark.topics.queues import Offsets
 
 MODES: Final = ("Append", "Upsert")
@@ -33,8 +33,8 @@ MESSAGES: Final = pa.schema(
 )  # fmt: skip
 """The columns of the source that rows are made from."""
 REJECTED: Final = pa.schema([("reason", pa.string()), ("value", pa.binary()), (SYSTEM, SYSTEM_TYPE)])
-DELETED: Final = "_deleted"
-"""Column of staged rows of a table by key: the message deletes its key."""
+DELETED: Final = f"{SYSTEM}.deleted"
+"""Column, with a name that no field has, of staged rows of a table by key: the message deletes its key."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,10 @@ class Shape:
     """How bodies are written: Avro, Protobuf, or JSON for all others."""
     definition: str = ""
     message: str = ""
+    taken: frozenset[str] = frozenset()
+    """Names that a new field of kind Inferred cannot have, in lower case."""
+    complete: bool = False
+    """A new field makes a row a rejected one."""
 
     def decode(self, body: bytes) -> dict[str, Any]:
         """Return the columns of a body. Raises Rejected, BadSchema."""
@@ -77,15 +81,15 @@ class Shape:
 
 @dataclass
 class Converted:
-    """Rows of one batch, the rejected ones, and top-level fields that the schema lacks."""
+    """Rows of one batch, the rejected ones, and fields that the schema lacks."""
 
     rows: Any
     rejected: Any
     new_fields: Field | None = None
 
 
-def convert_batch(batch: Any, shape: Shape) -> Converted:
-    """Convert messages: an Arrow batch with the columns MESSAGES."""
+def convert_batch(batch: Any, shape: Shape, new_fields: Field | None = None) -> Converted:
+    """Convert messages: an Arrow batch with the columns MESSAGES. `new_fields`: of the batches before."""
     keys = _texts(batch.column("key"))
     system = pa.StructArray.from_arrays(
         [batch.column(n) if n != "key" else keys for n in SYSTEM_TYPE.names], fields=list(SYSTEM_TYPE)
@@ -94,7 +98,6 @@ def convert_batch(batch: Any, shape: Shape) -> Converted:
     reasons: list[str | None] = [None] * len(batch)
     found: list[Any] = [None] * len(batch)
     deleted = np.zeros(len(batch), dtype=np.bool_)
-    new_fields: Field | None = None
     if shape.fields is not None or shape.by_key or values.null_count:
         for index, (body, key) in enumerate(zip(values.to_pylist(), keys.to_pylist(), strict=True)):
             if body is None:
@@ -106,12 +109,10 @@ def convert_batch(batch: Any, shape: Shape) -> Converted:
             elif shape.fields is not None:
                 try:
                     found[index] = shape.decode(body)
+                    if shape.kind == "Inferred":
+                        new_fields = _with_those_of(body, shape, new_fields)
                 except Rejected as error:
                     reasons[index] = str(error)
-                else:
-                    more = unknown_fields(shape.fields, orjson.loads(body)) if shape.kind == "Inferred" else None
-                    if more is not None:
-                        new_fields = more if new_fields is None else merge(new_fields, more)
     good = np.array([reason is None for reason in reasons], dtype=np.bool_)
     columns: dict[str, Any] = {SYSTEM: system}
     if shape.fields is None:
@@ -125,6 +126,20 @@ def convert_batch(batch: Any, shape: Shape) -> Converted:
     rows = pa.Table.from_arrays([columns[name] for name in staged.names], schema=staged)
     rejected = pa.Table.from_arrays([pa.array(reasons, type=pa.string()), values, system], schema=REJECTED)
     return Converted(rows.filter(pa.array(good)), rejected.filter(pa.array(~good)), new_fields)
+
+
+def _with_those_of(body: bytes, shape: Shape, found: Field | None) -> Field | None:
+    """Return new fields with those of one more body. Raises Rejected if the table cannot have them."""
+    assert shape.fields is not None
+    more = unknown_fields(shape.fields, orjson.loads(body))
+    if more is None:
+        return found
+    if shape.complete:
+        raise Rejected(f"field {more.fields[0].name} is one of too many new fields for one commit")
+    try:
+        return joined(shape.fields, found, more, shape.taken)
+    except BadSchema as error:
+        raise Rejected(f"the table cannot have the new fields of the body: {error}") from None
 
 
 def _texts(values: Any) -> Any:
