@@ -9,7 +9,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from gantry_broker.client import Message, Producer
+from gantry_broker.client import Message, MessageQueue, Producer
 from gantry_broker.testing import LocalBroker
 from gantry_spark.tables import job as job_module
 from gantry_spark.tables import parquet as parquet_module
@@ -235,6 +235,39 @@ def test_an_inferred_schema_is_frozen_and_takes_new_fields(
     assert reasons == ["field id is string, not integer", reasons[1]]
     assert "no JSON" in reasons[1]
     assert {r["value"] for r in rows_of(job, spec.rejected_identifier)} == {b"no json", b'{"id": "4"}'}
+
+
+@pytest.mark.parametrize("format_", ["iceberg", "parquet"])
+def test_a_message_that_was_rejected_stays_so_and_takes_no_other_with_it(
+    mq: LocalBroker, warehouse: dict[str, str], format_: str
+) -> None:
+    """Of two names that differ in case the first one becomes a column. Another one is first after the interruption."""
+    catalog = {**warehouse, "type": "parquet"} if format_ == "parquet" else warehouse
+    topic = mq.create_topic(queues=2)
+
+    def send_to(queue_id: int, *bodies: bytes) -> None:
+        async def work() -> None:
+            async with Producer(mq.name_servers) as producer:
+                for body in bodies:
+                    await producer.send(Message(topic, body), queue=MessageQueue(topic, "test", queue_id))
+
+        asyncio.run(work())
+
+    def interrupt(name: str) -> None:
+        if name == "reject":
+            raise Interrupted(name)
+
+    spec = TableSpec(topic, mq.name_servers, catalog, kind="Inferred")
+    send_to(1, b'{"id": 0}')
+    TableJob(spec, None).run()
+    send_to(1, b'{"id": 1, "Foo": 1}', b'{"id": 2, "foo": 2}')
+    with pytest.raises(Interrupted):
+        TableJob(spec, None, interrupt).run()
+    send_to(0, b'{"id": 3, "foo": 3}')
+    job = TableJob(spec, None)
+    one_at_a_time(job)
+    rejected = [json.loads(r["value"])["id"] for r in rows_of(job, spec.rejected_identifier)]
+    assert sorted([r["id"] for r in rows_of(job, spec.identifier)] + rejected) == [0, 1, 2, 3]
 
 
 NUMBER = {"type": "object", "properties": {"n": {"type": "number"}, "at": {"type": "string", "format": "date-time"}}}

@@ -50,7 +50,7 @@ from gantry_spark.tables.offsets import NotContinued, check_continues, covered, 
 from gantry_spark.tables.parquet import TYPE as PARQUET
 from gantry_spark.tables.parquet import ParquetCatalog, ParquetTable, iceberg_schema
 from gantry_spark.tables.partitions import MAX_PARTITIONS, TooManyPartitions, check_parts, names_of, parse_parts
-from gantry_spark.tables.rows import MESSAGES, MODES, REJECTED, Shape, convert_batch, newest, not_before
+from gantry_spark.tables.rows import MESSAGES, MODES, REJECTED, Place, Shape, convert_batch, newest, places, without
 from gantry_spark.topics.columns import batches
 from gantry_spark.topics.options import PLACES, READERS_GROUP, SHARED, Access, Given, logs_of
 from gantry_spark.topics.pull import PullSettings, read_range
@@ -212,7 +212,8 @@ class Task:
     rejected_location: str
     io: Mapping[str, str]
     way: Way
-    rejected_ends: Offsets
+    held: frozenset[Place]
+    """Messages that the table of rejected ones has already: a commit ended before its last step."""
 
 
 @dataclass
@@ -319,8 +320,7 @@ class TableJob:
         shape, table = self._table(table, found.ranges)
         rejected = self._rejected_table()
         self.after("plan")
-        # The offsets of a topic that was made again count from 0.
-        held = {q: e for q, e in ends_of(rejected).items() if start.get(q, 0) <= end.get(q, 0)}
+        held = _held(rejected, found.ranges)
         shape, parts = self._write(found.ranges, shape, table, held)
         if self.spec.on_bad_record == "Suspend" and any(part.first_bad for part in parts):
             remove(table, [f for part in parts for f in (*part.files, *part.rejected_files)])
@@ -460,7 +460,7 @@ class TableJob:
     # ---- writing
 
     def _write(
-        self, ranges: tuple[QueueRange, ...], shape: Shape, table: Table, rejected_ends: Offsets
+        self, ranges: tuple[QueueRange, ...], shape: Shape, table: Table, held: frozenset[Place]
     ) -> tuple[Shape, list[Part]]:
         """Write the files of all ranges; again with a wider schema while messages have fields that it lacks."""
         place = rejected_place = f"{table.location().rstrip('/')}/data"
@@ -474,7 +474,7 @@ class TableJob:
             task = Task(
                 self.spec, replace(shape, complete=round_number == MAX_ROUNDS - 1),
                 f"{place}/{location}-{round_number}", f"{rejected_place}/{location}-{round_number}",
-                dict(table.io.properties), way, rejected_ends,
+                dict(table.io.properties), way, held,
             )  # fmt: skip
             work = functools.partial(write_part, task)
             if self.spark is None or not tasks:
@@ -577,6 +577,25 @@ def _is_in(column: str, values: list[str]) -> Any:
     return make(column, values)
 
 
+def _held(rejected: Table, ranges: Sequence[QueueRange]) -> frozenset[Place]:
+    """Return the messages of these ranges that are in the table of rejected ones. It has some only if a commit ended
+    before its last step, if the table was set back, or if the topic was made again.
+    """
+    ends = ends_of(rejected)
+    if all(ends.get(one.queue, 0) <= one.start for one in ranges):
+        return frozenset()
+    rows = rejected.scan(selected_fields=(SYSTEM,)).to_arrow()
+    if not len(rows):
+        return frozenset()
+    system = pa.Table.from_struct_array(rows.column(SYSTEM).combine_chunks())
+    wanted = {f"{one.queue.broker}:{one.queue.queue_id}": one for one in ranges}
+    return frozenset(
+        place
+        for place in places(system)
+        if (found := wanted.get(place[0])) is not None and found.start <= place[1] < found.end
+    )
+
+
 def _first_bad(parts: list[Part]) -> dict[tuple[str, str], tuple[int, str]]:
     """Return the first rejected message of each queue."""
     bad: dict[tuple[str, str], tuple[int, str]] = {}
@@ -653,13 +672,12 @@ def write_part(task: Task, ranges: tuple[QueueRange, ...]) -> Part:
     try:
         for topic, group, records in task.way.read(cluster, ranges, settings):
             for batch in batches(records, topic, group, MESSAGES.names, MESSAGES):
-                converted = convert_batch(batch, task.shape, part.new_fields)
+                converted = convert_batch(without(batch, task.held), task.shape, part.new_fields)
                 part.new_fields = converted.new_fields
                 if len(converted.rejected):
                     part.note_bad(converted.rejected)
-                rejected = not_before(converted.rejected, task.rejected_ends)
                 good.write(converted.rows)
-                bad.write(rejected)
+                bad.write(converted.rejected)
     finally:
         cluster.close()
         good.close()

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, datetime
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -255,17 +256,17 @@ class ParquetTable:
             found.append(File(name, footer.num_rows, len(opened), _newest_ms(footer), staged))
         return found
 
-    def to_arrow(self) -> Any:
-        """Return all rows. Columns that a file lacks are null."""
+    def to_arrow(self, columns: Sequence[str] | None = None) -> Any:
+        """Return all rows; `columns`: only these, None: all. Columns that a file lacks are null."""
         tables = []
         for file in self.files():
             with self.io.new_input(f"{self.url}/{file.path}").open() as stream:
-                tables.append(pq.ParquetFile(stream).read())
+                tables.append(pq.ParquetFile(stream).read(columns))
         return pa.concat_tables(tables, promote_options="default") if tables else pa.table({})
 
-    def scan(self) -> Any:
+    def scan(self, selected_fields: Sequence[str] | None = None) -> Any:
         """Return an object with `to_arrow`."""
-        return SimpleNamespace(to_arrow=self.to_arrow)
+        return SimpleNamespace(to_arrow=partial(self.to_arrow, selected_fields))
 
     # ---- maintenance
 

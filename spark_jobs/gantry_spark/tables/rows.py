@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,7 +12,6 @@ import pyarrow.compute as pc
 
 from gantry_spark.tables.decoders import AVRO, PROTOBUF, as_field, decoder, json_text
 from gantry_spark.tables.fields import KEY, SYSTEM, BadSchema, Field, Rejected, convert, fit, joined, unknown_fields
-from gantry_spark.topics.queues import Offsets
 
 MODES: Final = ("Append", "Upsert")
 _TIME: Final = pa.timestamp("us", tz="UTC")
@@ -178,12 +176,17 @@ def newest(staged: Any, shape: Shape) -> tuple[Any, list[str]]:
     return kept.drop_columns([DELETED]), sorted(last)
 
 
-def not_before(table: Any, ends: Offsets) -> Any:
-    """Return the rows whose messages an earlier commit does not have: those from `ends` on."""
-    if not len(table) or not ends:
-        return table
-    system = table.column(SYSTEM).combine_chunks()
-    known = {(q.topic, f"{q.broker}:{q.queue_id}"): end for q, end in ends.items()}
-    columns: Sequence[list[Any]] = [system.field(n).to_pylist() for n in ("topic", "partition", "offset")]
-    keep = [offset >= known.get((topic, part), 0) for topic, part, offset in zip(*columns, strict=True)]
-    return table.filter(pa.array(keep))
+Place = tuple[str, int, int, str]
+"""A message: its queue and offset, and its store time and id, which differ in a topic that was made again."""
+
+
+def places(messages: Any) -> list[Place]:
+    """Return the places of messages: an Arrow batch or table with the columns partition, offset, timestamp, msgId."""
+    times = messages.column("timestamp").cast(pa.int64())
+    columns = [messages.column(name) for name in ("partition", "offset")] + [times, messages.column("msgId")]
+    return list(zip(*(column.to_pylist() for column in columns), strict=True))
+
+
+def without(messages: Any, held: frozenset[Place]) -> Any:
+    """Return the messages of an Arrow batch that are not at one of these places."""
+    return messages.filter(pa.array([place not in held for place in places(messages)])) if held else messages
