@@ -335,14 +335,28 @@ def test_no_body_stops_those_beside_it(
 def test_a_commit_of_too_many_partitions_becomes_several(
     mq: LocalBroker, warehouse: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (job_module, parquet_module):
-        monkeypatch.setattr(module, "MAX_PARTITIONS", 8)
+    monkeypatch.setattr(parquet_module, "MAX_PARTITIONS", 8)
     topic = mq.create_topic(queues=1)
     spec = TableSpec(topic, mq.name_servers, {**warehouse, "type": "parquet"}, partition_by=("rocketmq.offset",))
     job = TableJob(spec, None)
     send(mq, topic, [("k", b"x")] * 13)
-    assert [outcome.rows for outcome in job.run()] == [8, 5]
+    assert [outcome.rows for outcome in job.run()] == [6, 6, 1]
     assert len(rows_of(job, spec.identifier)) == 13
+
+
+def test_a_commit_of_too_many_bytes_becomes_several(
+    mq: LocalBroker, warehouse: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver that runs out of memory would do so in each run."""
+    monkeypatch.setattr(job_module, "STAGED_BYTES", 4_000)
+    topic = mq.create_topic(queues=1)
+    spec = TableSpec(topic, mq.name_servers, warehouse, mode="Upsert", per_commit=40)
+    send(mq, topic, [(f"k{n}", b"x" * 400) for n in range(20)] + [("k0", b"x" * 9_000)])
+    job = TableJob(spec, None)
+    assert [outcome.rows for outcome in job.run()] == [5, 5, 5, 5, 1]
+    assert {r["key"]: len(r["value"]) for r in rows_of(job, spec.identifier)} == {
+        "k0": 9_000, **{f"k{n}": 400 for n in range(1, 20)}
+    }  # fmt: skip
 
 
 def test_partitions_by_floating_point_numbers_are_refused(mq: LocalBroker, warehouse: dict[str, str]) -> None:

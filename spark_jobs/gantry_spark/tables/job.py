@@ -49,7 +49,7 @@ from gantry_spark.tables.fields import (
 from gantry_spark.tables.offsets import NotContinued, check_continues, covered, summary
 from gantry_spark.tables.parquet import TYPE as PARQUET
 from gantry_spark.tables.parquet import ParquetCatalog, ParquetTable, iceberg_schema
-from gantry_spark.tables.partitions import MAX_PARTITIONS, TooManyPartitions, check_parts, names_of, parse_parts
+from gantry_spark.tables.partitions import CommitTooLarge, check_parts, names_of, parse_parts
 from gantry_spark.tables.rows import MESSAGES, MODES, REJECTED, Place, Shape, convert_batch, newest, places, without
 from gantry_spark.topics.columns import batches
 from gantry_spark.topics.options import PLACES, READERS_GROUP, SHARED, Access, Given, logs_of
@@ -68,6 +68,8 @@ BAD_RECORDS: Final = ("Reject", "Suspend")
 PER_COMMIT: Final = 1_000_000
 PER_UPSERT: Final = 200_000
 """Messages of one commit. The driver holds those of a commit by key in memory."""
+STAGED_BYTES: Final = 128 * 1_048_576
+"""Bytes of rows that the driver holds; it has copies of them while it commits."""
 SAMPLE: Final = 1_000
 """Messages from which a schema is inferred."""
 MAX_ROUNDS: Final = 16
@@ -224,6 +226,8 @@ class Part:
     rejected_files: list[str] = field(default_factory=list)
     rows: int = 0
     rejected: int = 0
+    size: int = 0
+    """Bytes of the rows in memory."""
     new_fields: Field | None = None
     losses: list[str] = field(default_factory=list)
     first_bad: dict[tuple[str, str], tuple[int, str]] = field(default_factory=dict)
@@ -280,10 +284,10 @@ class TableJob:
         while True:
             try:
                 done = self.commit(target, most)
-            except TooManyPartitions:
-                if most <= MAX_PARTITIONS:
+            except CommitTooLarge:
+                if most == 1:
                     raise
-                most = max(MAX_PARTITIONS, most // 8)
+                most = max(1, most // 8)
                 continue
             if done is None:
                 break
@@ -303,7 +307,7 @@ class TableJob:
 
     def commit(self, target: Mapping[Any, Bounds], most: int) -> Outcome | None:
         """Make one commit of at most so many messages up to `target`; None: the table has them all. Raises as `run`,
-        and TooManyPartitions.
+        and CommitTooLarge.
         """
         table = self.find()
         if table is not None:
@@ -334,6 +338,9 @@ class TableJob:
                     f"the schema, or write onBadRecord: Reject, which moves the message to the table of rejected ones"
                 )
             shape, parts = self._write(found.ranges, shape, table, held)
+        if self.spec.staged and most > 1 and sum(part.size for part in parts) > STAGED_BYTES:
+            remove(table, [f for part in parts for f in (*part.files, *part.rejected_files)])
+            raise CommitTooLarge(f"one commit would have more than {STAGED_BYTES} bytes of rows")
         self.after("write")
         losses = [*found.losses, *(loss for part in parts for loss in part.losses)]
         properties = summary(start, found.ranges, end, losses)
@@ -682,7 +689,7 @@ def write_part(task: Task, ranges: tuple[QueueRange, ...]) -> Part:
         cluster.close()
         good.close()
         bad.close()
-    part.rows, part.rejected = good.rows, bad.rows
+    part.rows, part.rejected, part.size = good.rows, bad.rows, good.size
     part.files, part.rejected_files = good.names(), bad.names()
     part.losses = settings.losses
     return part
@@ -697,7 +704,7 @@ class _File:
         self._schema = schema
         self._stream: Any = None
         self._writer: Any = None
-        self.rows = 0
+        self.rows = self.size = 0
 
     def write(self, table: Any) -> None:
         if not len(table):
@@ -707,6 +714,7 @@ class _File:
             self._writer = pq.ParquetWriter(self._stream, self._schema, compression="zstd")
         self._writer.write_table(table)
         self.rows += len(table)
+        self.size += table.nbytes
 
     def close(self) -> None:
         if self._writer is not None:

@@ -38,7 +38,7 @@ from pyiceberg.schema import Schema, assign_fresh_schema_ids
 from gantry_spark.errors import SourceError
 from gantry_spark.tables.fields import SYSTEM, BadSchema
 from gantry_spark.tables.offsets import ENDS, NotContinued, covered
-from gantry_spark.tables.partitions import MAX_PARTITIONS, Part, TooManyPartitions, check_parts, parse_parts
+from gantry_spark.tables.partitions import MAX_PARTITIONS, CommitTooLarge, Part, check_parts, parse_parts
 from gantry_spark.topics.queues import Offsets
 
 logger = logging.getLogger(__name__)
@@ -375,7 +375,7 @@ def partitioned(rows: Any, parts: Sequence[Part]) -> Iterator[tuple[str, Any]]:
     for index, folder in enumerate(folders):
         order.setdefault(folder, []).append(index)
     if len(order) > MAX_PARTITIONS:
-        raise TooManyPartitions(f"one commit would write to {len(order)} partitions, and {MAX_PARTITIONS} are possible")
+        raise CommitTooLarge(f"one commit would write to {len(order)} partitions, and {MAX_PARTITIONS} are possible")
     for folder, indices in sorted(order.items()):
         yield folder, rows.take(pa.array(indices))
 

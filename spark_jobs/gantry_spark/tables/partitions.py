@@ -34,8 +34,8 @@ _TIMES: Final[dict[str, Any]] = {
 }
 
 
-class TooManyPartitions(BadSchema):
-    """One commit would write to too many partitions."""
+class CommitTooLarge(BadSchema):
+    """One commit would have too many partitions or bytes; of fewer messages it may succeed."""
 
 
 @dataclass(frozen=True)
