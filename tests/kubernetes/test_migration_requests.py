@@ -57,6 +57,7 @@ class Resource:
         self.annotations: dict[str, str | None] = dict(annotations)
         self.obj = {"metadata": {"namespace": "n", "name": "x"}}
         self.version = 1
+        self.ending = False
         self.lost = 0
 
     def annotation(self, name: str) -> str | None:
@@ -348,3 +349,29 @@ async def test_an_abort_is_tried_until_the_source_has_its_settings_also_by_the_n
         assert any("it is tried on: the source has not all of its settings back" in text for text in said), said
         assert (source.permission, source.number, source.refuses) == (6, 0, False)
         assert resource.phase() is Phase.FOLLOWING
+
+
+async def test_a_cluster_that_is_deleted_in_a_cutover_gives_the_source_its_writes_back() -> None:
+    """Its record goes with it: nobody would know what the source lacks."""
+    resource, end, said = Resource(**{MIGRATE: "cutover settle=60 #1"}), asyncio.Event(), list[str]()
+    source = Source(resource)
+    requests = MigrationRequests(cast(Any, resource), source.open, lambda *event: said.append(event[2]), end.set)
+    requests.look()
+    async with asyncio.timeout(10):
+        await source.changed.wait()
+    resource.ending, resource.lost = True, 1_000
+    await requests.give_back()
+    assert (source.permission, source.number, source.refuses) == (6, 0, False)
+
+    @asynccontextmanager
+    async def gone() -> AsyncIterator[edges.Edge]:
+        raise Refused("Secret keys has no accessKey and secretKey")
+        yield
+
+    requests = MigrationRequests(cast(Any, resource), gone, lambda *event: said.append(event[2]), end.set)
+    await requests.give_back()
+    assert "Secret keys has no accessKey" in said[-1]
+    assert "set brokerPermission=6, brokerId=0" in said[-1]
+    resource = Resource()
+    await MigrationRequests(cast(Any, resource), gone, lambda *event: said.append(""), end.set).give_back()
+    assert said[-1], "nothing had begun"

@@ -219,6 +219,17 @@ async def test_another_cluster_of_the_same_name_is_not_followed_on(
         assert "'cluster': 'other'" in status["problem"]
 
 
+async def test_a_cluster_that_is_renamed_while_it_is_followed_stops_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients know the cluster by its name, and so does the copy."""
+    async with world(tmp_path / "source", monkeypatch) as source, running(config(tmp_path / "copy")) as (migration, _):
+        await until(migration, whole(source))
+        source.cluster = "other"
+        status = await until(migration, lambda status: status["state"] == BROKEN)
+        assert "is of cluster other now, and was of demo" in status["problem"]
+
+
 async def test_a_connection_waits_for_slaves_that_followed_and_ends_with_those_that_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from gantry_broker.testing import broker
 from gantry_operator.cli.app import app
 from gantry_operator.migration import by_messages
 from gantry_operator.migration.by_messages import Record, TopicsCopy, is_copied
+from gantry_operator.migration.copying import Behind
 from gantry_operator.migration.steps import Refused
 from typer.testing import CliRunner
 
@@ -144,6 +145,23 @@ async def test_brokers_that_are_away_for_a_while_end_no_copy(tmp_path: Path, mon
             await asyncio.gather(following, return_exceptions=True)
             assert len(trouble) == 2
             assert await content(there, "T") == await content(here, "T")
+
+
+@pytest.mark.parametrize(("grown", "said"), [(12, "ends at 3, and was copied up to 10"), (80, "not the one that")])
+async def test_a_source_that_was_emptied_is_not_taken_for_one_that_is_copied(
+    tmp_path: Path, grown: int, said: str
+) -> None:
+    """What it gets from then on would be missing at the end."""
+    async with broker() as target, Admin(target.name_servers) as there:
+        for count in (40, grown):
+            async with broker() as source, Admin(source.name_servers) as here:
+                await fill(source.name_servers, "T", count)
+                copy = TopicsCopy(here, there, ["T"], tmp_path / "copy.json")
+                if count == 40:
+                    await by_messages.finish(copy, 30, lambda copied, missing: None)
+                    continue
+                with pytest.raises((Refused, Behind), match=said):
+                    await by_messages.finish(copy, 30, lambda copied, missing: None)
 
 
 async def test_a_topic_that_is_named_and_not_there_is_refused(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ CONFIG = {
     "mappedFileSizeCommitLog": str(SETTINGS.mappedFileSizeCommitLog),
     "messageDelayLevel": SETTINGS.messageDelayLevel,
 }
+NOW = {"brokerPermission": "6", "brokerId": "0", "startAcceptSendRequestTimeStamp": "0"}
 RUNTIME = {"commitLogMinOffset": "0", "commitLogMaxOffset": "5000000000", "brokerVersionDesc": "V4_9_7"}
 
 
@@ -56,6 +57,9 @@ def test_what_comes_has_its_size_and_what_is_not_known_has_a_dash() -> None:
         ({"look": look(enableLmq="true")}, "light queues (%LMQ%)", "missing"),
         ({"look": look(messageDelayLevel="1s 2s")}, "delay levels", "changed"),
         ({"look": look(mappedFileSizeCommitLog="1048576")}, "segments", "refused"),
+        ({"look": look(**NOW | {"brokerPermission": "0"})}, "settings", "refused"),
+        ({"look": look(**NOW | {"brokerId": "900"})}, "settings", "refused"),
+        ({"look": look(**NOW | {"startAcceptSendRequestTimeStamp": "4102444800000"})}, "settings", "refused"),
         ({"look": look(enableControllerMode="true", version="V5_5_0")}, "controller mode", "comes"),
         ({"look": look(enableControllerMode="true", version="V5_1_0")}, "controller mode", "refused"),
         ({"look": look(enableControllerMode="true", version="V5_0_0")}, "controller mode", "refused"),
@@ -131,7 +135,7 @@ def test_an_ha_status_that_no_master_says_is_an_error(status: bytes) -> None:
         in_sync_of(status)
 
 
-@pytest.mark.parametrize("body", [b"\xff" * 8, b"\x80" + bytes(7)])
+@pytest.mark.parametrize("body", [b"\xff" * 8, b"\x80" + bytes(7), b"\x7f" * 8])
 async def test_a_progress_of_timers_that_cannot_be_is_an_error_of_the_source(
     body: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from gantry_operator.cluster.member_http import httpx
 from gantry_operator.migration import edge as edges
-from gantry_operator.migration.edge import Edge, GroupPlace, SourcePlace, drive
+from gantry_operator.migration.edge import Edge, GroupPlace, SourcePlace, SourceSettings, drive, settings_in
 from gantry_operator.migration.steps import Action, Limits, Phase, Record, Refused, Seen, SetSource
 
 GROUP = GroupPlace("a", "broker-a", "192.0.2.1:5", tuple)
@@ -56,6 +56,19 @@ async def test_a_new_command_learns_the_source_from_the_copy(monkeypatch: pytest
         seen = (await edge.look())["a"]
     assert asked == ["192.0.2.9:10911"]
     assert (seen.permission, seen.broker_id, seen.routed) == (6, 900, True)
+
+
+def test_what_a_source_says_of_itself_is_known_only_where_it_can_be() -> None:
+    """A record with another permission could not be read again, and no abort would give it back."""
+    for text, known in (("6", 6), ("0", 0), ("-1", None), ("16", None), ("999999999999", None), ("x", None)):
+        assert settings_in({"brokerPermission": text}).permission == known
+    assert settings_in({}) == SourceSettings(None, None, None)
+
+
+def test_a_slave_that_was_put_aside_is_seen() -> None:
+    for numbers, aside in (({0: "s:1", 1: "s:2"}, False), ({0: "s:1", 901: "s:2"}, True), ({900: "s:1"}, False)):
+        assert Edge._aside(GROUP, {"broker-a": numbers}, "s:1") is aside
+    assert not Edge._aside(GROUP, None, "s:1")
 
 
 class Silent:

@@ -9,8 +9,8 @@ import pytest
 from gantry_broker.broker.migration import ha
 from gantry_broker.broker.migration.errors import MigrationError, SourceBroken
 from gantry_broker.broker.migration.ha import Slaves
-from gantry_broker.protocol.message import encode_record
-from gantry_broker.store.log.record_reader import filler
+from gantry_broker.protocol.message import MAGIC_BLANK, MAGIC_V1, encode_record
+from gantry_broker.store.log.record_reader import MAX_RECORD, filler
 
 SEGMENT = 4096
 
@@ -111,6 +111,14 @@ def test_bytes_that_begin_no_record_are_not_taken(junk: bytes) -> None:
     made = stream(0, 0, b"")
     made.feed(struct.pack(">qi", 1, len(junk)) + junk)
     with pytest.raises(SourceBroken, match="no record begins at offset 0"):
+        made.take()
+
+
+@pytest.mark.parametrize("magic", [MAGIC_V1, MAGIC_BLANK])
+def test_a_record_that_would_fill_the_memory_is_not_waited_for(magic: int) -> None:
+    made = ha.Stream(SEGMENT, SEGMENT, b"", 1 << 30)
+    made.feed(struct.pack(">qi", SEGMENT, 100) + struct.pack(">iI", MAX_RECORD + 1, magic) + bytes(92))
+    with pytest.raises(SourceBroken, match="a record of 67108865 bytes begins at offset 4096"):
         made.take()
 
 

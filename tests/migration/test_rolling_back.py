@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 from gantry_broker.protocol.codes import FORMER_MASTER_ID
 from gantry_operator.cli import migrate
+from gantry_operator.cli.down import down
 from gantry_operator.cli.errors import CliError
 from gantry_operator.migration import rolling_back
 from gantry_operator.migration.rolling_back import (
@@ -212,3 +213,18 @@ def test_one_command_at_a_time(tmp_path: Path) -> None:
         pass
     with migrate._alone(folder):
         pass
+
+
+def test_a_cluster_is_not_deleted_while_its_source_waits_for_its_settings(tmp_path: Path) -> None:
+    folder = ClusterFolder(tmp_path / "c")
+    folder.make()
+    folder.manifest.write_text("{}")
+    for phase, command in (("writes-off", "abort"), ("aborting", "abort"), ("finishing", "cutover"), ("done", "")):
+        value = {"phase": phase, "since": 0, "groups": {}}
+        (folder.root / migrate.RECORD).write_text(json.dumps(value))
+        assert (f"gantry migrate {command} --dir" in migrate.held_source(folder)) is bool(command)
+        if command:
+            with pytest.raises(CliError, match=f"is in phase {phase}, and its clients may have no broker"):
+                down(folder.root, None, delete_data=True)
+    (folder.root / migrate.RECORD).unlink()
+    assert migrate.held_source(folder) == ""

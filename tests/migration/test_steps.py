@@ -260,3 +260,11 @@ def test_a_group_that_the_spec_lost_in_the_middle_is_named() -> None:
         record = Record(phase, 100, {"a": steps.Group(6, 10), "old": steps.Group(6, 10)}, carried=True)
         with pytest.raises(Refused, match="the spec has no group old"):
             steps.step(record, {"a": ready()}, LIMITS, 101)
+
+
+def test_an_abort_gives_slaves_back_what_they_had_and_waits_for_no_dead_one() -> None:
+    record = Record(Phase.ABORTING, 100, {"a": steps.Group(6)})
+    back = SetSource("a", 6, 0, False)
+    assert steps.step(record, {"a": ready(aside=True)}, LIMITS, 110).actions == (back,)
+    assert steps.step(record, {"a": ready(aside=True)}, LIMITS, 131).record.phase is Phase.FOLLOWING
+    assert steps.step(record, {"a": ready()}, LIMITS, 110).record.phase is Phase.FOLLOWING

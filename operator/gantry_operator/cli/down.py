@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import IO
 
 from gantry_operator.cli.errors import CliError, Exit
-from gantry_operator.cli.output import say
+from gantry_operator.cli.migrate import RECORD, held_source
+from gantry_operator.cli.output import note, say
 from gantry_operator.cli.progress import Progress
 from gantry_operator.cli.target import find_local
 from gantry_operator.platforms.local import control
@@ -26,9 +27,14 @@ def down(directory: Path | None, name: str | None, delete_data: bool) -> None:
     """Stop the cluster. With `delete_data` also one that is stopped already. Raises CliError."""
     folder = _stopped(name) if delete_data and directory is None else None
     folder = find_local(directory, name) if folder is None else folder
+    held = held_source(folder)
+    if held and delete_data:
+        raise CliError(f"{held}. When the source is gone for good, delete {folder.root / RECORD}, then try again")
     with Progress("stopping"), _without_supervisor(folder):
         said = _end_all(folder, delete_data)
     say(said)
+    if held:
+        note(held)
 
 
 def _stopped(name: str | None) -> ClusterFolder | None:

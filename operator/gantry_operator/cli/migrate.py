@@ -162,6 +162,20 @@ def _read_record(folder: ClusterFolder) -> Record:
         raise CliError(f"{path} cannot be read: {error!r}") from None
 
 
+def held_source(folder: ClusterFolder) -> str:
+    """Return what a source lacks whose cutover is under way, and who gives it back; empty: nothing. Raises CliError."""
+    from gantry_operator.migration.steps import Phase
+
+    phase = _read_record(folder).phase if (folder.root / RECORD).exists() else Phase.FOLLOWING
+    if phase in (Phase.FOLLOWING, Phase.DONE):
+        return ""
+    command = "cutover" if phase in (Phase.FINISHING, Phase.TAKING) else "abort"
+    return (
+        f"the cutover from RocketMQ is in phase {phase.value}, and its clients may have no broker: run gantry migrate "
+        f"{command} --dir {folder.root}"
+    )
+
+
 @contextlib.contextmanager
 def _alone(folder: ClusterFolder) -> Iterator[None]:
     """Let no other command make steps of a migration meanwhile: each has the record in its memory. Raises CliError."""

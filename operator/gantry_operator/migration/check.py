@@ -25,7 +25,8 @@ from gantry_broker.protocol.codes import (
 from gantry_broker.settings import BrokerSettings
 
 from gantry_operator.migration import users as users_of
-from gantry_operator.migration.edge import FAILURES, SourcePlace
+from gantry_operator.migration.edge import FAILURES, SourcePlace, settings_in
+from gantry_operator.migration.steps import altered
 
 HALF_GROUP: Final = "CID_RMQ_SYS_TRANS"
 BYTES_S: Final = 50e6
@@ -141,6 +142,10 @@ def _refusals(facts: Facts, settings: BrokerSettings) -> list[Finding]:
                 "5.1.1 and later are followed: gantry migrate start --by messages",
             )
         )
+    settings_now = settings_in(look.settings)
+    known = None not in (settings_now.permission, settings_now.broker_id, settings_now.refuses)
+    if known and (problem := altered(settings_now)):
+        found.append(Finding("refused", "settings", str(settings_now.permission), problem))
     if facts.ha_problem:
         found.append(Finding("refused", "HA port", f"{look.ha[0]}:{look.ha[1]}", facts.ha_problem))
     if look.segment_size != settings.mappedFileSizeCommitLog:

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from gantry_broker.client import Admin, MessageQueue, ReceivedMessage
+from gantry_broker.client import Admin, ClientError, MessageQueue, ReceivedMessage
 from gantry_broker.client.pulling import PullResult, PullStatus
 from gantry_broker.client.subscription import subscription
 from gantry_broker.protocol.bodies import SubscriptionData, SubscriptionGroup, TopicConfig
@@ -40,6 +40,12 @@ TOPICS_S: Final = 5.0
 """Seconds between two looks for new topics."""
 SETTLE_S: Final = 1.0
 """Seconds before the target's end is read after a start: a send of a former process may be on its way."""
+
+
+class Behind(ClientError):
+    """A queue of the source ends before what was copied: it was emptied, lost its end, or a slave answers that has
+    less. What is written there next would be taken for what was copied.
+    """
 
 
 class Pulls(Protocol):
@@ -164,7 +170,8 @@ class QueuesCopy(ABC):
         raise Refused(f"the target's NameServer has no route of {topic}, which was just made there")
 
     async def _read_end(self, queue: QueueCopy, topic: str) -> None:
-        """Take over what was sent and not recorded."""
+        """Take over what was sent and not recorded. Raises Refused for a source that is not the one that was copied."""
+        await self._check_last(queue, topic)
         puller, at = self._target.puller(GROUP), queue.to_next
         while True:
             target = MessageQueue(self.name_of(topic), queue.to_broker, queue.to_queue)
@@ -176,6 +183,24 @@ class QueuesCopy(ABC):
             if got.status is PullStatus.NO_NEW or got.next_offset <= at or got.status is PullStatus.ILLEGAL:
                 return
             at = got.next_offset
+
+    async def _check_last(self, queue: QueueCopy, topic: str) -> None:
+        """Compare the last copy with its original. Raises Refused when they differ: the source was emptied and has
+        grown again.
+        """
+        if not queue.runs:
+            return
+        begin, to, count = queue.runs[-1]
+        original = await _message(self._source, MessageQueue(topic, queue.broker, queue.queue), begin + count - 1)
+        target = MessageQueue(self.name_of(topic), queue.to_broker, queue.to_queue)
+        copy = await _message(self._target, target, to + count - 1)
+        if original is None or copy is None:  # Expired.
+            return
+        if (original.record.born_ms, original.record.body) != (copy.record.born_ms, copy.record.body):
+            raise Refused(
+                f"message {begin + count - 1} in queue {queue.queue} of {topic} at {queue.broker} is not the one that "
+                "was copied: the source was emptied, or is another one; begin again with an empty target and state"
+            )
 
     async def run(self, *, follow: bool, say: Callable[[int, int], None] = lambda copied, missing: None) -> None:
         """Copy all that is there, or with `follow` until it is cancelled. Raises Refused, and errors of clients."""
@@ -236,6 +261,11 @@ class QueuesCopy(ABC):
                 queue.expired += got.min_offset - queue.next
                 queue.next = got.min_offset
                 self._changed = True
+            elif got.status is PullStatus.ILLEGAL and got.max_offset < queue.next:
+                raise Behind(
+                    f"queue {queue.queue} of {topic} at {queue.broker} ends at {got.max_offset}, and was copied up to "
+                    f"{queue.next}: it was emptied or lost its end; begin again with an empty target and state"
+                )
             elif got.status is not PullStatus.ILLEGAL and got.next_offset > queue.next:
                 queue.next = got.next_offset
                 self._changed = True
@@ -283,6 +313,12 @@ class QueuesCopy(ABC):
     def expired(self) -> int:
         """Messages that were gone at the source before they were read."""
         return sum(queue.expired for found in self.queues.values() for queue in found)
+
+
+async def _message(source: Source, queue: MessageQueue, offset: int) -> ReceivedMessage | None:
+    """Return one message; None: it is not there."""
+    got = await source.puller(GROUP).pull(queue, offset, subscription(queue.topic), count=1, suspend_ms=0)
+    return next((message for message in got.messages if message.queue_offset == offset), None)
 
 
 class Copy(QueuesCopy):

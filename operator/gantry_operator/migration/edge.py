@@ -59,6 +59,25 @@ class SourcePlace:
     tls: TlsOptions | ssl.SSLContext | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class SourceSettings:
+    """What a source's settings say of its clients. None: not known."""
+
+    permission: int | None
+    broker_id: int | None
+    refuses: bool | None
+
+
+def settings_in(config: Mapping[str, str]) -> SourceSettings:
+    """Read a broker's configuration. What is no number that it can be is not known."""
+    accepts_from = whole_number(config.get(ACCEPTS_FROM, ""))
+    return SourceSettings(
+        whole_number(config.get("brokerPermission", ""), 0, steps.MOST_PERMISSION),
+        whole_number(config.get("brokerId", "")),
+        None if accepts_from is None else accepts_from > time.time() * 1000,
+    )
+
+
 class Edge:
     """Looks and acts for a migration. Use it as an async context manager."""
 
@@ -159,16 +178,12 @@ class Edge:
             state = "leads"
         else:
             problem = "no member answers"
-        source_end = permission = broker_id = refuses = None
+        source_end, settings = None, SourceSettings(None, None, None)
         if source is not None:
             admin = next(iter(self._admins.values()))
             try:
-                config = await admin.broker_config(source)
+                settings = settings_in(await admin.broker_config(source))
                 runtime = await admin.runtime_info(source)
-                permission = whole_number(config.get("brokerPermission", ""), 0, steps.MOST_PERMISSION)
-                broker_id = whole_number(config.get("brokerId", ""))
-                accepts_from = whole_number(config.get(ACCEPTS_FROM, ""))
-                refuses = None if accepts_from is None else accepts_from > time.time() * 1000
                 source_end = whole_number(runtime.get("commitLogMaxOffset", ""))
             except FAILURES as error:
                 problem = problem or f"the source {source} does not answer: {error}"
@@ -181,12 +196,21 @@ class Edge:
             copy_end=copy_end,
             source_end=source_end,
             quiet=self._quiet(group.name, source_end),
-            permission=permission,
-            broker_id=broker_id,
-            refuses=refuses,
+            permission=settings.permission,
+            broker_id=settings.broker_id,
+            refuses=settings.refuses,
+            aside=any(self._aside(group, table, source) for table in routes.values()),
             can_carry=can_carry,
             carries=carries,
             routed=all(address == group.address for address in known),
+        )
+
+    @staticmethod
+    def _aside(group: GroupPlace, table: Mapping[str, Mapping[int, str]] | None, source: str | None) -> bool:
+        """Whether another broker of the source's group stands aside."""
+        return any(
+            FORMER_MASTER_ID < number < 2 * FORMER_MASTER_ID and address not in (source, group.address)
+            for number, address in (table or {}).get(group.broker, {}).items()
         )
 
     def _quiet(self, group: str, end: int | None) -> float:

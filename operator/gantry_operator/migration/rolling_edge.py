@@ -29,7 +29,7 @@ from gantry_operator.cluster.member_http import httpx
 from gantry_operator.migration import rolling_back
 from gantry_operator.migration.copied import QueueCopy
 from gantry_operator.migration.copying import GROUP, Rounds
-from gantry_operator.migration.edge import ACCEPTS_FROM, ANSWER_S, FAILURES, POLL_S, Edge, GroupPlace, Routes
+from gantry_operator.migration.edge import ANSWER_S, FAILURES, POLL_S, Edge, GroupPlace, Routes, settings_in
 from gantry_operator.migration.rolling_back import Limits, MoveOffsets, Phase, Record, Seen, SetGantry
 from gantry_operator.migration.steps import Refused, SetSource
 
@@ -201,14 +201,8 @@ class RollbackEdge:
             problem = "the former NameServers know no former broker: start it again"
         else:
             try:
-                config = await self._edge.settings_of(source)
-                accepts_from = whole_number(config.get(ACCEPTS_FROM, ""))
-                seen = replace(
-                    seen,
-                    permission=whole_number(config.get("brokerPermission", "")),
-                    broker_id=whole_number(config.get("brokerId", "")),
-                    refuses=None if accepts_from is None else accepts_from > time.time() * 1000,
-                )
+                found = settings_in(await self._edge.settings_of(source))
+                seen = replace(seen, permission=found.permission, broker_id=found.broker_id, refuses=found.refuses)
             except FAILURES as error:
                 problem = f"the former broker {source} does not answer: {error}"
         try:

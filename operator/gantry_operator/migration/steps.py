@@ -54,6 +54,8 @@ class Limits:
     """How long consumers have to commit what they have had. They do so every five seconds."""
     quiet: float = 0.5
     """The source's log must not have grown for so long."""
+    slaves: float = 30.0
+    """How long an abort waits for the source's slaves. One that is dead keeps what it has."""
     quiet_at_most: float = 10.0
     """After this the end that it has counts: deliveries of delayed messages may go on, and come again."""
 
@@ -133,6 +135,8 @@ class Seen:
     """The source's `brokerId`."""
     refuses: bool | None = None
     """Whether the source refuses all sends."""
+    aside: bool = False
+    """Whether a slave of the source has its number of a cutover."""
     can_carry: bool = False
     """Whether the copy's member can pass clients on to the source."""
     carries: bool | None = None
@@ -428,12 +432,14 @@ def _aborting(record: Record, seen: Mapping[str, Seen], limits: Limits, now: flo
     unknown = None in carries.values() and 0 <= now - record.since < limits.quiet_at_most
     if ended or unknown:
         return Step(record, ended, "Gantry leaves the routes")
+    waits = 0 <= now - record.since < limits.slaves
     actions = tuple(
         wanted
         for name, group in record.groups.items()
         if not (
             wanted := SetSource(name, READ | WRITE if group.permission is None else group.permission, MASTER, False)
         ).is_so(seen[name])
+        or (seen[name].aside and waits)
     )
     if actions:
         return Step(record, actions, "the source gets its permission back")

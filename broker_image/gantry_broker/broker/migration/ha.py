@@ -20,7 +20,7 @@ from gantry_core import size_of_whole
 from gantry_broker.broker.migration.errors import MigrationError, SourceBroken
 from gantry_broker.protocol import plausible
 from gantry_broker.protocol.digits import whole_number
-from gantry_broker.store.log.record_reader import FILLER_MIN, size_of_first
+from gantry_broker.store.log.record_reader import FILLER_MIN, MAX_RECORD, size_of_first
 
 _HEAD: Final = struct.Struct(">qi")
 _OFFSET: Final = struct.Struct(">q")
@@ -295,6 +295,8 @@ class Stream:
                 f"no record begins at offset {self._end}: the source's log is damaged there, or its segments are not "
                 f"of {self._segment_size} bytes"
             )
+        if size > MAX_RECORD:
+            raise SourceBroken(f"a record of {size} bytes begins at offset {self._end}: up to {MAX_RECORD} can be")
         if size > room:
             return b""
         with memoryview(pending) as view:

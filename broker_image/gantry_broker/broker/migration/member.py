@@ -537,6 +537,10 @@ class Migration:
         """
         store = self._store
         if store is not None:
+            if self._look is not None and look.cluster != self._look.cluster:
+                raise SourceBroken(
+                    f"broker {look.name} is of cluster {look.cluster} now, and was of {self._look.cluster}"
+                )
             if look.segment_size != store.log.segment_size:
                 raise SourceBroken(
                     f"the source's segments are of {look.segment_size} bytes now, and were of {store.log.segment_size}"

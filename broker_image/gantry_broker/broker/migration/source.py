@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+import time
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,6 +36,8 @@ TIMEOUT_S: Final = 10.0
 SLAVE_S: Final = 1.0
 """Seconds for a slave's answer. A later one counts as none."""
 AGAIN_S: Final = 0.2
+AHEAD_MS: Final = 86_400_000
+"""How far a source's clock may be ahead of ours."""
 FAILURES: Final = (RemotingError, ClientError, BodyError, OSError, asyncio.TimeoutError)
 
 
@@ -210,7 +213,9 @@ class Source:
             return None
         try:
             # Source: `TimerCheckpoint.encode`, whose first number is `lastReadTimeMs`.
-            return plausible.offset("lastReadTimeMs", int.from_bytes(body[:8], "big", signed=True))
+            at = plausible.offset("lastReadTimeMs", int.from_bytes(body[:8], "big", signed=True))
+            # What is due before it counts as delivered: a time to come would lose what waits.
+            return plausible.number("lastReadTimeMs", at, 0, time.time_ns() // 1_000_000 + AHEAD_MS)
         except plausible.Implausible as error:
             raise MigrationError(f"the progress of timers of {address} cannot be: {error}") from error
 

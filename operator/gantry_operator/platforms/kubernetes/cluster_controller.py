@@ -138,6 +138,10 @@ class ClusterController:
         await self.platform.close()
         metrics.SHOWN.hide(self.platform.figures)
 
+    async def give_back(self) -> None:
+        """End what the resource had begun at other systems. Call it before `stop`, when the resource is gone."""
+        await self._migration_requests.give_back()
+
     @property
     def ending(self) -> bool:
         """The cluster is being deleted: what its topics hold goes with it, so nothing waits for their readers."""

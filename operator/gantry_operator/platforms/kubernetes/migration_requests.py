@@ -7,14 +7,16 @@ on where the last one was.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
 from gantry_operator.migration import steps
 from gantry_operator.migration.edge import Edge, drive
-from gantry_operator.migration.steps import Phase, Record, Refused
+from gantry_operator.migration.steps import Limits, Phase, Record, Refused
 from gantry_operator.platforms.kubernetes.annotation_requests import AnnotationRequests
+from gantry_operator.platforms.kubernetes.api.client import ApiError, ApiUnavailable
 from gantry_operator.platforms.kubernetes.cluster_resource import ClusterResource
 from gantry_operator.platforms.kubernetes.migration_request import (
     MIGRATE,
@@ -25,6 +27,8 @@ from gantry_operator.platforms.kubernetes.migration_request import (
     read_record,
     written,
 )
+
+log = logging.getLogger(__name__)
 
 SAID = {
     Phase.FOLLOWING: "the copies follow the source",
@@ -42,6 +46,8 @@ ONE_WAY = {
     Phase.ABORTING: "the source has not all of its settings back",
 }
 """Phases that are tried until they end: a person could ask for nothing else."""
+GIVE_BACK_S = 60.0
+"""Seconds for the sources of a cluster that is deleted."""
 AGAIN_S = 2.0
 """Seconds before it is tried on."""
 
@@ -105,6 +111,28 @@ class MigrationRequests(AnnotationRequests):
                     self._event("Warning", "Migration", f"{error}; it is tried on: {why}"[:900])
             await asyncio.sleep(AGAIN_S)
 
+    async def give_back(self) -> None:
+        """Go back from a cutover of a cluster that is deleted: nobody else would give the source what it lacks."""
+        await self.close()
+        try:
+            record = read_record(self._resource.annotation(MIGRATION))
+            if record.phase not in (*steps.RETURNING, Phase.ABORTING):
+                return
+
+            async def save(record: Record) -> None:
+                """There is no resource to write it to."""
+
+            async with self._open_edge() as edge:
+                await drive(edge, steps.abort(record, time.time()), Limits(), save, timeout=GIVE_BACK_S)
+        except (Refused, ApiError, ApiUnavailable) as error:
+            text = (
+                f"the cluster was deleted in a cutover, and the source has not its settings back ({error}): "
+                "set brokerPermission=6, brokerId=0 and startAcceptSendRequestTimeStamp=0 (mqadmin updateBrokerConfig)"
+            )
+            meta = self._resource.obj["metadata"]
+            log.error("%s", text, extra={"cluster": f"{meta['namespace']}/{meta['name']}"})
+            self._event("Warning", "Migration", text[:900])
+
     async def _begin(self, edge: Edge, asked: MigrationRequest) -> Record:
         """Return the record with which to begin or go on. Raises Refused, ApiError, ApiUnavailable."""
         record, now = read_record(self._resource.annotation(MIGRATION)), time.time()
@@ -122,8 +150,10 @@ class MigrationRequests(AnnotationRequests):
         await self._resource.annotate({MIGRATION: written(record)})
 
     def _is_called_off(self, text: str) -> bool:
-        """Whether a newer request is to abort what `text` asks for."""
+        """Whether a newer request is to abort what `text` asks for, or the cluster is being deleted."""
         newer = self._resource.annotation(MIGRATE)
+        if self._resource.ending:
+            return True
         return newer is not None and newer != text and newer.split()[:1] == ["abort"]
 
     async def _can_be_called_off(self, edge: Edge, text: str) -> bool:

@@ -210,6 +210,7 @@ class Operator:
         if controller is not None and (event["type"] == "DELETED" or controller.uid != meta["uid"]):
             del self.clusters[key]
             self._stray.set()
+            await controller.give_back()
             await controller.stop()
             controller = None
         if event["type"] != "DELETED":
