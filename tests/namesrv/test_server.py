@@ -328,6 +328,20 @@ def test_a_damaged_key_value_file_is_not_overwritten(tmp_path: Path) -> None:
         KvConfig(path)
 
 
+async def test_a_changed_bit_in_the_key_value_file_is_noticed(tmp_path: Path) -> None:
+    """It must not become another value, key or broker that may not be written to."""
+    path = tmp_path / "kvConfig.json"
+    await KvConfig(path).put("ORDER_TOPIC_CONFIG", "T", "a:4;b:4")
+    written = path.read_bytes()
+    for place in range(len(written)):
+        for bit in range(8):
+            damaged = bytearray(written)
+            damaged[place] ^= 1 << bit
+            path.write_bytes(damaged)
+            with contextlib.suppress(ValueError):
+                assert KvConfig(path).table("ORDER_TOPIC_CONFIG") == {"T": "a:4;b:4"}, (place, bit)
+
+
 async def test_settings_of_the_name_server(ask: Asker) -> None:
     assert b"orderMessageEnable=true" in (await ask(319)).body
     assert (await ask(318, b"orderMessageEnable=false\n")).code == 0

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from gantry_broker.store.files import atomic_write
+from gantry_broker.store.sealed import fault_of, seal, unseal
 
 MAX_VALUE = 1024 * 1024
 """Most characters of a value."""
@@ -103,15 +104,16 @@ class KvConfig:
 
 
 def _write(path: Path, tables: dict[str, dict[str, str]]) -> None:
-    atomic_write(path, orjson.dumps({"configTable": tables}, option=orjson.OPT_INDENT_2))
+    atomic_write(path, seal(orjson.dumps({"configTable": tables}, option=orjson.OPT_INDENT_2)))
 
 
 def _read(path: Path, raw: bytes) -> dict[str, dict[str, str]]:
     try:
-        value: Any = orjson.loads(raw)
+        value: Any = orjson.loads(unseal(raw))
         tables = value["configTable"]
         return {
             str(namespace): {str(key): str(item) for key, item in table.items()} for namespace, table in tables.items()
         }
-    except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is not a KV configuration ({error!r}); repair it or move it away") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        why = fault_of(error)
+        raise ValueError(f"{path} is not a KV configuration ({why}); repair it or move it away") from None
