@@ -92,6 +92,11 @@ def status(namespace: str) -> dict[str, Any]:
     return dict(json.loads(gantry(namespace, "migrate", "status", "-o", "json")))
 
 
+def shown(namespace: str) -> dict[str, Any]:
+    """Return what the status of the resource says."""
+    return dict((get(namespace, "bc", "moved").get("status") or {}).get("migration") or {})
+
+
 def recorded(namespace: str) -> str:
     """The phase in the record, which needs no operator and no pod."""
     annotations = get(namespace, "bc", "moved")["metadata"].get("annotations") or {}
@@ -105,6 +110,7 @@ def test_a_source_outside_is_followed_and_left(operator: None, namespace: str, s
         clients.run("produce", topic="Orders", count=MESSAGES, size=100, run="run")
         apply(namespace, json.dumps(MANIFEST))
         until("the copy follows", lambda: status(namespace)["groups"]["a"]["lag"] == 0, 120, 1.0)
+        until("the resource says what to do", lambda: "migrate=cutover" in shown(namespace).get("next", ""), 60, 1.0)
         # By the resource alone. Its operators and its pod die in the middle, while the source's readers have no right.
         kubectl("-n", namespace, "annotate", "bc", "moved", "gantry.dev/migrate=cutover settle=15 timeout=300")
         until("consumers get nothing", lambda: recorded(namespace) == "readers-off", 60, 0.3)
@@ -113,6 +119,8 @@ def test_a_source_outside_is_followed_and_left(operator: None, namespace: str, s
         until("the cutover is done", lambda: recorded(namespace) == "done", 240, 1.0)
         cluster = Cluster(namespace, "moved")
         cluster.wait_running()
+        until("the resource says that it is done", lambda: shown(namespace)["phase"] == "done", 60, 1.0)
+        assert cluster.condition("Migrating")["status"] == "False"
         said = get(namespace, "bc", "moved")["metadata"]["annotations"]["gantry.dev/migrate-result"]
         assert "done: Gantry leads" in said, said
         assert status(namespace)["phase"] == "done"

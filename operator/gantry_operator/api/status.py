@@ -29,7 +29,7 @@ class Condition(_Status):
 
     type: Literal[
         "Ready", "Available", "Progressing", "Degraded", "Secured", "CertificatesValid", "Draining", "Unbalanced",
-        "DiskPressure", "ReportComplete", "TablesCurrent", "Archiving", "Standby"
+        "DiskPressure", "ReportComplete", "TablesCurrent", "Archiving", "Standby", "Migrating"
     ] = Field(description="The aspect.")  # fmt: skip
     status: Literal["True", "False", "Unknown"] = Field(description="Whether the condition is true.")
     reason: str = Field(description="One word, for programs.")
@@ -246,6 +246,29 @@ class TableRow(_Status):
     lastCommit: str | None = Field(None, description="Time of the newest snapshot.")
 
 
+class MigrationGroupRow(_Status):
+    """The copy of one group's source."""
+
+    name: str = Field(description="The group.")
+    state: str = Field("", description="following, finishing, broken or leads. Empty: not known.")
+    copiedBytes: int | None = Field(None, description="Bytes of the source's log that are here.")
+    missingBytes: int | None = Field(None, description="Bytes that the copy lacks.")
+    bytesPerSecond: int | None = Field(None, description="Bytes that arrive a second, over the last ten seconds.")
+    problem: str = Field("", description="Why it does not go on.")
+
+
+class MigrationStatus(_Status):
+    """A migration from a running RocketMQ."""
+
+    phase: str = Field(
+        description="following, readers-off, writes-off, finishing, taking, done or aborting: docs/migration.md."
+    )
+    since: str | None = Field(None, description="Begin of the phase of a cutover.")
+    message: str = Field("", description="What happens, in words for users.")
+    next: str = Field("", description="What to do, in words for users.")
+    groups: list[MigrationGroupRow] = Field(default_factory=list, description="A row for each group.")
+
+
 class BrokerClusterStatus(_Status):
     """The state of the cluster."""
 
@@ -258,7 +281,8 @@ class BrokerClusterStatus(_Status):
         "spec requires. Secured: clients must authenticate. Draining: a broker group leaves. Unbalanced: one group has "
         "much more load than another. DiskPressure: the disk of a broker is full, or will be soon. ReportComplete: the "
         "last report of spec.analytics has all of its parts. TablesCurrent: the tables of topics follow them. "
-        "Archiving: the archive keeps up with the logs. Standby: the cluster follows the archive of another one.",
+        "Archiving: the archive keeps up with the logs. Standby: the cluster follows the archive of another one. "
+        "Migrating: the cluster is the copy of a running RocketMQ and has not taken over yet.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     mode: str = Field("", description="How the master is chosen: MasterSlave or Raft.")
@@ -290,6 +314,9 @@ class BrokerClusterStatus(_Status):
         default_factory=list, description="A row for each certificate and authority, if TLS is in use."
     )
     analytics: AnalyticsStatus | None = Field(None, description="The last runs of the report.")
+    migration: MigrationStatus | None = Field(
+        None, description="The migration from a running RocketMQ, if the spec has one."
+    )
     tables: list[TableRow] = Field(
         default_factory=list, description="Topics with a table.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["topic"]},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from gantry_operator.api import Authentication
 from gantry_operator.api.status import (
@@ -13,6 +13,7 @@ from gantry_operator.api.status import (
     CertificateRow,
     DrainRow,
     LastFailover,
+    MigrationStatus,
     NameServerRow,
     ProxyStatus,
     TableRow,
@@ -35,6 +36,17 @@ class ObservedMember:
     in_sync: bool = False
     master: bool = False
     problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedMigration:
+    """A migration from RocketMQ, and its condition."""
+
+    status: MigrationStatus
+    answer: Literal["True", "False"]
+    """Whether it has not ended."""
+    reason: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +84,8 @@ class ObservedState:
     """spec.hibernate is true, and nothing runs."""
     proxy: ProxyStatus | None = None
     """None: there should be no proxy."""
+    migration: ObservedMigration | None = None
+    """None: the spec has none, or nothing is known yet."""
     site: SiteState | None = None
     """The part of the cluster in a pair of sites; None: not known, what members say counts."""
     site_waits: str = ""

@@ -17,6 +17,7 @@ from gantry_operator.api.status import (
     GroupRow,
     LastFailover,
     MemberRow,
+    MigrationStatus,
     Phase,
     ProxyStatus,
     SiteRow,
@@ -37,7 +38,7 @@ BLOCKED = "Blocked"
 """Reason of Progressing while something prevents that the spec is carried out."""
 Aspect = Literal[
     "Ready", "Available", "Progressing", "Degraded", "Secured", "CertificatesValid", "Draining", "Unbalanced",
-    "DiskPressure", "ReportComplete", "TablesCurrent", "Archiving", "Standby"
+    "DiskPressure", "ReportComplete", "TablesCurrent", "Archiving", "Standby", "Migrating"
 ]  # fmt: skip
 
 
@@ -90,6 +91,7 @@ def status_of(
     further: tuple[tuple[Aspect, tuple[Answer, str, str] | None], ...] = (
         ("Standby", site_condition(site, sites, observed.site_waits)),
         ("DiskPressure", disk_pressure(observed, old)),
+        ("Migrating", _migrating(cluster, observed, old)),
         ("ReportComplete", _report_complete(observed.analytics or old.analytics)),
         ("TablesCurrent", _tables_current(old.tables if observed.tables is None else observed.tables)),
     )
@@ -115,7 +117,28 @@ def status_of(
         certificates=list(observed.certificates),
         analytics=observed.analytics or old.analytics,
         tables=list(old.tables if observed.tables is None else observed.tables),
+        migration=_migration(cluster, observed, old),
     )
+
+
+def _migration(
+    cluster: BrokerCluster | None, observed: ObservedState, old: BrokerClusterStatus
+) -> MigrationStatus | None:
+    if observed.migration is not None:
+        return observed.migration.status
+    return old.migration if _migrates(cluster) else None
+
+
+def _migrates(cluster: BrokerCluster | None) -> bool:
+    return cluster is None or (cluster.spec.bootstrap is not None and cluster.spec.bootstrap.fromRocketMQ is not None)
+
+
+def _migrating(
+    cluster: BrokerCluster | None, observed: ObservedState, old: BrokerClusterStatus
+) -> tuple[Answer, str, str] | None:
+    if observed.migration is not None:
+        return observed.migration.answer, observed.migration.reason, observed.migration.message
+    return _former(old, "Migrating") if _migrates(cluster) else None
 
 
 def _refused(
@@ -567,10 +590,16 @@ def significant(status: BrokerClusterStatus) -> dict[str, Any]:
         drain = row.get("drain")
         if drain is not None:  # Its message has the numbers too.
             row["drain"] = {"phase": drain["phase"], "blocked": drain["blocked"]}
+    migration = out.get("migration")
+    if migration is not None:
+        migration.pop("message", None)
+        for row in migration["groups"]:
+            for moving in ("copiedBytes", "missingBytes", "bytesPerSecond"):
+                row.pop(moving, None)
     for row in out.get("tables", []):
         for moving in ("rows", "behindRecords", "lastSuccess", "lastCommit", "message"):
             row.pop(moving, None)
     for condition in out.get("conditions", []):
-        if condition["type"] in ("Draining", "Unbalanced", "TablesCurrent"):
+        if condition["type"] in ("Draining", "Migrating", "Unbalanced", "TablesCurrent"):
             condition.pop("message", None)
     return out

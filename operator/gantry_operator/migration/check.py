@@ -25,6 +25,7 @@ from gantry_broker.protocol.codes import (
 from gantry_broker.settings import BrokerSettings
 
 from gantry_operator.migration import users as users_of
+from gantry_operator.migration.amounts import duration, size
 from gantry_operator.migration.edge import FAILURES, SourcePlace, settings_in
 from gantry_operator.migration.steps import altered
 
@@ -72,7 +73,7 @@ def findings(
     look, tables = facts.look, facts.tables
     config = look.settings
     found = [
-        Finding("comes", "log", _size(look.end - look.start), f"about {_time((look.end - look.start) / BYTES_S)}"),
+        Finding("comes", "log", size(look.end - look.start), f"about {duration((look.end - look.start) / BYTES_S)}"),
         Finding("comes", "topics", str(len(tables.topics)), "with attributes, retries and dead letters: "
                 f"{_count(tables, RETRY_PREFIX)} and {_count(tables, DLQ_PREFIX)}"),
         Finding("comes", "consumer groups", str(len(tables.groups)), f"{len(tables.offsets)} pairs of topic and group"),
@@ -166,18 +167,6 @@ def _waiting(facts: Facts, topic: str, read: Mapping[int, int]) -> str:
     if queues is None:
         return "-"
     return str(sum(max(end - max(read.get(queue, 0), low), 0) for queue, (low, end) in queues.items()))
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
-
-
-def _time(seconds: float) -> str:
-    return f"{max(seconds, 1):.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 async def ask(place: SourcePlace, broker: str, cluster: str | None) -> Facts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -59,6 +60,16 @@ class SourcePlace:
     tls: TlsOptions | ssl.SSLContext | None = None
 
 
+async def ask_copy(http: httpx.AsyncClient, members: Sequence[str]) -> dict[str, Any] | None:
+    """Return what the member says that follows, the first of its group; None: it does not say that it follows."""
+    for url in members[:1]:
+        with contextlib.suppress(httpx.HTTPError, ValueError, TypeError):
+            answer = await http.get(f"{url}/migration", timeout=ANSWER_S)
+            if answer.status_code == 200:
+                return dict(answer.json())
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class SourceSettings:
     """What a source's settings say of its clients. None: not known."""
@@ -110,14 +121,7 @@ class Edge:
 
     async def copy_status(self, group: GroupPlace) -> dict[str, Any] | None:
         """Return the progress of a copy; None: no member of the group says that it follows."""
-        for url in group.members()[:1]:
-            try:
-                answer = await self.http.get(f"{url}/migration", timeout=ANSWER_S)
-                if answer.status_code == 200:
-                    return dict(answer.json())
-            except (httpx.HTTPError, ValueError, TypeError):
-                continue
-        return None
+        return await ask_copy(self.http, group.members())
 
     async def _routes(self, server: str) -> Mapping[str, Mapping[int, str]] | None:
         """Addresses by brokerId and brokerName; None: the NameServer does not answer."""

@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -39,6 +40,7 @@ from gantry_operator.platforms.kubernetes.manifests import external
 from gantry_operator.platforms.kubernetes.manifests.desired_objects import NAME_SERVERS
 from gantry_operator.platforms.kubernetes.members.member_state import missing_objects
 from gantry_operator.platforms.kubernetes.migration_requests import MigrationRequests
+from gantry_operator.platforms.kubernetes.migration_watch import MigrationWatch
 from gantry_operator.platforms.kubernetes.monitoring import metrics
 from gantry_operator.platforms.kubernetes.objects import mounted_files, volumes
 from gantry_operator.platforms.kubernetes.objects.object_reconciler import ReconcileResult
@@ -110,6 +112,9 @@ class ClusterController:
         self._migration_requests = MigrationRequests(
             resource, self._migration, platform.events.record, self.look_again, self._why_no_groups
         )
+        self._migration_watch = MigrationWatch(
+            resource, self._copies, lambda: self._migration_requests.waits, platform.events.record, self._report_soon
+        )
         self._tasks: list[asyncio.Task[None]] = []
 
     # ---- life cycle
@@ -120,6 +125,7 @@ class ClusterController:
             "reconcile": self._pass_forever,
             "status": self._report.run,
             "reasons": self._read_reasons,
+            "migration": self._migration_watch.run,
             "report": self._follow_report,
         }
         self._tasks = [asyncio.create_task(kept_alive(name, run, self.platform.event)) for name, run in work.items()]
@@ -332,6 +338,12 @@ class ClusterController:
             raise Refused("the groups are not known yet")
         return self.platform.migration(self.control.cluster, self.control.plan)
 
+    async def _copies(self, ask: bool) -> dict[str, dict[str, Any] | None] | None:
+        """Return what the members say of their copies of RocketMQ; None: there are none, or nothing is known yet."""
+        if self.control.cluster is None or self.control.plan is None:
+            return None
+        return await self.platform.copies(self.control.cluster, self.control.plan, ask=ask)
+
     def _why_no_groups(self) -> str | None:
         """Why the groups are not known; empty: they are known; None: the spec was not looked at yet."""
         return "" if self.control.plan is not None else self.control.refused or None
@@ -441,7 +453,8 @@ class ClusterController:
         hidden = not set(SHOWN).isdisjoint(self._shared.unlisted()) and self.control.warm_up.just_begun
         if self.control.warms_up() or hidden:
             return None
-        return self.control.cluster, self.generation, self.control.observe()
+        seen = replace(self.control.observe(), migration=self._migration_watch.seen)
+        return self.control.cluster, self.generation, seen
 
     def _saw(self, status: BrokerClusterStatus, members: Sequence[ObservedMember]) -> None:
         platform = self.platform

@@ -6,12 +6,14 @@ needs of them.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
+from typing import Any
 
 from gantry_broker.client import Credentials
 
@@ -25,7 +27,7 @@ from gantry_operator.cluster.platform import Change, Event, LedGroup, MemberProc
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
 from gantry_operator.cluster.status import last_failover
 from gantry_operator.cluster.upgrade_check import Running, Upgrade, release_of
-from gantry_operator.migration.edge import Edge, GroupPlace, SourcePlace
+from gantry_operator.migration.edge import Edge, GroupPlace, SourcePlace, ask_copy
 from gantry_operator.migration.steps import Refused
 from gantry_operator.plan import Plan
 from gantry_operator.platforms.kubernetes import names
@@ -149,6 +151,18 @@ class ClusterPlatform:
         ]
         async with Edge(SourcePlace(tuple(source.nameServers), keys, tls), groups, self.http) as edge:
             yield edge
+
+    async def copies(
+        self, cluster: BrokerCluster, wanted: Plan, *, ask: bool
+    ) -> dict[str, dict[str, Any] | None] | None:
+        """Return by group what its member says of the copy of a source; None: the spec has none."""
+        if cluster.spec.bootstrap is None or cluster.spec.bootstrap.fromRocketMQ is None:
+            return None
+        groups = [group.name for group in wanted.groups]
+        if not ask:
+            return dict.fromkeys(groups)
+        said = await asyncio.gather(*(ask_copy(self.http, self._urls(group)) for group in groups))
+        return dict(zip(groups, said, strict=True))
 
     def _urls(self, group: str) -> list[str]:
         """Return the members' URLs. A pod that is made again has another address."""

@@ -9,9 +9,10 @@ from typing import Final, NamedTuple
 from gantry_broker.protocol.digits import whole_number
 
 from gantry_operator.api import GROUP
+from gantry_operator.migration.progress import ASK
 from gantry_operator.migration.steps import Limits, Record, Refused
 
-MIGRATE: Final = f"{GROUP}/migrate"
+MIGRATE: Final = ASK
 """Annotation `cutover` or `abort`, then words `lag=MIB`, `settle=SECONDS`, `timeout=SECONDS`. An optional ` #id`
 distinguishes equal requests.
 """

@@ -14,6 +14,7 @@ from contextlib import AbstractAsyncContextManager
 
 from gantry_operator.migration import steps
 from gantry_operator.migration.edge import Edge, drive
+from gantry_operator.migration.progress import END, SAID
 from gantry_operator.migration.steps import Limits, Phase, Record, Refused
 from gantry_operator.platforms.kubernetes.annotation_requests import AnnotationRequests
 from gantry_operator.platforms.kubernetes.api.client import ApiError, ApiUnavailable
@@ -30,16 +31,6 @@ from gantry_operator.platforms.kubernetes.migration_request import (
 
 log = logging.getLogger(__name__)
 
-SAID = {
-    Phase.FOLLOWING: "the copies follow the source",
-    Phase.READERS_OFF: "the source gives nothing to consumers any more; gantry migrate abort goes back",
-    Phase.WRITES_OFF: "the source takes no messages any more; gantry migrate abort goes back",
-    Phase.FINISHING: "each group takes the last bytes and leads; there is no way back",
-    Phase.TAKING: "the source's NameServers take over the new addresses",
-    Phase.DONE: "Gantry leads. Stop the source's brokers, and do not start them again",
-    Phase.ABORTING: "the source gets its permission back",
-}
-"""What an event says about a phase."""
 ONE_WAY = {
     Phase.FINISHING: "there is no way back",
     Phase.TAKING: "there is no way back",
@@ -67,6 +58,8 @@ class MigrationRequests(AnnotationRequests):
     ) -> None:
         """`open_edge` may raise Refused. `event` gets kind, reason and message."""
         super().__init__(resource, on_end, why_not)
+        self.waits = ""
+        """What the present step waits for, for people."""
         self._open_edge = open_edge
         self._event = event
 
@@ -80,7 +73,9 @@ class MigrationRequests(AnnotationRequests):
         except (Refused, ValueError) as error:
             self._event("Warning", "Migration", str(error)[:900])
             return f"failed: {error}"
-        return f"done: {SAID[ended.phase]}"
+        finally:
+            self.waits = ""
+        return f"done: {SAID[ended.phase]}" + (f". Next: {END}" if ended.phase is Phase.DONE else "")
 
     async def _carry_out(self, asked: MigrationRequest, text: str) -> Record:
         """Make steps until the cutover is done, or the abort. Raises Refused, ApiError, ApiUnavailable."""
@@ -89,7 +84,10 @@ class MigrationRequests(AnnotationRequests):
         def say(phase: Phase, waits: str) -> None:
             if not shown or shown[-1] is not phase:
                 shown.append(phase)
-                self._event("Normal", "Migration", f"{phase.value}: {SAID[phase]}")
+                ways = "; gantry migrate abort goes back" if phase in steps.RETURNING else ""
+                end = f". Next: {END}" if phase is Phase.DONE else ""
+                self._event("Normal", "Migration", f"{phase.value}: {SAID[phase]}{ways}{end}")
+            self.waits = waits
             if phase in steps.RETURNING and self._is_called_off(text):
                 raise Refused("a newer request calls it off")
 

@@ -32,6 +32,7 @@ NO_LONGER = {
     "ReportComplete": "ReportIncomplete",
     "Archiving": "ArchivingFailed",
     "Standby": "StandbyEnded",
+    "Migrating": "Migrated",
 }
 """The event's reason when a condition becomes false."""
 GOOD_WHEN_TRUE = ("Available", "Secured", "CertificatesValid", "ReportComplete", "Archiving", "Standby")

@@ -1,0 +1,65 @@
+"""Looks at a migration from RocketMQ again and again, for the cluster's status and its events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+from gantry_operator.api.status import MigrationStatus
+from gantry_operator.cluster.observed import ObservedMigration
+from gantry_operator.migration import progress
+from gantry_operator.migration.steps import Phase, Refused
+from gantry_operator.platforms.kubernetes.cluster_resource import ClusterResource
+from gantry_operator.platforms.kubernetes.migration_request import MIGRATE, MIGRATION, read_record
+
+LOOK_S: Final = 5.0
+Copies = Callable[[bool], Awaitable[Mapping[str, Mapping[str, Any] | None] | None]]
+"""Gives by group what its member says of the copy, or without a question when the argument is False. None: the spec has
+no source, or it is not known yet.
+"""
+
+
+class MigrationWatch:
+    """The migration of one cluster. `seen`: as it was seen last; None: there is none, or it is not known yet."""
+
+    def __init__(
+        self,
+        resource: ClusterResource,
+        copies: Copies,
+        waits: Callable[[], str],
+        event: Callable[[str, str, str], None],
+        changed: Callable[[], None],
+    ) -> None:
+        """Look at nothing yet. `waits`: what the present step of a cutover waits for."""
+        self.seen: ObservedMigration | None = None
+        self._resource, self._copies, self._waits = resource, copies, waits
+        self._event, self._changed = event, changed
+
+    async def run(self) -> None:
+        while True:
+            await self.look()
+            await asyncio.sleep(LOOK_S)
+
+    async def look(self) -> None:
+        """Look once."""
+        try:
+            record = read_record(self._resource.annotation(MIGRATION))
+        except Refused as error:
+            found = MigrationStatus(phase="unknown", message=str(error), next=f"repair the annotation {MIGRATION}")
+            self._take(None if await self._copies(False) is None else found)
+            return
+        copies = await self._copies(record.phase is not Phase.DONE)
+        if copies is None:
+            self._take(None)
+            return
+        self._take(progress.status_of(record, copies, self._resource.annotation(MIGRATE), self._waits()))
+
+    def _take(self, found: MigrationStatus | None) -> None:
+        before = None if self.seen is None else self.seen.status
+        if found is not None:
+            for kind, text in progress.news(before, found):
+                self._event(kind, "Migration", text[:900])
+        self.seen = None if found is None else ObservedMigration(found, *progress.condition_of(found))
+        if found != before:
+            self._changed()
