@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 from gantry_broker.broker.pull.held import HeldPull, HeldPulls
-from gantry_broker.broker.shares import Shares
+from gantry_broker.shares import Shares
 
 
 def _fill(shares: Shares, *owners: str) -> int:

@@ -33,6 +33,7 @@ from gantry_broker.remoting.handshake import Identity
 from gantry_broker.remoting.members import Membership
 
 from tests.support.remoting import encode_compressed
+from tests.support.running import until
 
 VECTORS = Path(__file__).resolve().parents[1] / "data" / "vectors" / "vectors.jsonl"
 
@@ -285,9 +286,8 @@ async def test_key_value_configuration_is_kept(ask: Asker, tmp_path: Path) -> No
     assert (await ask(100, namespace="n", key="k")).code == 1
 
 
-async def test_a_change_of_keys_waits_for_the_disk_and_other_clients_do_not(
-    ask: Asker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def _slow_disk(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Let each change of keys wait. Return an event that says that one began, and the one that they wait for."""
     began, disk, real = threading.Event(), threading.Event(), kv._write
 
     def slow(path: Path, tables: dict[str, dict[str, str]]) -> None:
@@ -296,6 +296,13 @@ async def test_a_change_of_keys_waits_for_the_disk_and_other_clients_do_not(
         real(path, tables)
 
     monkeypatch.setattr(kv, "_write", slow)
+    return began, disk
+
+
+async def test_a_change_of_keys_waits_for_the_disk_and_other_clients_do_not(
+    ask: Asker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, disk = _slow_disk(monkeypatch)
     change = asyncio.create_task(ask(100, namespace="n", key="k", value="v"))
     assert await asyncio.to_thread(began.wait, 30)
     behind = asyncio.create_task(ask(101, namespace="n", key="k"))
@@ -307,6 +314,27 @@ async def test_a_change_of_keys_waits_for_the_disk_and_other_clients_do_not(
     disk.set()
     assert (await change).code == ResponseCode.SUCCESS
     assert (await behind).ext == {"value": "v"}, "requests of one connection keep their order"
+
+
+async def test_one_address_does_not_take_all_bytes_that_may_wait(ask: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests of others, and registrations of brokers, find room beside one that sends more than has room."""
+    began, disk = _slow_disk(monkeypatch)
+    ask.server.service._waiting.most = 40_000
+    put = Frame(100, ext={"namespace": "n", "key": "k", "value": "v" * 3_000})
+    reader, writer = await asyncio.open_connection("127.0.0.1", ask.server.port, local_addr=("127.0.0.2", 0))
+    writer.write(b"".join(encode_frame(Frame(put.code, number, 0, put.ext)) for number in range(30)))
+    decoder = FrameDecoder()
+    refused = decoder.feed(await reader.read(1 << 20))
+    assert {frame.remark for frame in refused} == {"too many requests wait"}
+    assert await asyncio.to_thread(began.wait, 30)
+    change = asyncio.create_task(ask(100, namespace="n", key="k", value="v" * 3_000))
+    registration = asyncio.create_task(ask.register(compressed=True))
+    await asyncio.sleep(0.1)
+    disk.set()
+    assert (await registration).code == 0
+    assert (await change).code == 0
+    writer.close()
+    await until(lambda: not ask.server.service._waiting.taken)
 
 
 async def test_the_key_value_configuration_has_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

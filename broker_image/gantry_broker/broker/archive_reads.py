@@ -28,9 +28,9 @@ from gantry_broker.broker.clock import AgeClock
 from gantry_broker.broker.errors import RequestRejected
 from gantry_broker.broker.metadata.attributes import retention_ms
 from gantry_broker.broker.metadata.topics import is_system_topic
-from gantry_broker.broker.shares import Shares
 from gantry_broker.protocol.codes import GetStatus, ResponseCode
 from gantry_broker.protocol.message import PHYS_OFFSET_AT, QUEUE_OFFSET_AT
+from gantry_broker.shares import Shares
 from gantry_broker.store.log.record_reader import TIME_HEAD_SIZE, store_ms_of
 from gantry_broker.store.types import Got
 

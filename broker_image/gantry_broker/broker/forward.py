@@ -24,6 +24,7 @@ from gantry_broker.protocol.frame import Frame, FrameDecoder, FrameError, encode
 from gantry_broker.protocol.headers import error_answer
 from gantry_broker.protocol.message import unpack_host
 from gantry_broker.remoting.errors import ConnectionLost, RemotingError
+from gantry_broker.shares import request_bytes
 
 if TYPE_CHECKING:
     from gantry_broker.broker.role import RoleState
@@ -286,11 +287,6 @@ class Forwarder:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def request_bytes(frame: Frame) -> int:
-    """Return the bytes that a waiting request counts for, in memory and in a bundle."""
-    return len(frame.body) + sum(map(len, frame.ext.values())) + 512
 
 
 def _answer_all(bundle: list[BufferedWrite], remark: str) -> None:

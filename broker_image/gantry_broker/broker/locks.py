@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gantry_broker.broker.shares import Shares
 from gantry_broker.protocol.fastjson import MessageQueue
+from gantry_broker.shares import Shares
 
 LOCK_MS = 60_000
 """RocketMQ's rebalance lock lives this long; clients renew every 20 s."""

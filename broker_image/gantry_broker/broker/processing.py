@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gantry_broker.admission import owners_of
 from gantry_broker.broker.errors import failure_answer
-from gantry_broker.broker.forward import request_bytes
 from gantry_broker.broker.latencies import UNSUPPORTED
 from gantry_broker.broker.pull.service import SENT_MS
-from gantry_broker.broker.shares import Owners, Shares
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame, Sends
 from gantry_broker.protocol.headers import error_answer
 from gantry_broker.protocol.requests import CHEAP, POP_POLLS, TO_SENDER
+from gantry_broker.shares import Owners, Shares, request_bytes
 
 if TYPE_CHECKING:
     from gantry_broker.broker.context import BrokerContext

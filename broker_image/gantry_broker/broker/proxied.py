@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from typing import Final
 
-from gantry_broker.broker.shares import Shares
 from gantry_broker.protocol.proxied import BEAT_S, ProxiedClient
+from gantry_broker.shares import Shares
 
 EXPIRE_MS: Final = int(3_000 * BEAT_S)
 """A client that was not announced for this long is gone."""

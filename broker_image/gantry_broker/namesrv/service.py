@@ -58,6 +58,7 @@ from gantry_broker.remoting.budget import memory_limit, remoting_budget
 from gantry_broker.remoting.connection import Connection, Shared
 from gantry_broker.remoting.members import HandshakeGuard
 from gantry_broker.remoting.tls_ports import PortsTls
+from gantry_broker.shares import Owners, Shares, request_bytes
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +80,10 @@ def steady_ms() -> int:
 
 class NotYours(Exception):
     """A broker sends a request in another one's name."""
+
+
+Waiting = tuple[Frame, Owners, int]
+"""A request that waits, who pays for it, and its bytes."""
 
 
 class NameService:
@@ -118,8 +123,8 @@ class NameService:
         self.slices.on_ran = self.loop_watch.holds.ran
         self._one_at_a_time = asyncio.Lock()
         self._working: dict[Connection, asyncio.Task[None]] = {}
-        self._waiting_bytes = 0
-        self._most_waiting = self.shared.budget.buffered_bytes
+        self._waiting = Shares(self.shared.budget.buffered_bytes)
+        """Bytes of requests that wait for a turn."""
         self._early: EarlyQuestions[tuple[Connection, Frame]] = EarlyQuestions(steady_ms())
 
     # Handler
@@ -162,32 +167,34 @@ class NameService:
     def _in_turn(self, conn: Connection, frames: list[Frame]) -> None:
         """Queue requests behind one that takes long: a task answers them in their order.
 
-        The connection is not read meanwhile, and the bytes that wait on all connections are bounded.
+        The connection is not read meanwhile. The bytes that wait on all connections are bounded, and each user or
+        unsigned address has a share of them.
         """
-        waiting: deque[Frame] = conn.attrs.setdefault("busy", deque())
+        waiting: deque[Waiting] = conn.attrs.setdefault("busy", deque())
+        owners = _payers(conn)
         for frame in frames:
-            if self._waiting_bytes + len(frame.body) > self._most_waiting:
-                if not frame.is_oneway:
-                    conn.send(Frame.response_to(frame, ResponseCode.SYSTEM_BUSY, "too many requests wait"))
-                continue
-            self._waiting_bytes += len(frame.body)
-            waiting.append(frame)
+            size = request_bytes(frame)
+            if self._waiting.take(owners, size):
+                waiting.append((frame, owners, size))
+            elif not frame.is_oneway:
+                conn.send(Frame.response_to(frame, ResponseCode.SYSTEM_BUSY, "too many requests wait"))
         conn.throttle(True)
         if conn not in self._working:
             self._working[conn] = asyncio.get_running_loop().create_task(self._work(conn, waiting))
 
-    async def _work(self, conn: Connection, waiting: deque[Frame]) -> None:
+    async def _work(self, conn: Connection, waiting: deque[Waiting]) -> None:
         try:
             while waiting:
-                frame = waiting.popleft()
+                frame, owners, size = waiting.popleft()
                 try:
                     answer = await self.answer_in_slices(conn, frame)
                 finally:
-                    self._waiting_bytes -= len(frame.body)
+                    self._waiting.give_back(owners, size)
                 if not frame.is_oneway and not conn.closed:
                     conn.send(answer)
         finally:
-            self._waiting_bytes -= sum(len(frame.body) for frame in waiting)
+            for _, owners, size in waiting:
+                self._waiting.give_back(owners, size)
             del self._working[conn]
             conn.attrs.pop("busy", None)
             conn.throttle(False)
@@ -493,6 +500,11 @@ class NameService:
             changes[key] = value
         self.settings.update(changes)
         return Frame.response_to(frame, ResponseCode.SUCCESS)
+
+
+def _payers(conn: Connection) -> Owners:
+    """Return who pays for requests that wait: brokers together, or the user or address of a client."""
+    return ("brokers",) if conn.identity is not None else owners_of(conn)[1:]
 
 
 def _is_long(conn: Connection, frame: Frame) -> bool:

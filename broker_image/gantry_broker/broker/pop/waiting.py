@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from gantry_broker.broker.pop.finding import Found, Wanted
-from gantry_broker.broker.shares import Shares
 from gantry_broker.protocol.pop_handle import retry_topic_v1, retry_topic_v2
+from gantry_broker.shares import Shares
 
 MAX_WAITING: Final = 100_000
 """RocketMQ's `maxPopPollingSize`: waiting pops of one broker."""

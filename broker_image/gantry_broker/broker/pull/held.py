@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
-from gantry_broker.broker.shares import Owners, Shares
+from gantry_broker.shares import Owners, Shares
 
 MAX_HELD = 100_000
 """The most held pulls of one broker. A further pull is answered at once with "nothing yet"."""

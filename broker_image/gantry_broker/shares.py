@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gantry_broker.protocol.frame import Frame
 
 Owners = Sequence[Hashable]
 """Who pays for a request that waits: its connection, and its user or, unsigned, its address."""
@@ -44,3 +48,8 @@ class Shares:
                 self._of[owner] = left
             else:
                 del self._of[owner]
+
+
+def request_bytes(frame: Frame) -> int:
+    """Return the bytes that a waiting request counts for, in memory and in a bundle."""
+    return len(frame.body) + sum(map(len, frame.ext.values())) + 512
