@@ -19,7 +19,7 @@ from gantry_broker.protocol.digits import whole_number
 from gantry_spark.errors import GantrySparkError
 from gantry_spark.page_secret import keep_page
 from gantry_spark.report import Job, preflight, run
-from gantry_spark.session import session
+from gantry_spark.session import parse_conf, session
 
 MAX_SUMMARY_BYTES: Final = 4000
 """Limit of a termination message in bytes. Kubernetes truncates at 4096."""
@@ -112,14 +112,6 @@ def _hours(text: str, option: str) -> float:
         return parse_hours(text)
     except ValueError as error:
         raise ValueError(f"{option}: {error}") from None
-
-
-def parse_conf(pairs: Sequence[str]) -> dict[str, str]:
-    """Parse `key=value` pairs of Spark's configuration. Raises ValueError with the argument."""
-    for pair in pairs:
-        if not re.match(r"[^=\s]+=", pair):
-            raise ValueError(f"--conf: {pair!r}; write key=value, for example spark.driver.memory=2g")
-    return dict(pair.split("=", 1) for pair in pairs)
 
 
 def job_from_args(args: argparse.Namespace) -> Job:

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -192,3 +192,11 @@ def cores(spark: SparkSession) -> int:
     if executors and not (context.master or "local").startswith("local"):
         return executors * int(conf.get("spark.executor.cores", "1") or "1")
     return int(context.defaultParallelism)
+
+
+def parse_conf(pairs: Sequence[str]) -> dict[str, str]:
+    """Parse `key=value` pairs of Spark's configuration. Raises ValueError with the argument."""
+    for pair in pairs:
+        if not re.match(r"[^=\s]+=", pair):
+            raise ValueError(f"--conf: {pair!r}; write key=value, for example spark.driver.memory=2g")
+    return dict(pair.split("=", 1) for pair in pairs)

@@ -156,6 +156,7 @@ RULES: Final[tuple[dict[str, Any], ...]] = (
     {"storage": {"annotations": {"gantry.dev/x": "a"}}},
     {"analytics": {"source": "Archive"}},
     {"analytics": {"engine": "SparkApplication", "executors": 0}},
+    {"tables": {"engine": "SparkApplication"}},
     {"bootstrap": {"fromArchive": {**_ARCHIVE, "time": "yesterday"}}},
     {"maintenanceWindow": {"schedule": "@daily", "duration": "1m"}},
     {"security": {"topicQuotas": [{"topic": "a"}]}},

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from gantry_broker.client import Message, MessageQueue, Producer
+from gantry_broker.contracts.table_runs import RunOrder
 from gantry_broker.testing import LocalBroker
 from gantry_spark.tables import job as job_module
 from gantry_spark.tables import parquet as parquet_module
+from gantry_spark.tables import run as run_module
 from gantry_spark.tables.fields import BadSchema, Rejected, convert, parse_schema
 from gantry_spark.tables.job import TableJob, TableSpec, ends_of
 from gantry_spark.tables.maintenance import Rules, maintain, now_ms
@@ -395,3 +397,19 @@ def test_new_fields_within_objects_and_arrays_become_columns(
     assert {"a": {"b": None, "c": {"d": 2}}, "l": [{"x": 2, "y": None}, {"x": None, "y": [3]}]} in found
     assert len(found) == 2
     assert rows_of(job, job.spec.rejected_identifier) == []
+
+
+def test_a_run_takes_settings_beside_its_order(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Apache's Spark operator mounts them, and the image makes them arguments."""
+    order = RunOrder(
+        run="r", name_servers="n:9876", tables=[], catalog={}, spark=True, conf={"spark.a": "1"}, report="r"
+    )  # fmt: skip
+    given = ["--order", order.model_dump_json(), "--conf", "spark.b=x=y"]
+    found: list[RunOrder] = []
+    monkeypatch.setattr(run_module, "carry_out", lambda one: found.append(one) or 0)
+    assert run_module.main(given) == 0
+    assert found[0].conf == {"spark.a": "1", "spark.b": "x=y"}
+    assert run_module.main([*given, "--conf", "x"]) == run_module.EXIT_FAILED
+    assert "write key=value" in capsys.readouterr().err

@@ -96,7 +96,7 @@ on its label, but Kubernetes grants lists and watches by kind only.
 - apiGroups: [batch]
   resources: [jobs]
   verbs: [get, list, watch, create, delete]
-# Reports as objects of Apache's Spark operator (spec.analytics.engine: SparkApplication).
+# Reports and runs of tables as objects of Apache's Spark operator (engine: SparkApplication).
 - apiGroups: [spark.apache.org]
   resources: [sparkapplications]
   verbs: [list, create, delete]

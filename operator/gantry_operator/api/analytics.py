@@ -35,6 +35,16 @@ def spark_queue() -> Any:
     )  # fmt: skip
 
 
+def spark_engine() -> Any:
+    """Return the field that says what a run is."""
+    return Field(
+        "Job",
+        description="What a run is. Job: nothing else has to be installed. SparkApplication: an object of Apache's "
+        "Spark operator (spark.apache.org/v1), which makes driver and executors; it has to be installed and to watch "
+        "this namespace.",
+    )
+
+
 class SparkResources(Model):
     """CPU and memory of Spark's pods."""
 
@@ -60,12 +70,7 @@ class Analytics(Model):
         description="Where the logs are read. Archive: from spec.archive, without any load on brokers; the report then "
         "lacks the lag of consumer groups.",
     )
-    engine: Literal["Job", "SparkApplication"] = Field(
-        "Job",
-        description="What a run is. Job: nothing else has to be installed. SparkApplication: an object of Apache's "
-        "Spark operator (spark.apache.org/v1), which makes driver and executors; it has to be installed and to watch "
-        "this namespace.",
-    )
+    engine: Literal["Job", "SparkApplication"] = spark_engine()
     suspend: bool = Field(False, description="Keep the schedule, but start no run.")
     topics: list[Annotated[str, Field(max_length=127)]] = Field(
         default_factory=list,

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler
 from pydantic_core import PydanticCustomError
 
 from gantry_operator.api import cron
-from gantry_operator.api.analytics import SparkResources, spark_queue
+from gantry_operator.api.analytics import SparkResources, spark_engine, spark_queue
 from gantry_operator.api.base import (
     CRON,
     EVERY,
@@ -229,6 +229,7 @@ class Tables(Model):
         default_factory=lambda: TableMaintenance(), description="When small files are merged and old snapshots expire."
     )
     suspend: bool = Field(False, description="Start no run. Tables stay as they are.")
+    engine: Literal["Job", "SparkApplication"] = spark_engine()
     executors: int = Field(
         0, ge=0, le=256,
         description="Number of Spark's executor pods. 0: one process reads and writes, without Spark.",
@@ -260,6 +261,12 @@ class Tables(Model):
             "name that in catalogSecret",
             lambda t: not any(k.endswith(_SECRETS) for k in t.catalog),
             "catalog",
+        ),
+        Rule(
+            "!has(self.engine) || self.engine != 'SparkApplication' || (has(self.executors) && self.executors > 0)",
+            "executors is 0, and a SparkApplication has executors: write at least 1, or engine: Job",
+            lambda t: t.engine != "SparkApplication" or t.executors > 0,
+            "executors",
         ),
         Rule(
             "!has(self.sparkConf) || self.sparkConf.all(k, k.startsWith('spark.'))",

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 from gantry_broker import logs
 from gantry_broker.contracts.table_runs import Reason, RunOrder, RunReport, TableOrder, TableReport, to_text
-from pydantic import ValidationError
 from pyiceberg.exceptions import NotInstalledError, RESTError, ServerError
 
 from gantry_spark.errors import GantrySparkError, SourceError
+from gantry_spark.session import parse_conf
 from gantry_spark.tables.fields import BadSchema
 from gantry_spark.tables.job import BadRecord, CatalogFailed, SchemaProposed, TableJob, TableSpec, ends_of
 from gantry_spark.tables.library import describe, drop
@@ -266,11 +266,14 @@ def main(argv: Sequence[str]) -> int:
     given = parser.add_mutually_exclusive_group(required=True)
     given.add_argument("--order", help="the order as JSON")
     given.add_argument("--order-file", help="a file with it")
+    parser.add_argument("--conf", action="append", default=[], help="key=value of Spark's configuration")
     args = parser.parse_args(argv)
     logs.configure("INFO")
     try:
         order = RunOrder.model_validate_json(args.order or Path(args.order_file).read_bytes())
-    except (OSError, ValidationError) as error:
+        if args.conf:
+            order = order.model_copy(update={"conf": {**order.conf, **parse_conf(args.conf)}})
+    except (OSError, ValueError) as error:
         print(f"gantry: the order cannot be read: {error}", file=sys.stderr)
         return EXIT_FAILED
     return carry_out(order)

@@ -1,4 +1,4 @@
-"""Runs of the report as SparkApplications: the port to Apache's Spark operator.
+"""Runs of the report, and of tables, as SparkApplications: the port to Apache's Spark operator.
 
 That operator has no schedule, so ours starts the runs. It asks for the objects every few seconds in place of a watch:
 on a cluster without their definition a watch fails for ever, and the other kinds would wait for it.
@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from gantry_operator.api import GROUP, cron
 from gantry_operator.api.analytics import Analytics
-from gantry_operator.platforms.kubernetes.analytics import manifests
 from gantry_operator.platforms.kubernetes.api.client import SPARK_APPLICATION, ApiError, KubeApi, Object
 from gantry_operator.platforms.kubernetes.manifests import spark_application
 
@@ -59,14 +58,15 @@ def time_of(text: Any) -> datetime | None:
     return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
-class ReportApplications:
-    """The runs of one cluster."""
+class Applications:
+    """The runs of one kind of one cluster."""
 
-    def __init__(self, api: KubeApi, namespace: str, name: str) -> None:
-        """`name`: of the cluster."""
+    def __init__(self, api: KubeApi, namespace: str, label: str, spec: str) -> None:
+        """`label`: that the runs have, and no other SparkApplication. `spec`: the field with their `engine`."""
         self._api = api
         self._namespace = namespace
-        self._label = f"{manifests.JOB_LABEL}={name}"
+        self._label = label
+        self._spec = spec
         self.apps: list[Object] = []
         """As `look` has found them."""
         self.problem: str | None = None
@@ -85,7 +85,7 @@ class ReportApplications:
                 raise
             self.apps, self.reason = [], NO_OPERATOR
             self.problem = (
-                "spec.analytics.engine is SparkApplication, and this Kubernetes has no "
+                f"{self._spec}.engine is SparkApplication, and this Kubernetes has no "
                 f"{SPARK_APPLICATION.plural}.{SPARK_APPLICATION.group}: install Apache's Spark operator, or write "
                 "engine: Job"
                 if error.status == 404

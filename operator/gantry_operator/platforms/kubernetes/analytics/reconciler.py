@@ -16,7 +16,7 @@ from gantry_operator.api.status import AnalyticsStatus
 from gantry_operator.plan import Plan
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.analytics import applications, jobs, manifests
-from gantry_operator.platforms.kubernetes.analytics.applications import ActiveRun, ReportApplications
+from gantry_operator.platforms.kubernetes.analytics.applications import ActiveRun, Applications
 from gantry_operator.platforms.kubernetes.analytics.status import analytics_status, run_events
 from gantry_operator.platforms.kubernetes.api.client import (
     BROKER_CLUSTER,
@@ -66,7 +66,9 @@ class AnalyticsReconciler:
         self._application: Object | None = None
         """What a run is, once all that it needs is applied; None: no SparkApplication is to run."""
         self._spec: Analytics | None = None
-        self.applications = ReportApplications(api, objects.namespace, objects.name)
+        self.applications = Applications(
+            api, objects.namespace, f"{manifests.JOB_LABEL}={objects.name}", "spec.analytics"
+        )
         self.waits = False
         """A requested run waits for the end of the former object."""
 

@@ -39,10 +39,14 @@ FAILURES: Final = frozenset({
 Object = dict[str, Any]
 
 
-def application(p: SparkPods, args: Sequence[str], *, retries: int, deadline_s: int) -> dict[str, Any]:
+def application(
+    p: SparkPods, args: Sequence[str], *, retries: int, deadline_s: int, restart: str = "OnFailure",
+    retain: str = "Never",
+) -> dict[str, Any]:  # fmt: skip
     """Return one run. Its name is that of all objects of its kind, so the API server itself admits one at a time.
 
     `args`: the command of our image. `retries`: drivers after the first one. `deadline_s`: of one driver, in seconds.
+    `restart`: after what there is another driver. `retain`: when the driver's pod stays, until the object goes.
     """
     driver, executor = spark.driver_pod(p), spark.executor_pod(p)
     driver["activeDeadlineSeconds"] = deadline_s
@@ -66,12 +70,12 @@ def application(p: SparkPods, args: Sequence[str], *, retries: int, deadline_s: 
             "applicationTolerations": {
                 "applicationTimeoutConfig": timeouts,
                 "restartConfig": {
-                    "restartPolicy": "OnFailure",
+                    "restartPolicy": restart,
                     "maxRestartAttempts": retries,
                     "restartBackoffMillis": RESTART_PAUSE_MS,
                 },
                 # The operator of the cluster keeps the run's result, and removes the run before the next one.
-                "resourceRetainPolicy": "Never",
+                "resourceRetainPolicy": retain,
             },
         },
     }

@@ -1,7 +1,7 @@
-"""The Kubernetes objects of a cluster's tables: the Job of a run, and what it needs. Pure.
+"""The Kubernetes objects of a cluster's tables: the Job or SparkApplication of a run, and what it needs. Pure.
 
-The Job has one name, so the API server itself admits one at a time. Its pod is the driver; with executors it is Spark's
-(client mode), without it reads and writes itself.
+It has one name, so the API server itself admits one at a time. The pod of the Job is the driver; with executors it is
+Spark's (client mode), without it reads and writes itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gantry_operator.api import BrokerCluster
 from gantry_operator.api.table import Tables
 from gantry_operator.plan import AUTHORITIES, Plan
 from gantry_operator.platforms.kubernetes import names
-from gantry_operator.platforms.kubernetes.manifests import access, name_servers, pod_parts, spark
+from gantry_operator.platforms.kubernetes.manifests import access, name_servers, pod_parts, spark, spark_application
 from gantry_operator.platforms.kubernetes.manifests.spark import TERMINATION_LOG, SparkPods
 
 COMPONENT: Final = "tables"
@@ -25,6 +25,8 @@ VOLUME: Final = "/tables"
 CATALOG_DIR: Final = "/etc/gantry-catalog"
 USER_DIR: Final = "/etc/gantry-user"
 DEADLINE_S: Final = 6 * 3600
+RETRIES: Final = 2
+"""Drivers that Spark's operator makes after the loss of one. The offsets in a table let one of two commit."""
 RUN_LABEL: Final = f"{names.TABLES_LABEL}-run"
 
 
@@ -65,12 +67,14 @@ def pods_of(cluster: BrokerCluster, spec: Tables, spark_image: str) -> SparkPods
 
 
 def objects(pods: SparkPods, spec: Tables) -> list[dict[str, Any]]:
-    """Return what must exist before a Job."""
+    """Return what must exist before a run."""
     out = [access.reports_policy(pods.cluster, pods.name, COMPONENT, names.TABLES_LABEL)]
     if pods.claim:
         out.append(spark.claim(pods, spec.volume.size, spec.volume.className))
     if pods.executors:
-        out += [spark.service_account(pods), spark.role(pods), spark.role_binding(pods), spark.template(pods)]
+        out += [spark.service_account(pods), spark.role(pods), spark.role_binding(pods)]
+    if pods.executors and spec.engine == "Job":
+        out.append(spark.template(pods))
     return out
 
 
@@ -97,7 +101,8 @@ def order(
         tls=tls,
         ca_file=f"{pod_parts.CA_DIR}/{AUTHORITIES}" if tls else None,
         spark=spec.executors > 0,
-        conf=spark.spark_conf(pods) if spec.executors else {},
+        # Spark's operator mounts the settings, with its own.
+        conf=spark.spark_conf(pods) if spec.executors and spec.engine == "Job" else {},
         lasts_s=lasts_s,
         report=TERMINATION_LOG,
         report_limit=TERMINATION_LIMIT,
@@ -107,7 +112,6 @@ def order(
 def job(pods: SparkPods, ordered: RunOrder) -> dict[str, Any]:
     """Return the Job of one run. It is not repeated: the next run comes anyway, and continues."""
     labels = spark.labels(pods)
-    args = ["tables", "--order", ordered.model_dump_json(exclude_defaults=True)]
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -120,16 +124,33 @@ def job(pods: SparkPods, ordered: RunOrder) -> dict[str, Any]:
             "activeDeadlineSeconds": DEADLINE_S,
             "template": {
                 "metadata": {"labels": {**labels, RUN_LABEL: ordered.run}},
-                "spec": spark.driver(pods, args, executors=pods.executors > 0),
+                "spec": spark.driver(pods, _arguments(ordered), executors=pods.executors > 0),
             },
         },
     }
 
 
-def order_of(job: Mapping[str, Any]) -> RunOrder | None:
-    """Return the order in a Job; None: it has none that this version can read."""
+def application(pods: SparkPods, ordered: RunOrder) -> dict[str, Any]:
+    """Return one run as a SparkApplication. It is repeated only after the loss of its driver, and leaves the driver's
+    pod with the report.
+    """
+    made = spark_application.application(
+        pods, _arguments(ordered), retries=RETRIES, deadline_s=DEADLINE_S, restart="OnInfrastructureFailure",
+        retain="Always",
+    )  # fmt: skip
+    made["metadata"]["labels"][RUN_LABEL] = ordered.run
+    return made
+
+
+def _arguments(ordered: RunOrder) -> list[str]:
+    return ["tables", "--order", ordered.model_dump_json(exclude_defaults=True)]
+
+
+def order_of(run: Mapping[str, Any]) -> RunOrder | None:
+    """Return the order in a Job or a SparkApplication; None: it has none that this version can read."""
     try:
-        args = job["spec"]["template"]["spec"]["containers"][0]["args"]
+        spec = run["spec"]
+        args = spec["driverArgs"] if "driverArgs" in spec else spec["template"]["spec"]["containers"][0]["args"]
         return RunOrder.model_validate_json(args[args.index("--order") + 1])
     except (KeyError, IndexError, ValueError, TypeError, ValidationError):
         return None
