@@ -150,7 +150,7 @@ def play(target: Target, driver: Driver, folder: Path) -> dict[str, list[str]]:
     ).of("sent")
     words |= {f"${name}": str(sent[7][name]) for name in ("msgId", "offsetMsgId", "queue", "offset")}
     consumer = driver.start("consume", topic=words["$T"], group=words["$G"], run="r", count=41, timeout_s=600)
-    producer = driver.start("transactions", topic=words["$T3"], group=words["$PG2"], run="t", count=1, stay_s=25)
+    producer = driver.start("transactions", topic=words["$T3"], group=words["$PG2"], run="t", count=1, stay_s=600)
     consumer.wait_for("started")
 
     def progress(wanted: Callable[[str], bool]) -> Callable[[], bool]:
@@ -173,6 +173,7 @@ def play(target: Target, driver: Driver, folder: Path) -> dict[str, list[str]]:
         shapes[line] = shape(output, names, str(folder))
         if line in LISTS:
             shapes[line] = [text for text in shapes[line] if "$" in text or text.startswith("#")]
+    driver.run("stop")
     producer.finish()
     driver.run("produce", topic=words["$T"], run="r", first=40, count=1, group="last")
     consumer.finish()

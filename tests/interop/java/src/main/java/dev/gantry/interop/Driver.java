@@ -45,7 +45,10 @@ public final class Driver {
                 case "produce" -> new Produce(args, out).run();
                 case "consume" -> new Consume(args, out).run();
                 case "failover" -> new Failover(args, out).run();
-                case "stop" -> Failover.stop();
+                case "stop" -> {
+                    Failover.stop();
+                    Transactions.stop();
+                }
                 case "transactions" -> new Transactions(args, out).run();
                 case "request-reply" -> new RequestReply(args, out).run();
                 case "query" -> new Query(args, out).run();

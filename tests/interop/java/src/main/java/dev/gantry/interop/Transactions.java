@@ -2,6 +2,8 @@ package dev.gantry.interop;
 
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
 import org.apache.rocketmq.client.producer.LocalTransactionState;
 import org.apache.rocketmq.client.producer.TransactionListener;
@@ -12,11 +14,19 @@ import org.apache.rocketmq.common.message.MessageExt;
 
 /**
  * Transactional messages. `--plan commit,rollback,unknown-commit,unknown-rollback,unknown` says what happens to message n:
- * at once, or at the first check-back, or never. The producer stays for `--stay-s` so that the broker can ask.
+ * at once, or at the first check-back, or never. The producer stays for `--stay-s`, or until `stop`, so that the broker can ask.
  */
 final class Transactions {
+    private static volatile CountDownLatch stopped = new CountDownLatch(1);
     private final Args args;
     private final Out out;
+
+    /** Ends the stay of all producers that run now. */
+    static void stop() {
+        CountDownLatch running = stopped;
+        stopped = new CountDownLatch(1);
+        running.countDown();
+    }
 
     Transactions(Args args, Out out) {
         this.args = args;
@@ -24,6 +34,7 @@ final class Transactions {
     }
 
     void run() throws Exception {
+        CountDownLatch mine = stopped;
         String[] plan = args.get("plan", "commit").split(",");
         Map<Long, AtomicInteger> checks = new ConcurrentHashMap<>();
         TransactionMQProducer producer = new TransactionMQProducer(args.get("group", "interop_transactions"));
@@ -60,7 +71,7 @@ final class Transactions {
                     result.getLocalTransactionState().name(), "msgId", result.getMsgId(),
                     "transactionId", result.getTransactionId());
             }
-            Thread.sleep(args.number("stay-s", 0) * 1000L);
+            mine.await(args.number("stay-s", 0), TimeUnit.SECONDS);
         } finally {
             producer.shutdown();
         }
