@@ -2,6 +2,7 @@
 
     python -m benchmarks.migration                        # 4.9.7, about three minutes
     python -m benchmarks.migration --server server55 --client 55 --mib 1024
+    python -m benchmarks.migration --random-only --server server55 --client 55    # bodies that do not compress
     python -m benchmarks.migration --pauses 20 --within 230 --keep pauses.json    # again, until it has 20
 
 Everything shares the machine, the official clients too: the cost for the senders is mostly that of the follower's use
@@ -22,12 +23,16 @@ from pathlib import Path
 from typing import Any
 
 from gantry_broker.protocol.codes import RequestCode
+from gantry_operator.platforms.local.folder import ClusterFolder
 
 from benchmarks.rig.driver import Driver
+from benchmarks.rig.processes import usage
 from benchmarks.rig.wire import Wire
 from tests.migration.scene import Scene, scene
 
 WINDOW_S = 8
+SIZE = 64 << 10
+"""Bytes of a body that does not compress."""
 
 
 def sends(clients: Driver, run: str, threads: int, pause_ms: int) -> dict[str, float]:
@@ -86,9 +91,10 @@ def following(made: Scene, clients: Driver, mib: int, rounds: int) -> dict[str, 
     return {**copied, "sends": rows}
 
 
-def pause(made: Scene, clients: Driver) -> dict[str, Any]:
-    """Cut over below a producer that sends all the time."""
-    writer = clients.start("failover", topic="Load", run="pause", size=1024, threads=1, pause_ms=2)
+def pause(made: Scene, clients: Driver, **load: Any) -> dict[str, Any]:
+    """Cut over below a producer that sends all the time. `load`: how, instead of 1 KiB every 2 ms."""
+    usual: dict[str, Any] = {"topic": "Load", "size": 1024, "threads": 1, "pause_ms": 2}
+    writer = clients.start("failover", run="pause", **(load or usual))
     writer.wait_for("ok")
     said = made.migrate("cutover").stdout
     began = time.time() * 1000
@@ -137,6 +143,49 @@ def cutovers(made: Scene, clients: Driver, kept: list[dict[str, Any]], wanted: i
         print(f"{len(kept)}: {longest:.2f} s, {last:.0f} s for all", flush=True)
 
 
+def memory(pid: int) -> tuple[int, int]:
+    """Return the resident bytes of a process, and those that no file has."""
+    lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return int(lines["VmRSS"].split()[0]) << 10, int(lines["RssAnon"].split()[0]) << 10
+
+
+def member_of(made: Scene) -> int:
+    """Return the process id of the member that follows."""
+    (path,) = (ClusterFolder(made.folder).root / "run").glob("moved-a-0.json")
+    return int(json.loads(path.read_text())["pid"])
+
+
+def incompressible(made: Scene, clients: Driver) -> dict[str, Any]:
+    """Send bodies that do not compress at full speed, without the follower, with it, and through a cutover."""
+    load: dict[str, Any] = {"topic": "Load", "size": SIZE, "threads": 8, "random": True, "compress_over": 1 << 30}
+    found: dict[str, Any] = {}
+    clients.run("failover", run="warm", seconds=4, **load)
+    for name, seconds in (("alone", WINDOW_S), ("followed", 2 * WINDOW_S)):
+        if name == "followed":
+            found["from_begin"] = follow(made)
+            pid = member_of(made)
+            cpu_s, most = usage(pid).cpu_s, (0, 0)
+        writer = clients.start("failover", run=name, seconds=seconds, **load)
+        ends = time.monotonic() + seconds
+        while name == "followed" and time.monotonic() < ends:
+            most = max(most, memory(pid))
+            time.sleep(0.2)
+        done = writer.finish()
+        waits, times = sorted(line["us"] / 1000 for line in done.of("ok")), [line["ms"] for line in done.of("ok")]
+        found[name] = {
+            "mb_s": len(times) * SIZE / 1e3 / (max(times) - min(times)), "p50_ms": waits[len(waits) // 2],
+            "p99_ms": waits[len(waits) * 99 // 100], "not_ok": len(done.of("status")) + len(done.of("failed")),
+        }  # fmt: skip
+    began = time.monotonic()
+    missing = made.status()["groups"]["a"]["lag"]
+    made.until("the copy has all", lambda s: s["groups"]["a"]["lag"] == 0, 300)
+    found["copy"] = {
+        "missing_at_the_end_mb": missing / 1e6, "caught_up_s": time.monotonic() - began,
+        "cpu_s": usage(pid).cpu_s - cpu_s, "rss_mib": most[0] >> 20, "own_mib": most[1] >> 20,
+    }  # fmt: skip
+    return found | {"cutover": pause(made, clients, **load)}
+
+
 def lead_again(made: Scene) -> None:
     """Give the source its place and its permission back: what was written since is left behind."""
     changes = {"brokerId": "0", "brokerPermission": "6", "startAcceptSendRequestTimeStamp": "0"}
@@ -170,6 +219,7 @@ def main() -> None:
         "--set", action="append", default=[], metavar="NAME=VALUE", help="a line of the source's broker.conf"
     )
     parser.add_argument("--pauses", type=int, default=0, help="only so many cutovers, for the pause of writes")
+    parser.add_argument("--random-only", action="store_true", help="only bodies that do not compress, at full speed")
     parser.add_argument("--within", type=float, default=3600, help="seconds for them")
     parser.add_argument("--keep", type=Path, help="a file with cutovers, to which new ones are added")
     options = parser.parse_args()
@@ -195,6 +245,9 @@ def main() -> None:
         clients = made.driver(options.client)
         for topic in ("Fill", "Load"):
             clients.mqadmin("updateTopic", "-c", made.source.cluster, "-t", topic, "-r", "4", "-w", "4")
+        if options.random_only:
+            print(json.dumps(incompressible(made, clients), indent=1))
+            return
         print(json.dumps({**following(made, clients, options.mib, options.rounds), **pause(made, clients)}, indent=1))
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.rig.groups import ApacheGroup
 from benchmarks.rig.processes import NamespaceUnavailable
-from tests.migration.scene import Scene, controlled
+from tests.migration.scene import Scene, controlled, put
 
 FIRST = 500
 
@@ -28,7 +28,7 @@ def test_a_group_under_a_controller_moves_through_a_failover(java_side: Path, tm
 def moves(made: Scene, group: ApacheGroup) -> None:
     clients = made.driver("55")
     clients.mqadmin("updateTopic", "-c", made.source.cluster, "-t", "Orders", "-r", "4", "-w", "4")
-    clients.run("produce", topic="Orders", count=FIRST, size=1000, run="run")
+    put(clients, topic="Orders", count=FIRST, size=1000, run="run")
     made.write()
     checked = json.loads(made.gantry("migrate", "check", str(made.file), "-o", "json").stdout)["a"]
     assert [item["kind"] for item in checked if item["item"] == "controller mode"] == ["comes"]
@@ -81,21 +81,21 @@ def test_a_group_under_a_controller_gets_its_clients_back(java_side: Path, tmp_p
 def returns(made: Scene, group: ApacheGroup, failover: bool) -> None:
     clients = made.driver("55")
     clients.mqadmin("updateTopic", "-c", made.source.cluster, "-t", "Orders", "-r", "4", "-w", "4")
-    clients.run("produce", topic="Orders", count=FIRST, size=1000, run="run")
+    put(clients, topic="Orders", count=FIRST, size=1000, run="run")
     made.start()
     made.until_following()
     before = group.master()
     made.migrate("cutover", "--settle", "0", "--routes", "0")
     # This client is new: it has the routes to Gantry.
     ours = made.driver("55")
-    ours.run("produce", topic="Orders", first=FIRST, count=200, size=1000, run="run")
+    put(ours, topic="Orders", first=FIRST, count=200, size=1000, run="run")
     if failover:  # The controller chooses the other broker, which has what the cutover set.
         group.kill(before)
     said = made.migrate("rollback", "--settle", "0").stdout
     assert "the source leads again" in said, said
     made.gantry("down", "--dir", str(made.folder))
     theirs = made.driver("55")
-    theirs.run("produce", topic="Orders", first=FIRST + 200, count=100, size=1000, run="run")
+    put(theirs, topic="Orders", first=FIRST + 200, count=100, size=1000, run="run")
     total = FIRST + 300
     got = theirs.run("consume", topic="Orders", group="all", run="run", count=total, settle_ms=1_000)
     assert (got.summary["unique"], got.summary["repeated"]) == (total, 0)

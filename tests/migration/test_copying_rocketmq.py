@@ -16,7 +16,7 @@ from gantry_operator.platforms.local.ports import Ports
 from benchmarks.rig.driver import Driver
 from benchmarks.rig.processes import NamespaceUnavailable
 from benchmarks.rig.target import Target
-from tests.migration.scene import Scene, scene
+from tests.migration.scene import Scene, put, scene
 
 COUNT = 2_000
 
@@ -66,10 +66,10 @@ def there_and_back(made: Scene, base: Path, client: str) -> None:
     theirs = made.driver(client)
     theirs.mqadmin("updateTopic", "-c", made.source.cluster, "-t", "Orders", "-r", "4", "-w", "4")
     options: dict[str, Any] = {"topic": "Orders", "run": "run", "keys": "k", "tags": "A,B", "properties": True}
-    theirs.run("produce", count=COUNT, size=300, threads=2, **options)
-    theirs.run("produce", first=COUNT, count=10, size=50_000, compress_over=1_000, **options)
+    put(theirs, count=COUNT, size=300, threads=2, **options)
+    put(theirs, first=COUNT, count=10, size=50_000, compress_over=1_000, **options)
     theirs.run("consume", topic="Orders", group="billing", run="run", count=COUNT + 10, settle_ms=100)
-    theirs.run("produce", first=COUNT + 10, count=100, size=300, **options)
+    put(theirs, first=COUNT + 10, count=100, size=300, **options)
     made.write(bootstrap=None)
     spec = json.loads(made.file.read_text())
     del spec["spec"]["bootstrap"]
@@ -86,9 +86,9 @@ def there_and_back(made: Scene, base: Path, client: str) -> None:
     rest = ours.run("consume", topic="Orders", group="billing", run="run", count=100, settle_ms=1_000)
     assert (rest.summary["received"], rest.summary["unique"]) == (100, 100), "billing goes on where it was"
 
-    ours.run("produce", first=total, count=200, size=300, **options)
+    put(ours, first=total, count=200, size=300, **options)
     ours.mqadmin("updateTopic", "-c", made.source.cluster, "-t", "New", "-r", "4", "-w", "4")
-    ours.run("produce", topic="New", count=30, size=300, run="run")
+    put(ours, topic="New", count=30, size=300, run="run")
     said = copy(made, gantry.namesrv, made.source.namesrv, "Orders,New", base / "back.json")
     assert "230 messages are copied" in said, said
     assert rows(theirs, "Orders", "look", total + 200) == rows(ours, "Orders", "look", total + 200)
@@ -110,7 +110,7 @@ def by_messages(made: Scene) -> None:
     theirs = made.driver("49")
     theirs.mqadmin("updateTopic", "-c", made.source.cluster, "-t", "Orders", "-r", "4", "-w", "4")
     options: dict[str, Any] = {"topic": "Orders", "run": "run", "keys": "k", "tags": "A,B", "properties": True}
-    theirs.run("produce", count=200, size=300, **options)
+    put(theirs, count=200, size=300, **options)
     theirs.run("consume", topic="Orders", group="billing", run="run", count=200, settle_ms=100)
     made.write()
     spec = json.loads(made.file.read_text())
@@ -132,7 +132,7 @@ def by_messages(made: Scene) -> None:
             finally:
                 started.kill()
         if total == 200:
-            theirs.run("produce", first=200, count=100, size=300, **options)
+            put(theirs, first=200, count=100, size=300, **options)
     said = made.migrate("cutover").stdout
     assert "all is copied" in said, said  # The offsets may have been set before.
     assert made.status()["phase"] == "done"

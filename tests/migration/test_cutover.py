@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.rig.driver import Driver, Line, Running
+from benchmarks.rig.driver import Line, Running
 from benchmarks.rig.processes import NamespaceUnavailable
-from tests.migration.scene import Scene, scene
+from tests.migration.scene import Scene, put, scene
 
 FIRST = 1000
 """Messages before the copy begins."""
@@ -37,15 +37,6 @@ def test_clients_go_on_through_a_cutover(java_side: Path, tmp_path: Path, server
         pytest.skip(f"the migration from Apache RocketMQ is not tested here: {error}")
 
 
-def stored(clients: Driver, count: int) -> set[int]:
-    """Send messages before the copy begins; return the numbers of those that the source took. One that has just begun
-    may refuse the first on a busy machine.
-    """
-    sent = clients.run("produce", topic="Orders", count=count, size=1000, run="run", threads=2, each=True).of("sent")
-    found = {line["n"] for line in sent if line["status"] == "SEND_OK"}
-    return found if found else stored(clients, count)
-
-
 def next_or_say(reader: Running, missing: set[int]) -> Line | None:
     """Return the next line of a consumer. Raises AssertionError with what it lacks."""
     try:
@@ -57,7 +48,7 @@ def next_or_say(reader: Running, missing: set[int]) -> Line | None:
 def moves(made: Scene, client: str) -> None:
     clients, poll_ms = made.driver(client), POLL_S * 1_000
     clients.mqadmin("updateTopic", "-c", made.source.cluster, "-t", "Orders", "-r", "4", "-w", "4")
-    first = stored(clients, FIRST)
+    first = put(clients, topic="Orders", count=FIRST, size=1000, run="run", threads=2)
     reader = clients.start(
         "consume",
         topic="Orders",
@@ -129,7 +120,7 @@ def go_on(writer: Running, until_ms: float) -> None:
 def goes_back(made: Scene, client: str) -> None:
     clients = made.driver(client)
     clients.mqadmin("updateTopic", "-c", made.source.cluster, "-t", "Orders", "-r", "4", "-w", "4")
-    first = stored(clients, 100)
+    first = put(clients, topic="Orders", count=100, size=1000, run="run")
     reader = clients.start(
         "consume", topic="Orders", group="billing", run="run", count=1_000_000, timeout_s=300, each=True
     )

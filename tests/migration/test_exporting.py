@@ -27,7 +27,7 @@ from benchmarks.rig import gantry, rocketmq
 from benchmarks.rig.driver import Driver, driver
 from benchmarks.rig.processes import NamespaceUnavailable
 from benchmarks.rig.target import Target
-from tests.migration.scene import PATIENCE
+from tests.migration.scene import PATIENCE, put
 
 SMALL = {"mappedFileSizeCommitLog": 1 << 20, "maxHashSlotNum": 1_000, "maxIndexNum": 4_000}
 COUNT = 3_000
@@ -49,18 +49,18 @@ def fill(clients: Driver, target: Target) -> None:
     """What an application leaves behind."""
     for topic in ("Orders", "Later", "Timed", "Paid", "Gone", "Again"):
         clients.mqadmin("updateTopic", "-c", target.cluster, "-t", topic, "-r", "4", "-w", "4")
-    clients.run("produce", topic="Orders", count=COUNT, size=1000, run="run", threads=2, keys="k", tags="A,B",
+    put(clients, topic="Orders", count=COUNT, size=1000, run="run", threads=2, keys="k", tags="A,B",
                 properties=True)  # fmt: skip
     clients.run("consume", topic="Orders", group="billing", run="run", count=COUNT, settle_ms=100)
-    clients.run("produce", topic="Orders", first=COUNT, count=100, size=100, run="run")
+    put(clients, topic="Orders", first=COUNT, count=100, size=100, run="run")
     for topic in ("Gone", "Again"):
-        clients.run("produce", topic=topic, count=20, size=100, run="run")
+        put(clients, topic=topic, count=20, size=100, run="run")
         clients.mqadmin("deleteTopic", "-c", target.cluster, "-t", topic)
     clients.mqadmin("updateTopic", "-c", target.cluster, "-t", "Again", "-r", "4", "-w", "4")
-    clients.run("produce", topic="Again", first=100, count=12, size=100, run="run")
+    put(clients, topic="Again", first=100, count=12, size=100, run="run")
     # Level 5 is a minute: RocketMQ delivers them.
-    clients.run("produce", topic="Later", count=9, size=100, run="run", delay_level=5)
-    clients.run("produce", topic="Timed", count=7, size=100, run="run", deliver_in_ms=TIMER_S * 1000)
+    put(clients, topic="Later", count=9, size=100, run="run", delay_level=5)
+    put(clients, topic="Timed", count=7, size=100, run="run", deliver_in_ms=TIMER_S * 1000)
     clients.run("transactions", topic="Paid", group="payers", run="run", count=4, plan="commit,unknown", stay_s=0)
 
 
@@ -91,7 +91,7 @@ def holds(clients: Driver, target: Target, server: str) -> None:
     assert paid.summary["unique"] == 4, "half messages are checked"
     checked.finish(90)
     # The queues go on: new messages get the next numbers, and all of them are read.
-    clients.run("produce", topic="Orders", first=COUNT + 100, count=50, size=100, run="run")
+    put(clients, topic="Orders", first=COUNT + 100, count=50, size=100, run="run")
     more = clients.run("consume", topic="Orders", group="billing", run="run", count=50, settle_ms=1000)
     assert (more.summary["unique"], more.summary["repeated"]) == (50, 0)
 

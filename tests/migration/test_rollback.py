@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.rig.processes import NamespaceUnavailable
-from tests.migration.scene import Scene, scene
+from tests.migration.scene import Scene, put, scene
 
 FIRST = 500
 
@@ -44,18 +44,18 @@ def killed(made: Scene, after_s: float) -> None:
 def returns(made: Scene, client: str) -> None:
     clients = made.driver(client)
     clients.mqadmin("updateTopic", "-c", made.source.cluster, "-t", "Orders", "-r", "4", "-w", "4")
-    clients.run("produce", topic="Orders", count=FIRST, size=1000, run="run", threads=2)
+    put(clients, topic="Orders", count=FIRST, size=1000, run="run", threads=2)
     clients.run("consume", topic="Orders", group="billing", run="run", count=FIRST, settle_ms=100)
     made.start()
     made.until_following()
     made.migrate("cutover", "--settle", "0", "--routes", "0")
     # This client is new: it has the routes to Gantry.
     ours = made.driver(client)
-    ours.run("produce", topic="Orders", first=FIRST, count=300, size=1000, run="run", keys="k")
+    put(ours, topic="Orders", first=FIRST, count=300, size=1000, run="run", keys="k")
     ours.run("consume", topic="Orders", group="billing", run="run", count=300, settle_ms=100)
     ours.mqadmin("updateTopic", "-c", made.source.cluster, "-t", "New", "-r", "2", "-w", "2")
-    ours.run("produce", topic="New", count=40, size=100, run="run")
-    ours.run("produce", topic="Orders", first=FIRST + 300, count=100, size=1000, run="run")
+    put(ours, topic="New", count=40, size=100, run="run")
+    put(ours, topic="Orders", first=FIRST + 300, count=100, size=1000, run="run")
     killed(made, 0.3)
     writer = ours.start("failover", topic="Orders", run="run", first=FIRST + 400, size=500, threads=2, pause_ms=5)
     writer.wait_for("ok")

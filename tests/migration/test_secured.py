@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.rig.processes import NamespaceUnavailable
-from tests.migration.scene import Scene, scene
+from tests.migration.scene import Scene, put, scene
 
 ROOT, CLIENT = ("rootuser", "root-secret-key"), ("orderuser", "orders-secret-key")
 AUTH = "org.apache.rocketmq.auth"
@@ -67,7 +67,7 @@ def moves(made: Scene, client: str) -> None:
                 "createAcl", *admin, "-b", made.source.broker_address, "-s", f"User:{CLIENT[0]}", "-r", resource,
                 "-a", action, "-d", "Allow",
             )  # fmt: skip
-    theirs.run("produce", topic="Orders", count=20, run="run", **keys(CLIENT))
+    put(theirs, topic="Orders", count=20, run="run", **keys(CLIENT))
     source: dict[str, Any] = {"nameServers": [made.source.namesrv], "accessKeySecret": "source"}
     made.write(bootstrap={"fromRocketMQ": source})
     refused = made.gantry("migrate", "start", str(made.file), "--dir", str(made.folder), check=False)
@@ -87,7 +87,7 @@ def moves(made: Scene, client: str) -> None:
     made.until_following()
     made.migrate("cutover", "--settle", "0", "--routes", "0")
     ours = made.driver(client)
-    ours.run("produce", topic="Orders", count=10, first=20, run="run", **keys(CLIENT))
+    put(ours, topic="Orders", count=10, first=20, run="run", **keys(CLIENT))
     got = ours.run("consume", topic="Orders", group="g", run="run", count=30, settle_ms=100, **keys(CLIENT))
     assert got.summary["unique"] == 30
     wrong = ours.run(

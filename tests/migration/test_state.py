@@ -27,7 +27,7 @@ from benchmarks.rig import rocketmq
 from benchmarks.rig.driver import Driver
 from benchmarks.rig.processes import NamespaceUnavailable, Started, until
 from benchmarks.rig.wire import Wire
-from tests.migration.scene import Scene, scene
+from tests.migration.scene import Scene, put, scene
 
 pytestmark = pytest.mark.timeout(400)
 ANSWERS = importlib.import_module("tests.interop.pop_answers")  # It has no types.
@@ -54,9 +54,9 @@ def waits(made: Scene, client: str) -> None:
     clients, timers = made.driver(client), client == "55"
     create(made, clients, "Early", "Levels", "Timers", "Tx", "Pop")
     if timers:
-        clients.run("produce", topic="Early", count=3, run="early", deliver_in_ms=2_000)
+        put(clients, topic="Early", count=3, run="early", deliver_in_ms=2_000)
     early = clients.start("consume", topic="Early", group="gEarly", run="early", count=99, timeout_s=300, each=True)
-    clients.run("produce", topic="Pop", count=10, run="pop")
+    put(clients, topic="Pop", count=10, run="pop")
     if timers:
         with Wire(made.source.broker_address, 30, made.source.prefix) as wire:
             popped = pop(wire, "gPop")
@@ -69,9 +69,9 @@ def waits(made: Scene, client: str) -> None:
     transaction = clients.start("transactions", topic="Tx", count=3, plan="unknown-commit", stay_s=150)
     for _ in range(3):
         transaction.wait_for("sent")
-    clients.run("produce", topic="Levels", count=5, run="levels", delay_level=5)
+    put(clients, topic="Levels", count=5, run="levels", delay_level=5)
     if timers:
-        clients.run("produce", topic="Timers", count=5, run="timers", deliver_in_ms=60_000)
+        put(clients, topic="Timers", count=5, run="timers", deliver_in_ms=60_000)
     made.until_following()
     made.migrate("cutover")
     for topic, expected in {"Levels": 5, "Timers": 5 if timers else 0, "Tx": 3}.items():
@@ -126,7 +126,7 @@ def test_a_cutover_that_is_killed_goes_back_or_on(java_side: Path, tmp_path: Pat
 def killed(made: Scene, client: str) -> None:
     clients = made.driver(client)
     create(made, clients, "Orders")
-    clients.run("produce", topic="Orders", count=500, run="run")
+    put(clients, topic="Orders", count=500, run="run")
     made.start()
     made.until_following()
     for phase in ("readers-off", "writes-off"):

@@ -2,6 +2,7 @@ package dev.gantry.interop;
 
 import java.nio.charset.StandardCharsets;
 import java.security.MessageDigest;
+import java.util.SplittableRandom;
 
 /** Bodies that name their run and number, and an order-free digest of a set of them. */
 final class Bodies {
@@ -13,6 +14,18 @@ final class Bodies {
         System.arraycopy(head, 0, body, 0, head.length);
         for (int i = head.length; i < body.length; i++) {
             body[i] = (byte) ('a' + (number + i) % 26);
+        }
+        return body;
+    }
+
+    /** As `make`, with bytes behind the number that do not compress. */
+    static byte[] random(String run, long number, int size) {
+        byte[] body = make(run, number, size);
+        int head = (run + "#" + number + "#").length();
+        if (head < body.length) {
+            byte[] rest = new byte[body.length - head];
+            new SplittableRandom(number).nextBytes(rest);
+            System.arraycopy(rest, 0, body, head, rest.length);
         }
         return body;
     }

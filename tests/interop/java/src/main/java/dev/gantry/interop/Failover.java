@@ -35,6 +35,9 @@ final class Failover {
         DefaultMQProducer producer = new DefaultMQProducer(args.get("group", "failover_producer"));
         producer.setNamesrvAddr(args.get("namesrv"));
         producer.setInstanceName("f" + System.nanoTime());
+        if (args.has("compress-over")) {
+            producer.setCompressMsgBodyOverHowmuch(args.number("compress-over", 4096));
+        }
         if (args.has("poll-ms")) {
             producer.setPollNameServerInterval(args.number("poll-ms", 30000));
         }
@@ -85,7 +88,8 @@ final class Failover {
         int size = args.number("size", 128);
         while (!STOP.get() && System.nanoTime() < deadline) {
             long n = numbers.getAndIncrement();
-            Message message = new Message(args.get("topic"), Bodies.make(run, n, size));
+            byte[] body = args.has("random") ? Bodies.random(run, n, size) : Bodies.make(run, n, size);
+            Message message = new Message(args.get("topic"), body);
             message.setKeys(run + "-" + n);
             tries.get().set(0);
             long began = System.nanoTime();
