@@ -14,11 +14,14 @@ from typing import Any
 import pytest
 from gantry_broker.broker.migration.errors import MigrationError
 from gantry_broker.broker.migration.exporting import CONF, LogFiles, convert, copy_files
+from gantry_broker.broker.migration.member import MARK
 from gantry_broker.client import Admin, Message, Producer
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.codes import CONTROL_TOPIC, POP_TOPIC
 from gantry_broker.protocol.message import decode_records
 from gantry_broker.settings import BrokerSettings
+from gantry_broker.store.files import atomic_write
+from gantry_broker.store.sealed import seal
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import StoreConfig
 from gantry_broker.testing import SETTINGS, broker
@@ -212,6 +215,18 @@ async def test_an_export_has_rocketmqs_files_only_and_what_waits(tmp_path: Path)
         store.close(clean=False)
     with pytest.raises(MigrationError, match="is not empty"):
         copy_files(data, out)
+
+
+def test_a_copy_of_a_rocketmq_that_leads_on_is_not_exported(tmp_path: Path) -> None:
+    """It has no topics and offsets yet."""
+    store = tmp_path / "store"
+    for folder in ("commitlog", "config"):
+        (store / folder).mkdir(parents=True)
+    (store / "commitlog" / "0".zfill(20)).write_bytes(b"")
+    atomic_write(store / MARK, seal(b'{"state": "following"}'), durable=False)
+    with pytest.raises(MigrationError, match="a copy of a RocketMQ that leads on"):
+        copy_files(store, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 async def test_a_log_whose_beginning_has_expired_keeps_its_offsets_and_tables(tmp_path: Path) -> None:

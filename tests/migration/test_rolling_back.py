@@ -76,6 +76,7 @@ class World:
                 permission=None if silent else self.permission[name],
                 broker_id=None if silent else self.number[name],
                 refuses=None if silent else self.refuses[name],
+                silent=self.rng.random() < 0.1,
                 returned=None if silent else self.number[name] == 0 and self.rng.random() < 0.8,
                 missing=self.written[name] - self.copied[name],
                 quiet=quiet,
@@ -101,7 +102,9 @@ class World:
             self.known.add(action.group)
         else:
             assert isinstance(action, Release)
-            self.released[action.group] = True
+            self.released[action.group] = action.on
+            assert action.on or self.number[action.group] != 0, "two masters in the routes"
+            self.listed[action.group] = self.listed[action.group] or not action.on
 
 
 @pytest.mark.parametrize("seed", range(300))
@@ -123,13 +126,14 @@ def test_a_rollback_goes_on_or_goes_back_wherever_it_is_killed(seed: int) -> Non
             try:
                 record, aborts = rolling_back.abort(record, world.now), aborts + 1
             except Refused:
-                assert record.phase in (Phase.LEAVING, Phase.RETURNING)
+                assert record.phase is Phase.RETURNING
         made = rolling_back.step(record, seen, LIMITS, world.now)
         saved = json.dumps(made.record.to_json())
         if made.record.phase is Phase.DONE:
             break
         if made.record.phase is Phase.NONE and aborts:
             assert world.gantry == {"a": 6, "b": 6}
+            assert not any(world.released.values())
         killed = rng.random() < 0.1
         if killed:
             world.known.clear()
@@ -228,3 +232,21 @@ def test_a_cluster_is_not_deleted_while_its_source_waits_for_its_settings(tmp_pa
                 down(folder.root, None, delete_data=True)
     (folder.root / migrate.RECORD).unlink()
     assert migrate.held_source(folder) == ""
+
+
+def test_a_nameserver_that_is_gone_leaves_no_client_without_a_broker() -> None:
+    """Gantry is out of the routes by then, and the former brokers wait for their place."""
+    aside = Seen(
+        gantry=0, released=True, listed=False, silent=True, permission=6, broker_id=FORMER_MASTER_ID, refuses=False
+    )
+    record = Record(Phase.LEAVING, 100, {"a": rolling_back.Group(6, 6)})
+    assert rolling_back.step(record, {"a": aside}, LIMITS, 105).record.phase is Phase.LEAVING
+    record = rolling_back.step(record, {"a": aside}, LIMITS, 111).record
+    assert record.phase is Phase.RETURNING
+    back = replace(aside, broker_id=0, returned=True)
+    assert rolling_back.step(record, {"a": back}, LIMITS, 115).record.phase is Phase.RETURNING
+    assert rolling_back.step(record, {"a": back}, LIMITS, 122).record.phase is Phase.DONE
+    # Where none answers, nothing is known.
+    silent = replace(aside, listed=None, silent=False)
+    record = Record(Phase.LEAVING, 100, {"a": rolling_back.Group(6, 6)})
+    assert rolling_back.step(record, {"a": silent}, LIMITS, 999).record.phase is Phase.LEAVING

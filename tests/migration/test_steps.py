@@ -268,3 +268,16 @@ def test_an_abort_gives_slaves_back_what_they_had_and_waits_for_no_dead_one() ->
     assert steps.step(record, {"a": ready(aside=True)}, LIMITS, 110).actions == (back,)
     assert steps.step(record, {"a": ready(aside=True)}, LIMITS, 131).record.phase is Phase.FOLLOWING
     assert steps.step(record, {"a": ready()}, LIMITS, 110).record.phase is Phase.FOLLOWING
+
+
+def test_a_nameserver_that_is_gone_ends_a_cutover_later_and_is_named() -> None:
+    record = Record(Phase.TAKING, 100, {"a": steps.Group(6, 10, True)})
+    seen = ended(state="leads", routed=True, silent=("n:2",))
+    made = steps.step(record, {"a": seen}, LIMITS, 105)
+    assert (made.record.phase, made.waits[-19:]) == (Phase.TAKING, "n:2 does not answer")
+    assert steps.step(record, {"a": seen}, LIMITS, 111).record.phase is Phase.DONE
+    assert steps.step(record, {"a": replace(seen, routed=None)}, LIMITS, 999).record.phase is Phase.TAKING
+    # Clients learn Gantry's address from each of them before the source ends writes.
+    record = Record(Phase.ROUTING, 100, {"a": steps.Group(6)}, carried=True)
+    seen = ready(carries=True, broker_id=FORMER_MASTER_ID, routed=True, silent=("n:2",))
+    assert steps.step(record, {"a": seen}, LIMITS, 999).record.phase is Phase.ROUTING

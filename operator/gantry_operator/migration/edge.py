@@ -193,7 +193,7 @@ class Edge:
                 problem = problem or f"the source {source} does not answer: {error}"
         elif state != "leads":
             problem = problem or f"the source's NameServers know no master of {group.broker}"
-        known = [(table or {}).get(group.broker, {}).get(steps.MASTER) for table in routes.values()]
+        known = [table.get(group.broker, {}).get(steps.MASTER) for table in routes.values() if table is not None]
         return Seen(
             state=state,
             problem=problem,
@@ -206,7 +206,8 @@ class Edge:
             aside=any(self._aside(group, table, source) for table in routes.values()),
             can_carry=can_carry,
             carries=carries,
-            routed=all(address == group.address for address in known),
+            routed=all(address == group.address for address in known) if known else None,
+            silent=tuple(server for server, table in routes.items() if table is None),
         )
 
     @staticmethod

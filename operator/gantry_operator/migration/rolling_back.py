@@ -3,8 +3,7 @@
 After a cutover the former brokers get what was written since, by messages, beside the clients that go on. Then Gantry
 ends writes and reads, the rest and the offsets arrive, and the former brokers take their place in the routes again. As
 with the steps of a cutover, a record is written before its actions, so that a rollback that is killed goes on, or goes
-back with an abort. Once Gantry leaves the routes there is no way back: the former brokers may take messages from then
-on.
+back with an abort. Once the former brokers get their place there is no way back: they may take messages from then on.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ class Phase(StrEnum):
     OFFSETS = "offsets"
     """The former brokers get the offsets of the consumer groups."""
     LEAVING = "leaving"
-    """Gantry leaves the NameServers of the former cluster. There is no way back from here."""
+    """Gantry leaves the NameServers of the former cluster."""
     RETURNING = "returning"
-    """The former brokers take their place again."""
+    """The former brokers take their place again. There is no way back from here."""
     DONE = "rolled-back"
     ABORTING = "aborting-rollback"
 
@@ -55,6 +54,8 @@ class Limits:
     """How long consumers have to commit what they have had. They do so every five seconds."""
     quiet: float = 0.5
     """Gantry's queues must not have grown for so long."""
+    silent: float = 10.0
+    """How long the end waits for NameServers that do not answer. Gantry refuses everything then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,9 @@ class Seen:
     released: bool | None = None
     """Whether Gantry stays away from the former cluster's NameServers."""
     listed: bool | None = None
-    """Whether one of them still gives Gantry's address."""
+    """Whether one of them still gives Gantry's address; None: none answers."""
+    silent: bool = False
+    """Whether some of them do not answer."""
     permission: int | None = None
     """The former broker's `brokerPermission`."""
     broker_id: int | None = None
@@ -131,9 +134,10 @@ class SetGantry:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Let Gantry leave the former cluster's NameServers, and stay away."""
+    """Let Gantry leave the former cluster's NameServers, and stay away; or register there again."""
 
     group: str
+    on: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,9 +202,9 @@ def step(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) -
     if phase is Phase.OFFSETS:
         return _offsets(record, seen, now)
     if phase is Phase.LEAVING:
-        return _leaving(record, seen, now)
+        return _leaving(record, seen, limits, now)
     if phase is Phase.RETURNING:
-        return _returning(record, seen, now)
+        return _returning(record, seen, limits, now)
     if phase is Phase.ABORTING:
         return _aborting(record, seen, now)
     return Step(record)
@@ -255,20 +259,22 @@ def _offsets(record: Record, seen: Mapping[str, Seen], now: float) -> Step:
     return Step(replace(record, phase=Phase.LEAVING, since=now))
 
 
-def _leaving(record: Record, seen: Mapping[str, Seen], now: float) -> Step:
+def _leaving(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) -> Step:
     actions = tuple(Release(name) for name in record.groups if not seen[name].released)
-    if actions or any(seen[name].listed is not False for name in record.groups):
+    waits = 0 <= now - record.since < limits.silent
+    if actions or any(seen[name].listed is not False or (seen[name].silent and waits) for name in record.groups):
         return Step(record, actions, "Gantry leaves the former NameServers")
     return Step(replace(record, phase=Phase.RETURNING, since=now))
 
 
-def _returning(record: Record, seen: Mapping[str, Seen], now: float) -> Step:
+def _returning(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) -> Step:
     actions = tuple(
         wanted
         for name, group in record.groups.items()
         if not (wanted := SetSource(name, group.source or BOTH, MASTER, False)).is_so(seen[name])
     )
-    if actions or not all(seen[name].returned for name in record.groups):
+    waits = 0 <= now - record.since < limits.silent
+    if actions or not all(seen[name].returned and not (seen[name].silent and waits) for name in record.groups):
         return Step(record, actions, "the former brokers take their place")
     return Step(replace(record, phase=Phase.DONE, since=now))
 
@@ -277,7 +283,8 @@ def abort(record: Record, now: float) -> Record:
     """Begin to go back to Gantry. Raises Refused past the point of no return."""
     if record.phase in (Phase.NONE, Phase.ABORTING):
         return record
-    if record.phase in (Phase.COPYING, Phase.WRITES_OFF, Phase.READERS_OFF, Phase.OFFSETS):
+    # Until they have their place again, no client reaches them.
+    if record.phase in (*COPIES, Phase.LEAVING):
         return replace(record, phase=Phase.ABORTING, since=now)
     raise Refused(
         "the former brokers may have taken messages already, which Gantry lacks. Go on with gantry migrate rollback"
@@ -295,6 +302,7 @@ def _aborting(record: Record, seen: Mapping[str, Seen], now: float) -> Step:
         if seen[name].permission is not None
         and not (wanted := SetSource(name, 0, FORMER_MASTER_ID, True)).is_so(seen[name])
     ]
-    if actions:
-        return Step(record, tuple(actions), "Gantry gets its permission back")
+    actions += [Release(name, False) for name in record.groups if seen[name].released]
+    if actions or any(seen[name].released is None for name in record.groups):
+        return Step(record, tuple(actions), "Gantry gets its permission and its place back")
     return Step(Record(Phase.NONE, now))

@@ -188,10 +188,11 @@ class RollbackEdge:
     async def _see(self, group: GroupPlace, routes: Routes) -> Seen:
         problem, source = "", self._edge.source_of(group, routes)
         seen = Seen(missing=None if self.copy is None else self.copy.missing, moved=group.name in self._moved)
-        known = [(table or {}).get(group.broker, {}) for table in routes.values()]
-        if None not in routes.values():
+        known = [table.get(group.broker, {}) for table in routes.values() if table is not None]
+        if known:
             seen = replace(
                 seen,
+                silent=None in routes.values(),
                 listed=any(table.get(MASTER_ID) == group.address for table in known),
                 returned=source is not None and all(table.get(MASTER_ID) == source for table in known),
             )
@@ -248,16 +249,16 @@ class RollbackEdge:
                 await self.copy.move_offsets(group.broker, await self._leader(group))
                 self._moved.add(group.name)
             else:
-                await self._release(group)
+                await self._release(group, action.on)
         except FAILURES as error:
             raise Refused(f"group {group.name}: {type(action).__name__}: {error}") from error
 
-    async def _release(self, group: GroupPlace) -> None:
+    async def _release(self, group: GroupPlace, on: bool) -> None:
         found = await self._leading_url(group)
         if found is None:
             raise Refused(f"group {group.name}: no member leads")
         try:
-            answer = await self._http.put(f"{found[0]}/v1/marks", json={"released": True}, timeout=ANSWER_S)
+            answer = await self._http.put(f"{found[0]}/v1/marks", json={"released": on}, timeout=ANSWER_S)
         except httpx.HTTPError as error:
             raise Refused(f"group {group.name}: {error!r}") from error
         if answer.status_code != 200:

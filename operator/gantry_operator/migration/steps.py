@@ -56,6 +56,8 @@ class Limits:
     """The source's log must not have grown for so long."""
     slaves: float = 30.0
     """How long an abort waits for the source's slaves. One that is dead keeps what it has."""
+    silent: float = 10.0
+    """How long the end of a cutover waits for NameServers that do not answer. Both sides register there again."""
     quiet_at_most: float = 10.0
     """After this the end that it has counts: deliveries of delayed messages may go on, and come again."""
 
@@ -142,7 +144,9 @@ class Seen:
     carries: bool | None = None
     """Whether it does so, and its address is registered."""
     routed: bool | None = None
-    """Whether every NameServer of the source gives Gantry's address as the master's."""
+    """Whether every NameServer of the source that answers gives Gantry's address as the master's; None: none does."""
+    silent: tuple[str, ...] = ()
+    """NameServers of the source that do not answer."""
 
     @property
     def lag(self) -> int | None:
@@ -273,7 +277,7 @@ def step(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) -
     if record.phase is Phase.FINISHING:
         return _finishing(record, seen, limits, now)
     if record.phase is Phase.TAKING:
-        return _taking(record, seen, now)
+        return _taking(record, seen, limits, now)
     if record.phase is Phase.ABORTING:
         return _aborting(record, seen, limits, now)
     return Step(record)
@@ -296,8 +300,8 @@ def _routing(record: Record, seen: Mapping[str, Seen], now: float) -> Step:
         for name, group in record.groups.items()
         if not (wanted := SetSource(name, group.permission or 0, FORMER_MASTER_ID, False)).is_so(seen[name])
     ]
-    if aside or not all(seen[name].routed for name in record.groups):
-        return Step(record, tuple(aside), waits)
+    if aside or not all(seen[name].routed and not seen[name].silent for name in record.groups):
+        return Step(record, tuple(aside), _named(waits, seen))
     return Step(replace(record, phase=Phase.ROUTED, since=now))
 
 
@@ -395,11 +399,17 @@ def _finishing(record: Record, seen: Mapping[str, Seen], limits: Limits, now: fl
     return Step(replace(record, groups=groups), tuple(finishes), waits)
 
 
-def _taking(record: Record, seen: Mapping[str, Seen], now: float) -> Step:
+def _taking(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) -> Step:
     actions = _ended(record, seen)
-    if not actions and all(seen[name].routed for name in record.groups):
+    waits = 0 <= now - record.since < limits.silent
+    if not actions and all(seen[name].routed and not (seen[name].silent and waits) for name in record.groups):
         return Step(replace(record, phase=Phase.DONE, since=now))
-    return Step(record, actions, "the source's NameServers take over the new addresses")
+    return Step(record, actions, _named("the source's NameServers take over the new addresses", seen))
+
+
+def _named(waits: str, seen: Mapping[str, Seen]) -> str:
+    silent = sorted({server for group in seen.values() for server in group.silent})
+    return f"{waits}; {', '.join(silent)} does not answer" if silent else waits
 
 
 RETURNING: Final = frozenset({Phase.ROUTING, Phase.ROUTED, Phase.READERS_OFF, Phase.WRITES_OFF})

@@ -79,8 +79,12 @@ def require_empty(folder: Path) -> None:
 
 def copy_files(source: Path, target: Path, progress: Progress = lambda done, total: None) -> None:
     """Copy the store of a member that is down. Blocks. Raises StoreLocked, MigrationError, OSError."""
+    from gantry_broker.broker.migration.member import DONE, mark_of
+
     if not segment_bases(source / "commitlog"):
         raise MigrationError(f"{source} has no log: name the folder with commitlog/ in it")
+    if (mark := mark_of(source)) is not None and mark["state"] != DONE:
+        raise MigrationError(f"{source} is a copy of a RocketMQ that leads on: the source has the whole store")
     require_empty(target)
     lock = lock_store(source)
     try:
