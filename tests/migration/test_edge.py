@@ -67,8 +67,7 @@ def test_what_a_source_says_of_itself_is_known_only_where_it_can_be() -> None:
 
 def test_a_slave_that_was_put_aside_is_seen() -> None:
     for numbers, aside in (({0: "s:1", 1: "s:2"}, False), ({0: "s:1", 901: "s:2"}, True), ({900: "s:1"}, False)):
-        assert Edge._aside(GROUP, {"broker-a": numbers}, "s:1") is aside
-    assert not Edge._aside(GROUP, None, "s:1")
+        assert Edge.has_aside(GROUP, {"n:1": None, "n:2": {"broker-a": numbers}}, "s:1") is aside
 
 
 class Silent:

@@ -14,6 +14,7 @@ from gantry_operator.cli import migrate
 from gantry_operator.cli.down import down
 from gantry_operator.cli.errors import CliError
 from gantry_operator.migration import rolling_back
+from gantry_operator.migration.check import SETTINGS, Finding
 from gantry_operator.migration.rolling_back import (
     Limits,
     MoveOffsets,
@@ -207,6 +208,40 @@ async def test_a_round_that_began_before_writes_ended_proves_nothing(
     assert looks == ["topics"] * 3, "a topic that was made in the last seconds is looked for"
 
 
+@pytest.mark.parametrize("phase", ["following", "readers-off"])
+def test_a_cluster_that_was_killed_in_a_cutover_starts_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str
+) -> None:
+    """Its own cutover has changed the source. What another one has changed is refused."""
+    made = {
+        "apiVersion": "gantry.dev/v1alpha1", "kind": "BrokerCluster", "metadata": {"name": "moved"},
+        "spec": {
+            "brokerGroups": [{"name": "a", "brokerName": "a", "members": 1}],
+            "bootstrap": {"fromRocketMQ": {"nameServers": ["192.0.2.1:9876"]}},
+        },
+    }  # fmt: skip
+    file, folder = tmp_path / "cluster.yaml", ClusterFolder(tmp_path / "c")
+    file.write_text(json.dumps(made))
+    folder.make()
+    (folder.root / migrate.RECORD).write_text(json.dumps({"phase": phase, "since": 0, "groups": {}}))
+
+    async def found(*_: Any) -> Any:
+        return {"a": [Finding("refused", SETTINGS, "2", "it is changed")]}, []
+
+    async def following(*_: Any) -> None: ...
+
+    ups: list[Any] = []
+    monkeypatch.setattr(migrate, "_findings", found)
+    monkeypatch.setattr(migrate, "_until_following", following)
+    monkeypatch.setattr("gantry_operator.cli.up.up", lambda *words, **more: ups.append(words))
+    if phase == "following":
+        with pytest.raises(CliError, match="group a: settings: it is changed"):
+            migrate.start(file, directory=folder.root)
+    else:
+        migrate.start(file, directory=folder.root)
+    assert len(ups) == (phase != "following")
+
+
 def test_one_command_at_a_time(tmp_path: Path) -> None:
     folder = ClusterFolder(tmp_path)
     with (
@@ -250,3 +285,11 @@ def test_a_nameserver_that_is_gone_leaves_no_client_without_a_broker() -> None:
     silent = replace(aside, listed=None, silent=False)
     record = Record(Phase.LEAVING, 100, {"a": rolling_back.Group(6, 6)})
     assert rolling_back.step(record, {"a": silent}, LIMITS, 999).record.phase is Phase.LEAVING
+
+
+def test_slaves_of_the_former_broker_get_back_what_they_had() -> None:
+    record = Record(Phase.RETURNING, 100, {"a": rolling_back.Group(6, 6)})
+    back = Seen(gantry=0, released=True, listed=False, permission=6, broker_id=0, refuses=False, returned=True)
+    slaves = replace(back, aside=True)
+    assert rolling_back.step(record, {"a": slaves}, LIMITS, 110).actions == (SetSource("a", 6, 0, False),)
+    assert rolling_back.step(record, {"a": slaves}, LIMITS, 131).record.phase is Phase.DONE

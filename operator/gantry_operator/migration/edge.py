@@ -203,7 +203,7 @@ class Edge:
             permission=settings.permission,
             broker_id=settings.broker_id,
             refuses=settings.refuses,
-            aside=any(self._aside(group, table, source) for table in routes.values()),
+            aside=self.has_aside(group, routes, source),
             can_carry=can_carry,
             carries=carries,
             routed=all(address == group.address for address in known) if known else None,
@@ -211,10 +211,11 @@ class Edge:
         )
 
     @staticmethod
-    def _aside(group: GroupPlace, table: Mapping[str, Mapping[int, str]] | None, source: str | None) -> bool:
+    def has_aside(group: GroupPlace, routes: Routes, source: str | None) -> bool:
         """Whether another broker of the source's group stands aside."""
         return any(
             FORMER_MASTER_ID < number < 2 * FORMER_MASTER_ID and address not in (source, group.address)
+            for table in routes.values()
             for number, address in (table or {}).get(group.broker, {}).items()
         )
 

@@ -54,6 +54,8 @@ class Limits:
     """How long consumers have to commit what they have had. They do so every five seconds."""
     quiet: float = 0.5
     """Gantry's queues must not have grown for so long."""
+    slaves: float = 30.0
+    """How long the end waits for slaves of the former brokers. One that is dead keeps what it has."""
     silent: float = 10.0
     """How long the end waits for NameServers that do not answer. Gantry refuses everything then."""
 
@@ -114,6 +116,8 @@ class Seen:
     broker_id: int | None = None
     refuses: bool | None = None
     """Whether it refuses all sends."""
+    aside: bool = False
+    """Whether a slave of the former broker has its number of a cutover."""
     returned: bool | None = None
     """Whether every NameServer gives the former broker as the master."""
     missing: int | None = None
@@ -268,10 +272,12 @@ def _leaving(record: Record, seen: Mapping[str, Seen], limits: Limits, now: floa
 
 
 def _returning(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) -> Step:
+    slaves = 0 <= now - record.since < limits.slaves
     actions = tuple(
         wanted
         for name, group in record.groups.items()
         if not (wanted := SetSource(name, group.source or BOTH, MASTER, False)).is_so(seen[name])
+        or (seen[name].aside and slaves)
     )
     waits = 0 <= now - record.since < limits.silent
     if actions or not all(seen[name].returned and not (seen[name].silent and waits) for name in record.groups):

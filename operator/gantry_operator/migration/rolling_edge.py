@@ -187,7 +187,11 @@ class RollbackEdge:
 
     async def _see(self, group: GroupPlace, routes: Routes) -> Seen:
         problem, source = "", self._edge.source_of(group, routes)
-        seen = Seen(missing=None if self.copy is None else self.copy.missing, moved=group.name in self._moved)
+        seen = Seen(
+            missing=None if self.copy is None else self.copy.missing,
+            moved=group.name in self._moved,
+            aside=self._edge.has_aside(group, routes, source),
+        )
         known = [table.get(group.broker, {}) for table in routes.values() if table is not None]
         if known:
             seen = replace(
