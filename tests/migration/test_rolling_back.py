@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -13,7 +15,7 @@ from gantry_broker.protocol.codes import FORMER_MASTER_ID
 from gantry_operator.cli import migrate
 from gantry_operator.cli.down import down
 from gantry_operator.cli.errors import CliError
-from gantry_operator.migration import rolling_back
+from gantry_operator.migration import rolling_back, rolling_edge
 from gantry_operator.migration.check import SETTINGS, Finding
 from gantry_operator.migration.rolling_back import (
     Limits,
@@ -81,6 +83,7 @@ class World:
                 returned=None if silent else self.number[name] == 0 and self.rng.random() < 0.8,
                 missing=self.written[name] - self.copied[name],
                 quiet=quiet,
+                whole=self.copied[name] == self.written[name],
                 moved=name in self.known,
             )
         return found
@@ -293,3 +296,46 @@ def test_slaves_of_the_former_broker_get_back_what_they_had() -> None:
     slaves = replace(back, aside=True)
     assert rolling_back.step(record, {"a": slaves}, LIMITS, 110).actions == (SetSource("a", 6, 0, False),)
     assert rolling_back.step(record, {"a": slaves}, LIMITS, 131).record.phase is Phase.DONE
+
+
+def test_deliveries_that_go_on_do_not_let_producers_wait_for_ever() -> None:
+    record = Record(Phase.WRITES_OFF, 100, {"a": rolling_back.Group(6, 6)})
+    seen = Seen(gantry=4, permission=6, broker_id=FORMER_MASTER_ID, refuses=False, missing=3, quiet=0.0, whole=True)
+    assert rolling_back.step(record, {"a": seen}, LIMITS, 105).record.phase is Phase.WRITES_OFF
+    assert rolling_back.step(record, {"a": seen}, LIMITS, 111).record.phase is Phase.READERS_OFF
+    lacking = replace(seen, whole=False, missing=None)
+    assert rolling_back.step(record, {"a": lacking}, LIMITS, 999).record.phase is Phase.WRITES_OFF
+
+
+async def test_a_rollback_without_progress_gives_gantry_its_clients_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = itertools.count()  # Each look at the clock is one later.
+    monkeypatch.setattr(rolling_edge, "time", SimpleNamespace(monotonic=lambda: next(seconds), time=lambda: 1_000.0))
+
+    class Edge:
+        """Gantry, whose reads cannot be ended, and a former broker."""
+
+        copy = None
+        gantry, permission, refuses = 4, 6, False
+
+        async def look(self) -> dict[str, Seen]:
+            return {
+                "a": Seen(
+                    gantry=self.gantry, released=False, listed=True, permission=self.permission,
+                    broker_id=FORMER_MASTER_ID, refuses=self.refuses,
+                )
+            }  # fmt: skip
+
+        async def act(self, action: Any) -> None:
+            if isinstance(action, SetSource):
+                self.permission, self.refuses = action.permission, action.refuses
+            elif action.permission == 0:
+                raise Refused("group a: SetGantry: no answer")
+            else:
+                self.gantry = action.permission
+
+    kept: list[Record] = []
+    edge, record = Edge(), Record(Phase.READERS_OFF, 0, {"a": rolling_back.Group(6, 6)})
+    with pytest.raises(Refused, match=r"no answer\. Gantry has its clients, and the source stands aside"):
+        await rolling_edge.drive(cast(Any, edge), record, LIMITS, kept.append, timeout=10)
+    assert (edge.gantry, edge.permission, edge.refuses) == (6, 0, True)
+    assert [one.phase for one in kept] == [Phase.ABORTING, Phase.NONE]

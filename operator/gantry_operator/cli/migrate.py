@@ -766,7 +766,7 @@ def rollback(
     max_lag: Annotated[int, typer.Option(help="Messages that the copy may lack when Gantry ends writes.")] = 1_000,
     settle: Annotated[float, typer.Option(help="Seconds for consumers to commit what they have had.")] = 6.0,
     timeout: Annotated[
-        float, typer.Option(help="Seconds without progress until it gives up; it can go on later.")
+        float, typer.Option(help="Seconds without progress until it gives up, and goes back where clients wait.")
     ] = 120.0,
     directory: DirOption = None,
     name: NameOption = None,

@@ -40,6 +40,8 @@ class Phase(StrEnum):
     ABORTING = "aborting-rollback"
 
 
+PAUSED: Final = frozenset({Phase.WRITES_OFF, Phase.READERS_OFF, Phase.OFFSETS, Phase.LEAVING})
+"""Phases in which clients wait, and from which an abort gives them back what they had."""
 COPIES: Final = frozenset({Phase.COPYING, Phase.WRITES_OFF, Phase.READERS_OFF, Phase.OFFSETS})
 """Phases in which what was copied is needed."""
 
@@ -54,6 +56,8 @@ class Limits:
     """How long consumers have to commit what they have had. They do so every five seconds."""
     quiet: float = 0.5
     """Gantry's queues must not have grown for so long."""
+    quiet_at_most: float = 10.0
+    """After this what Gantry had when writes ended is enough: deliveries of delayed messages may go on, and stay."""
     slaves: float = 30.0
     """How long the end waits for slaves of the former brokers. One that is dead keeps what it has."""
     silent: float = 10.0
@@ -124,6 +128,8 @@ class Seen:
     """Messages that the copy lacks."""
     quiet: float = 0.0
     """Seconds for which the copy is known to have had everything."""
+    whole: bool = False
+    """Whether the copy has all that Gantry had when it was told to take nothing more."""
     moved: bool = False
     """Whether the offsets were moved since reads ended."""
 
@@ -241,8 +247,9 @@ def _copying(record: Record, seen: Mapping[str, Seen], limits: Limits, now: floa
 def _writes_off(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) -> Step:
     if actions := _set_gantry(record, seen, READ) + _opened(record, seen):
         return Step(record, tuple(actions), "Gantry stops taking messages", copies=True)
-    missing = _missing(seen)
-    if missing is None or missing or any(group.quiet < limits.quiet for group in seen.values()):
+    missing, late = _missing(seen), not 0 <= now - record.since < limits.quiet_at_most
+    settled = missing == 0 and all(group.quiet >= limits.quiet for group in seen.values())
+    if not settled and not (late and all(group.whole for group in seen.values())):
         return Step(record, waits=f"{missing or 0} messages are missing", copies=True)
     return Step(replace(record, phase=Phase.READERS_OFF, since=now), copies=True)
 

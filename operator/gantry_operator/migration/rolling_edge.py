@@ -189,6 +189,7 @@ class RollbackEdge:
         problem, source = "", self._edge.source_of(group, routes)
         seen = Seen(
             missing=None if self.copy is None else self.copy.missing,
+            whole=self.copy is not None and self.copy.missing is not None,
             moved=group.name in self._moved,
             aside=self._edge.has_aside(group, routes, source),
         )
@@ -278,8 +279,10 @@ async def drive(
     timeout: float,
     say: Callable[[Phase, str], None] = lambda phase, waits: None,
 ) -> Record:
-    """Make steps until the rollback is done, or its abort. Raises Refused after `timeout` seconds without progress."""
-    ends, problem, copied = time.monotonic() + timeout, "", -1
+    """Make steps until the rollback is done, or its abort. After `timeout` seconds without progress it goes back where
+    clients wait. Raises Refused after that, or after so many seconds more.
+    """
+    ends, problem, copied, gave_up = time.monotonic() + timeout, "", -1, ""
     copying: asyncio.Task[None] | None = None
     try:
         while True:
@@ -289,6 +292,8 @@ async def drive(
                 save(made.record)
                 record, ends = made.record, time.monotonic() + timeout
             say(record.phase, made.waits)
+            if record.phase is Phase.NONE and gave_up:
+                raise Refused(f"{gave_up}. Gantry has its clients, and the source stands aside")
             if record.phase in (Phase.DONE, Phase.NONE):
                 return record
             if copying is not None and copying.done():
@@ -309,7 +314,13 @@ async def drive(
             if now_copied != copied:
                 copied, ends = now_copied, time.monotonic() + timeout
             if time.monotonic() > ends:
-                raise Refused(f"no progress for {timeout:g} s, in phase {record.phase.value}: {problem or made.waits}")
+                late = f"no progress for {timeout:g} s, in phase {record.phase.value}: {problem or made.waits}"
+                if record.phase not in rolling_back.PAUSED:
+                    raise Refused(f"{gave_up}; going back: {late}" if gave_up else late)
+                record, gave_up, problem = rolling_back.abort(record, time.time()), late, ""
+                ends = time.monotonic() + timeout
+                save(record)
+                continue
             if not made.actions:
                 await asyncio.sleep(POLL_S)
     finally:
