@@ -43,6 +43,12 @@ def test_what_is_no_request_says_what_to_write(text: str) -> None:
         parse_request(text)
 
 
+def test_a_cutover_that_could_only_go_back_is_refused() -> None:
+    with pytest.raises(ValueError, match="settle=120 leaves no time of timeout=120"):
+        parse_request("cutover settle=120")
+    assert parse_request("cutover settle=120 timeout=300").timeout_s == 300.0
+
+
 def test_a_record_that_a_person_has_spoilt_is_refused() -> None:
     assert read_record(None).phase is Phase.FOLLOWING
     for text in ("", "{}", "[]", '{"phase": "x", "since": 0, "groups": {}}'):
@@ -137,7 +143,7 @@ async def test_a_cutover_goes_to_its_end_and_says_each_phase() -> None:
 
 
 async def test_an_operator_that_takes_over_goes_on_and_an_abort_goes_back_before_the_end() -> None:
-    resource, end = Resource(**{MIGRATE: "cutover settle=60 #1"}), asyncio.Event()
+    resource, end = Resource(**{MIGRATE: "cutover settle=60 timeout=300 #1"}), asyncio.Event()
     source = Source(resource)
 
     def new() -> MigrationRequests:
@@ -149,7 +155,7 @@ async def test_an_operator_that_takes_over_goes_on_and_an_abort_goes_back_before
         await source.changed.wait()
     await first.close()
     assert resource.phase() is Phase.READERS_OFF
-    assert resource.annotations[MIGRATE] == "cutover settle=60 #1", "the next operator finds the request"
+    assert resource.annotations[MIGRATE] == "cutover settle=60 timeout=300 #1", "the next operator finds the request"
     resource.annotations[MIGRATE] = "abort #2"
     second = new()
     await ended(second, end)
@@ -353,7 +359,7 @@ async def test_an_abort_is_tried_until_the_source_has_its_settings_also_by_the_n
 
 async def test_a_cluster_that_is_deleted_in_a_cutover_gives_the_source_its_writes_back() -> None:
     """Its record goes with it: nobody would know what the source lacks."""
-    resource, end, said = Resource(**{MIGRATE: "cutover settle=60 #1"}), asyncio.Event(), list[str]()
+    resource, end, said = Resource(**{MIGRATE: "cutover settle=60 timeout=300 #1"}), asyncio.Event(), list[str]()
     source = Source(resource)
     requests = MigrationRequests(cast(Any, resource), source.open, lambda *event: said.append(event[2]), end.set)
     requests.look()

@@ -640,6 +640,10 @@ def cutover(
     if (messages := _by_messages(folder)) is not None:
         _finish_messages(folder, messages, dry_run, timeout)
         return
+    if settle + routes >= timeout and not dry_run:
+        raise CliError(
+            f"--settle and --routes leave no time of --timeout {timeout:g}: after that a cutover goes back", Exit.USAGE
+        )
     limits = steps.Limits(lag=max_lag << 20, settle=settle, routes=routes)
 
     async def go() -> None:

@@ -58,6 +58,8 @@ def parse_request(text: str) -> MigrationRequest:
                 f"{word[:100]!r}: write lag=MIB (0 to {MOST_MIB}), settle=SECONDS (0 to {LONGEST_S}) or "
                 f"timeout=SECONDS (1 to {LONGEST_S})"
             )
+    if op == "cutover" and settle >= timeout:
+        raise ValueError(f"settle={settle} leaves no time of timeout={timeout}: after that a cutover goes back")
     # No member of a pod passes clients on: the group's Service leads to a leader only.
     return MigrationRequest(op, Limits(lag=lag << 20, settle=float(settle), routes=0.0), float(timeout))
 
