@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -296,6 +299,16 @@ async def test_past_the_point_of_no_return_it_goes_on(
     assert sum("there is no way back" in text for text in said) == 3
 
 
+@pytest.fixture
+def seconds_of_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look takes a second of the clock, and no time."""
+    looks = itertools.count()
+    monkeypatch.setattr(edges, "time", SimpleNamespace(monotonic=lambda: next(looks), time=time.time))
+    monkeypatch.setattr(module, "AGAIN_S", 0.0)
+    for name in ("POLL_S", "PAUSED_POLL_S"):
+        monkeypatch.setattr(edges, name, 0.0)
+
+
 async def test_an_abort_is_heard_while_a_cutover_is_under_way() -> None:
     resource, end = Resource(**{MIGRATE: "cutover settle=60 timeout=3600 #1"}), asyncio.Event()
     source = Source(resource)
@@ -315,10 +328,10 @@ async def test_an_abort_is_heard_while_a_cutover_is_under_way() -> None:
 
 
 async def test_a_cutover_that_is_not_done_in_time_gives_the_source_its_writes_back(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, seconds_of_looks: None
 ) -> None:
     """Nobody looks at night: a source must not refuse its producers until somebody comes."""
-    resource, end, said = Resource(**{MIGRATE: "cutover settle=0 timeout=1 #1"}), asyncio.Event(), list[str]()
+    resource, end, said = Resource(**{MIGRATE: "cutover settle=0 timeout=30 #1"}), asyncio.Event(), list[str]()
     source = Source(resource)
     plain = source.look
 
@@ -329,22 +342,20 @@ async def test_a_cutover_that_is_not_done_in_time_gives_the_source_its_writes_ba
         return {"a": seen}
 
     monkeypatch.setattr(source, "look", late)
-    monkeypatch.setattr(module, "AGAIN_S", 0.0)
     requests = MigrationRequests(cast(Any, resource), source.open, lambda *event: said.append(event[2]), end.set)
     await ended(requests, end)
     answer = str(resource.annotations[MIGRATE_RESULT])
-    assert "failed: not done after 1 s, in phase writes-off: group a: the copy is not connected" in answer
+    assert "failed: not done after 30 s, in phase writes-off: group a: the copy is not connected" in answer
     assert "The source has its settings back" in answer
     assert (source.permission, source.number, source.refuses) == (6, 0, False)
     assert resource.phase() is Phase.FOLLOWING
 
 
 async def test_an_abort_is_tried_until_the_source_has_its_settings_also_by_the_next_operator(
-    monkeypatch: pytest.MonkeyPatch,
+    seconds_of_looks: None,
 ) -> None:
-    monkeypatch.setattr(module, "AGAIN_S", 0.0)
     record = {"phase": "aborting", "since": 0, "groups": {"a": {"permission": 6, "end": 10, "finished": False}}}
-    for request in ("abort timeout=1 #1", "cutover timeout=1 #2"):
+    for request in ("abort timeout=10 #1", "cutover settle=0 timeout=10 #2"):
         resource, end = Resource(**{MIGRATE: request, MIGRATION: json.dumps(record)}), asyncio.Event()
         source, said = Source(resource), list[str]()
         source.permission, source.number, source.refuses, source.unwilling = 0, FORMER_MASTER_ID, True, 30
