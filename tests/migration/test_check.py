@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from gantry_broker.broker.metadata.tables import Tables
 from gantry_broker.broker.migration.errors import MigrationError, SourceBroken
-from gantry_broker.broker.migration.source import Look, Source, in_sync_of, look_of, tables_of
+from gantry_broker.broker.migration.source import Look, Source, bound, in_sync_of, look_of, tables_of
 from gantry_broker.settings import BrokerSettings
 from gantry_operator.migration.check import Facts, findings
 
@@ -21,6 +21,7 @@ CONFIG = {
     "messageDelayLevel": SETTINGS.messageDelayLevel,
 }
 NOW = {"brokerPermission": "6", "brokerId": "0", "startAcceptSendRequestTimeStamp": "0"}
+TOPICS, GROUPS = b'{"topicConfigTable":{}}', b'{"subscriptionGroupTable":{}}'
 RUNTIME = {"commitLogMinOffset": "0", "commitLogMaxOffset": "5000000000", "brokerVersionDesc": "V4_9_7"}
 
 
@@ -91,12 +92,47 @@ def test_a_master_that_never_got_a_message_has_an_empty_log() -> None:
 
 @pytest.mark.parametrize(
     "table",
-    [b"", b"[]", b'{"offsetTable":{"T@g":{"0":-5}}}', b'{"offsetTable":{"T@g":{"x":1}}}', b'{"offsetTable":3}'],
+    [
+        b"",
+        b"[]",
+        b'{"offsetTable":{"T@g":{"0":-5}}}',
+        b'{"offsetTable":{"T@g":{"x":1}}}',
+        b'{"offsetTable":3}',
+        b'{"offsetTable":{"T@g":{"0":1e999}}}',
+        b'{"offsetTable":{"T@g":{"9999999999":1}}}',
+    ],
 )
 def test_tables_that_cannot_be_are_refused(table: bytes) -> None:
     topics, groups = b'{"topicConfigTable":{}}', b'{"subscriptionGroupTable":{}}'
     with pytest.raises(MigrationError):
         tables_of(topics, groups, table, b'{"offsetTable":{}}')
+
+
+@pytest.mark.parametrize(
+    "table",
+    [b'{"3":1e999}', b'{"3":-1}', b'{"3":99999999999999999999999}', b'{"-3":5}', b'{"9999999999":5}', b'{"x":1}'],
+)
+def test_a_progress_of_delays_that_cannot_be_is_refused(table: bytes) -> None:
+    with pytest.raises(MigrationError):
+        tables_of(TOPICS, GROUPS, b'{"offsetTable":{}}', b'{"offsetTable":' + table + b"}")
+
+
+@pytest.mark.parametrize(
+    ("name", "queues"), [("../../evil", 4), ("a/b", 4), ("..", 4), ("", 4), ("T" * 256, 4), ("T", 2**31 - 1)]
+)
+def test_a_topic_that_no_broker_has_is_refused(name: str, queues: int) -> None:
+    topic = {"topicName": name, "readQueueNums": 4, "writeQueueNums": queues}
+    with pytest.raises(MigrationError):
+        tables_of(json.dumps({"topicConfigTable": {name: topic}}).encode(), GROUPS, b'{"offsetTable":{}}', GROUPS)
+
+
+def test_offsets_behind_the_ends_of_their_queues_are_taken_back() -> None:
+    """A message that comes next would count as read, and a delayed one as delivered."""
+    tables = Tables(delay={1: 5, 3: 2**62}, offsets={"T@g": {0: 10, 1: 7, 2: 3}})
+    ends = {("T", 0): 10, ("T", 1): 4, ("SCHEDULE_TOPIC_XXXX", 0): 5, ("SCHEDULE_TOPIC_XXXX", 2): 8}
+    assert bound(tables, lambda topic, queue: ends.get((topic, queue), 0)) == 3
+    assert tables.delay == {1: 5, 3: 8}
+    assert tables.offsets == {"T@g": {0: 10, 1: 4, 2: 0}}
 
 
 def test_a_topic_of_gantrys_own_stops_it() -> None:

@@ -26,7 +26,7 @@ from gantry_broker.broker.migration.errors import MigrationError, SourceBroken
 from gantry_broker.broker.migration.following import LOST, Follower
 from gantry_broker.broker.migration.guarding import Guarding
 from gantry_broker.broker.migration.pops import LONGEST_MS, REVIVE_GROUP, InFlight, give_again, revive_topics
-from gantry_broker.broker.migration.source import FAILURES, Look, Source, save
+from gantry_broker.broker.migration.source import FAILURES, Look, Source, bound, save
 from gantry_broker.client import Admin
 from gantry_broker.client.credentials import Credentials
 from gantry_broker.http.interim import InterimServer
@@ -391,6 +391,8 @@ class Migration:
                 while at < store.reader.max_offset(topic, queue):
                     at = self._take_pops(topic, queue, at)
                     await asyncio.sleep(0)
+        if ahead := bound(tables, store.queues.next_offset):
+            log.warning("%d offsets of groups and delays lay behind the ends of their queues", ahead)
         again = give_again(tables.offsets, in_flight.lowest())
         if again or in_flight.unreadable:
             log.info("messages in flight come again in %d queues; %d records were none", again, in_flight.unreadable)

@@ -7,7 +7,7 @@ import logging
 import ssl
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Self
@@ -20,13 +20,21 @@ from gantry_broker.broker.registrar import registration_body, topic_json
 from gantry_broker.client import Admin, ClientError, Credentials
 from gantry_broker.protocol import fastjson, plausible
 from gantry_broker.protocol.bodies import BodyError, topic_stats_from_json
-from gantry_broker.protocol.codes import CONTROL_TOPIC, FORMER_MASTER_ID, MASTER_ID, Perm, RequestCode
-from gantry_broker.protocol.digits import whole_number
+from gantry_broker.protocol.codes import (
+    CONTROL_TOPIC,
+    FORMER_MASTER_ID,
+    MASTER_ID,
+    SCHEDULE_TOPIC,
+    Perm,
+    RequestCode,
+)
+from gantry_broker.protocol.digits import MAX_INT, whole_number
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import Header, Long, RegisterBrokerHeader, TopicHeader
 from gantry_broker.remoting.client import split_address
 from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.remoting.tls import TlsOptions
+from gantry_broker.store.index.queue_table import TopicQueues
 from gantry_broker.store.log.epochs import MAX_SEGMENT, LeaderEpochs
 from gantry_broker.store.log.record_reader import FILLER_MIN
 
@@ -36,6 +44,8 @@ TIMEOUT_S: Final = 10.0
 SLAVE_S: Final = 1.0
 """Seconds for a slave's answer. A later one counts as none."""
 AGAIN_S: Final = 0.2
+MOST_QUEUES: Final = 1 << 16
+"""Of a topic on one broker."""
 AHEAD_MS: Final = 86_400_000
 """How far a source's clock may be ahead of ours."""
 FAILURES: Final = (RemotingError, ClientError, BodyError, OSError, asyncio.TimeoutError)
@@ -298,15 +308,40 @@ def tables_of(topics: bytes, groups: bytes, offsets: bytes, delay: bytes) -> Tab
         snapshots.read_groups(tables, fastjson.loads(groups))
         snapshots.read_offsets(tables, fastjson.loads(offsets))
         snapshots.read_delay(tables, fastjson.loads(delay))
-    except (BodyError, fastjson.JsonError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (BodyError, fastjson.JsonError, ArithmeticError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise MigrationError(f"the source's tables cannot be read: {error}") from error
     if CONTROL_TOPIC in tables.topics:
         raise SourceBroken(f"the source has a topic {CONTROL_TOPIC}: it is no RocketMQ, or was a cluster of Gantry")
+    for name, topic in tables.topics.items():
+        try:
+            TopicQueues(name)
+        except ValueError as error:
+            raise MigrationError(f"the source has a topic that cannot be: {error}") from error
+        if max(topic.read_queues, topic.write_queues) > MOST_QUEUES:
+            raise MigrationError(f"topic {name} of the source has more than {MOST_QUEUES} queues")
+    places = [(key, queue, at) for key, queues in tables.offsets.items() for queue, at in queues.items()]
+    places += [(SCHEDULE_TOPIC, level, at) for level, at in tables.delay.items()]
+    for key, queue, offset in places:
+        if not 0 <= queue <= MAX_INT or not 0 <= offset <= plausible.MAX_OFFSET:
+            raise MigrationError(f"offset {offset} of queue {queue} of {key} cannot be")
+    return tables
+
+
+def bound(tables: Tables, next_offset: Callable[[str, int], int]) -> int:
+    """Take offsets back that lie behind the ends of their queues, and return their number: what comes next there would
+    count as read, and a delayed message as delivered. `next_offset`: of a topic's queue, in the copy.
+    """
+    count = 0
     for key, queues in tables.offsets.items():
         for queue, offset in queues.items():
-            if queue < 0 or not 0 <= offset <= plausible.MAX_OFFSET:
-                raise MigrationError(f"offset {offset} of queue {queue} of {key} cannot be")
-    return tables
+            if offset > (end := next_offset(key.partition("@")[0], queue)):
+                queues[queue] = end
+                count += 1
+    for level, offset in tables.delay.items():
+        if offset > (end := next_offset(SCHEDULE_TOPIC, level - 1)):
+            tables.delay[level] = end
+            count += 1
+    return count
 
 
 def save(tables: Tables, config: Path, leader_epochs: LeaderEpochs) -> None:
