@@ -204,6 +204,10 @@ def test_the_console_shows_what_a_persons_own_rights_allow(demo: Cluster, everyt
         until("the topic is shown", lambda: "ByConsole" in reader.get(f"{page}/topics?q=ByConsole").text, 60)
         kubectl("-n", namespace, "delete", "rolebinding", "reader")
         until("a right that was taken away ends", lambda: reader.get(page).status_code == 404, 60)
+    kubectl("-n", SYSTEM, "delete", "pod", "-l", "app.kubernetes.io/name=gantry-console")
+    (kept,) = (m for m in get(SYSTEM, "configmaps") if m["metadata"]["name"] == "gantry-console-history")
+    points = json.loads(kept["data"][f"{namespace}.{demo.name}"])
+    assert points[0][0] > time.time() - 3600, "the chart outlives the console"
 
 
 def test_gantry_top_shows_one_frame(demo: Cluster) -> None:

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,6 +16,7 @@ from gantry_operator.actions.target import LoggedRemarks
 from gantry_operator.console.access import OneTimeLinks, Session, Sessions
 from gantry_operator.console.app import make_app
 from gantry_operator.console.collector import Collector
+from gantry_operator.console.history import History, NoHistory
 from gantry_operator.console.serve import LocalAccess, Server, collecting
 from gantry_operator.console.snapshot import ClusterKey
 from gantry_operator.console.sources import AuditView, MemberAudit, MemberUrl, Pausing
@@ -85,7 +85,7 @@ class FakeSource:
     target: Any = NoBrokers()
     command: Sequence[str] = ("--cluster", "fake")
     pausing: Pausing | None = None
-    history: Path | None = None
+    history: History = NoHistory()
 
     def __init__(self, topics: int = 3) -> None:
         self.key = ClusterKey("local", "fake")

@@ -25,12 +25,13 @@ from gantry_operator.console.kubernetes import (
     REVIEW_S,
     SIGN_INS_PER_SECOND,
     Clusters,
+    ConfigMapHistory,
     KubernetesAccess,
     KubernetesSource,
     PauseAnnotation,
 )
 from gantry_operator.console.pages.activity import REPORT_POLICY
-from gantry_operator.console.snapshot import ClusterKey
+from gantry_operator.console.snapshot import ClusterKey, Point
 from gantry_operator.console.sources import MemberAudit, MemberUrl, SourceError
 from gantry_operator.platforms.kubernetes.analytics.manifests import page_secret
 from gantry_operator.platforms.kubernetes.api.client import KINDS, ApiUnavailable
@@ -201,6 +202,26 @@ async def test_clusters_come_and_go_with_their_resources() -> None:
         fake.remove("BrokerCluster", "mq", "demo")
         await clusters.look()
         assert not clusters.known
+
+
+async def test_the_chart_outlives_the_console_in_a_config_map() -> None:
+    """A failing API server is no empty history, and a cluster that is deleted leaves no entry."""
+    place, now = ClusterKey("system", "gantry-console-history"), 10_000.0
+    async with FakeApi() as fake, fake.client() as api:
+        fake.put({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": place.name, "namespace": place.space}})
+        history, other = (ConfigMapHistory(api, place, f"mq.{name}") for name in ("demo", "other"))
+        assert await history.read(now) == ()
+        points = [Point(now - back, 5.0, 1.0) for back in (300.0, 270.0, 120.0, 60.0)]
+        await history.keep(points)
+        await other.keep(points[:1])
+        assert await history.read(now) == (points[0], points[2], points[3]), "a point for each minute"
+        fake.objects["ConfigMap", place.space, place.name]["data"]["mq.demo"] = "[["
+        assert await history.read(now) == ()
+        await history.forget()
+        assert list(fake.objects["ConfigMap", place.space, place.name]["data"]) == ["mq.other"]
+        fake.down = True
+        assert await history.read(now) is None
+        await history.keep(points)
 
 
 async def test_members_are_asked_by_their_names_in_the_cluster() -> None:

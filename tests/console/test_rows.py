@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import json
 import random
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from gantry_broker.client import ReceivedMessage
 from gantry_operator.console.bodies import MAX_SHOWN, Content, body_view, content_of, hex_dump, preview
 from gantry_operator.console.collector import Collector
 from gantry_operator.console.health import disk_of, health_of, members_of
-from gantry_operator.console.history import keep_points, read_points
+from gantry_operator.console.history import FileHistory, NoHistory, rows_of
 from gantry_operator.console.recent_senders import Sender, senders_of, with_clients
 from gantry_operator.console.render import duration, environment, rate, size, time_ms
 from gantry_operator.console.rows import (
@@ -44,6 +44,7 @@ from gantry_operator.console.sources import audit_lines
 from gantry_operator.topics.resets import preview_of
 
 from tests.console.fake import FakeSource, member_status, tables
+from tests.support.running import running, until
 
 KEY = ClusterKey("local", "fake")
 
@@ -277,16 +278,16 @@ def test_the_chart_keeps_hours_at_a_bounded_size() -> None:
     assert len(chart_of(points, 30_000.0, WINDOWS["5m"])["data"][0]) == 150
 
 
-def test_the_chart_outlives_the_console(tmp_path: Path) -> None:
-    path = tmp_path / "history.json"
+async def test_the_chart_outlives_the_console(tmp_path: Path) -> None:
+    history = FileHistory(tmp_path / "history.json")
+    assert await history.read(110.0) == ()
     points = [Point(at, 5.5, 1.0) for at in (-30_000.0, 100.0, 102.0)]
-    keep_points(path, points[1:])
-    assert read_points(path, 110.0) == tuple(points[1:])
-    assert read_points(path, 101.0) == (points[1],), "a clock that was set back"
-    assert read_points(path, 30_000.0) == (), "too old"
-    keep_points(tmp_path / "no folder" / "history.json", points)
-    keep_points(None, points)
-    assert read_points(None, 110.0) == ()
+    await history.keep(points[1:])
+    assert await history.read(110.0) == tuple(points[1:])
+    assert await history.read(101.0) == (points[1],), "a clock that was set back"
+    assert await history.read(30_000.0) == (), "too old"
+    await FileHistory(tmp_path / "no folder" / "history.json").keep(points)
+    assert rows_of(points, 60.0) == [[-30_000.0, 5.5, 1.0], [100.0, 5.5, 1.0]]
 
 
 @pytest.mark.parametrize(
@@ -294,24 +295,62 @@ def test_the_chart_outlives_the_console(tmp_path: Path) -> None:
     ["", "{}", "[1]", "[[1,2]]", '[["1",2,3]]', "[[true,2,3]]", "[[1e999,2,3]]", "[[1,-2,3]]", "[[1,2,3]]" * 2,
      json.dumps([[n, 1, 1] for n in range(5_001)])],
 )  # fmt: skip
-def test_a_damaged_history_is_none(tmp_path: Path, text: str) -> None:
+async def test_a_damaged_history_is_none(tmp_path: Path, text: str) -> None:
     path = tmp_path / "history.json"
     path.write_text(text)
-    assert read_points(path, 10_000.0) == ()
+    assert await FileHistory(path).read(10_000.0) == ()
+
+
+async def _begun(collector: Collector, done: Callable[[], Any]) -> None:
+    """Let a collector run until something is done, and end it."""
+    async with running(collector):
+        await until(done)
 
 
 async def test_a_console_begins_with_the_history_and_keeps_it(tmp_path: Path) -> None:
     source = FakeSource()
-    source.history = tmp_path / "history.json"
-    keep_points(source.history, [Point(time.time() - 100, 5.0, 1.0)])
+    source.history = history = FileHistory(tmp_path / "history.json")
+    await history.keep([Point(time.time() - 100, 5.0, 1.0)])
     collector = Collector(source)
-    assert [p.received for p in collector.snapshot.points] == [5.0]
-    source.history.unlink()
-    running = asyncio.create_task(collector.run())
-    await asyncio.sleep(0)
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
-    assert read_points(source.history, time.time())[0].received == 5.0
+    async with running(collector):
+        await until(lambda: collector.snapshot.points)
+        history.path.unlink()
+    assert [p.received for p in await history.read(time.time())][:1] == [5.0]
+
+
+async def test_a_history_that_cannot_be_read_is_not_written_over() -> None:
+    """It is read later, and then comes before the points of this console."""
+
+    class Away(NoHistory):
+        def __init__(self) -> None:
+            self.kept: list[Point] = [Point(time.time() - 100, 5.0, 1.0)]
+            self.away, self.asked = True, 0
+
+        async def read(self, now: float) -> tuple[Point, ...] | None:
+            self.asked += 1
+            return None if self.away else tuple(self.kept)
+
+        async def keep(self, points: Sequence[Point]) -> None:
+            self.kept = list(points)
+
+    source = FakeSource()
+    source.history = history = Away()
+    collector = Collector(source)
+    await _begun(collector, lambda: history.asked)
+    assert [p.received for p in history.kept] == [5.0]
+    history.away = False
+    await _begun(collector, lambda: collector.snapshot.points)
+    assert history.kept[0].received == 5.0
+
+
+async def test_the_chart_goes_on_while_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The resource is not asked for: on one machine that sends messages to every group."""
+    monkeypatch.setattr("gantry_operator.console.collector.IDLE_S", -1.0)
+    monkeypatch.setattr("gantry_operator.console.collector.STEP_S", 0.01)
+    source = FakeSource()
+    collector = Collector(source)
+    await _begun(collector, lambda: "/v1/tables" in source.calls)
+    assert not collector.snapshot.resource
 
 
 def test_a_gap_of_the_chart_has_no_value() -> None:

@@ -3,7 +3,7 @@
 A turn asks every member for its status at once: one request each. The tables of topics, groups and clients come from
 the master of each broker group: one request for any number of topics. Requests for tables and for the resource run
 beside the turns, so a broker that does not answer delays neither the others nor a page. Without a reader for a minute
-it pauses.
+it asks for the chart alone, every half minute.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from typing import Any, Final
 import orjson
 
 from gantry_operator.cluster.member_http import httpx
-from gantry_operator.console.history import KEEP_EVERY_S, keep_points, read_points
 from gantry_operator.console.queue_holders import QueueHolders
 from gantry_operator.console.recent_senders import RecentSenders
 from gantry_operator.console.resends import Resends
 from gantry_operator.console.rows import GroupTables, combine
-from gantry_operator.console.snapshot import MemberSeen, Point, Snapshot, with_point
+from gantry_operator.console.snapshot import STEP_S, MemberSeen, Point, Snapshot, with_point
 from gantry_operator.console.sources import MemberUrl, Source, SourceError
 
 log = logging.getLogger(__name__)
@@ -51,8 +50,9 @@ class Collector:
 
     def __init__(self, source: Source, clock: Callable[[], float] = time.time) -> None:
         self.source = source
-        self._points = read_points(source.history, clock())
-        self.snapshot = Snapshot(source.key, points=self._points)
+        self._points: tuple[Point, ...] = ()
+        self._recalled = False
+        self.snapshot = Snapshot(source.key)
         self.holders = QueueHolders(source)
         self.senders = RecentSenders(source)
         self.resends = Resends(source)
@@ -95,12 +95,10 @@ class Collector:
         """Collect until cancelled."""
         try:
             while True:
-                if self._clock() - self._last_reader > IDLE_S:
-                    self._read.clear()
-                    await self._read.wait()
+                read = self._clock() - self._last_reader <= IDLE_S or await self._is_read_again()
                 began = time.monotonic()
                 try:
-                    await self._turn()
+                    await self._turn(read=read)
                 except Exception:  # The console outlives any answer of a member.
                     log.exception("a turn of %s failed", self.source.key)
                 await asyncio.sleep(max(TURN_S - (time.monotonic() - began), 0.1))
@@ -108,10 +106,20 @@ class Collector:
             for task in self._tasks.values():
                 task.cancel()
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-            keep_points(self.source.history, self._points)
+            await self._keep()
             await self.holders.close()
             await self.senders.close()
             await self.resends.close()
+
+    async def _is_read_again(self) -> bool:
+        """Wait for a reader for as long as one older point of the chart stands for."""
+        self._read.clear()
+        try:
+            async with asyncio.timeout(STEP_S):
+                await self._read.wait()
+        except TimeoutError:
+            return False
+        return True
 
     async def first(self) -> None:
         """One turn, with everything that it begins: for a first page with figures."""
@@ -131,8 +139,11 @@ class Collector:
             return
         self._tasks[name] = asyncio.create_task(work)
 
-    async def _turn(self) -> None:
+    async def _turn(self, *, read: bool = True) -> None:
+        """Ask the members. `read`: somebody looks, so the resource is asked for as well."""
         now = self._clock()
+        if not self._recalled:
+            await self._recall(now)
         try:
             urls = await self.source.members()
         except SourceError as error:
@@ -144,13 +155,27 @@ class Collector:
         changed = roles != _roles(self.snapshot.members)
         self._measure(members)
         await self.publish(members=members, growth=self._growth())
-        if changed or now >= self._next_resource:
+        if read and (changed or now >= self._next_resource):
             self._next_resource = now + RESOURCE_EVERY_S
             self._start("resource", self._resource())
         for group, url in _masters(members, urls).items():
             if now >= self._next_tables.get(group, 0.0):
                 self._next_tables[group] = now + TABLES_EVERY_S
                 self._start(f"tables/{group}", self._tables(group, url))
+
+    async def _recall(self, now: float) -> None:
+        """Put the points that were kept before those of this console. Before that, none may be written."""
+        kept = await self.source.history.read(now)
+        if kept is not None:
+            self._recalled = True
+            first = self._points[0].at if self._points else now
+            self._points = (*(p for p in kept if p.at < first), *self._points)
+            await self.publish(points=self._points)
+
+    async def _keep(self) -> None:
+        if self._recalled:
+            self._kept_at = self._clock()
+            await self.source.history.keep(self._points)
 
     async def _ask(self, member: MemberUrl) -> MemberSeen:
         before = self.snapshot.members.get(member.name)
@@ -203,9 +228,8 @@ class Collector:
         if tables.received is not None and tables.sent is not None:
             self._points = with_point(self._points, Point(part.at, tables.received, tables.sent))
         await self.publish(tables=tables, points=self._points)
-        if self._clock() - self._kept_at >= KEEP_EVERY_S:
-            self._kept_at = self._clock()
-            await asyncio.to_thread(keep_points, self.source.history, self._points)
+        if self._clock() - self._kept_at >= self.source.history.every_s:
+            await self._keep()
 
     def _measure(self, members: dict[str, MemberSeen]) -> None:
         for name, member in members.items():

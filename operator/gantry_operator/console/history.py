@@ -1,28 +1,69 @@
-"""The points of the chart in a file, so that they outlive the console."""
+"""The points of the chart outside the console, so that they outlive it."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Protocol
 
 from gantry_operator.console.snapshot import WINDOWS, Point
 from gantry_operator.platforms.local.folder import read_json
 from gantry_operator.registry.file import write_whole
 
-KEEP_EVERY_S: Final = 60.0
 MAX_POINTS: Final = 5_000
-"""Of a file. The console writes about 1,000."""
+"""Of a history. The console writes about 1,000."""
 
 
-def read_points(path: Path | None, now: float) -> tuple[Point, ...]:
-    """Return the points of the file that are not too old, in their order; none for a file that is damaged.
+class History(Protocol):
+    """Where the points of one cluster are kept."""
 
-    `path`: None where this platform has no file.
-    """
-    known = None if path is None else read_json(path)
+    every_s: float
+    """Seconds between two writes."""
+
+    async def read(self, now: float) -> tuple[Point, ...] | None:
+        """Return the points that are not too old, in their order; none for damaged ones. None: nobody knows now."""
+        ...
+
+    async def keep(self, points: Sequence[Point]) -> None:
+        """Write the points. A failure costs only the history."""
+        ...
+
+
+class NoHistory:
+    """The points end with the console."""
+
+    every_s = math.inf
+
+    async def read(self, now: float) -> tuple[Point, ...]:
+        return ()
+
+    async def keep(self, points: Sequence[Point]) -> None:
+        """Do nothing."""
+
+
+class FileHistory:
+    """A file of a local cluster's folder."""
+
+    every_s = 60.0
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    async def read(self, now: float) -> tuple[Point, ...]:
+        return points_of(await asyncio.to_thread(read_json, self.path), now)
+
+    async def keep(self, points: Sequence[Point]) -> None:
+        try:
+            await asyncio.to_thread(write_whole, self.path, json.dumps(rows_of(points)))
+        except OSError:
+            return
+
+
+def points_of(known: Any, now: float) -> tuple[Point, ...]:
+    """Return the points of rows that are not too old, in their order; none if a row is damaged."""
     if not isinstance(known, list) or len(known) > MAX_POINTS:
         return ()
     found: list[Point] = []
@@ -37,12 +78,10 @@ def read_points(path: Path | None, now: float) -> tuple[Point, ...]:
     return tuple(found)
 
 
-def keep_points(path: Path | None, points: Sequence[Point]) -> None:
-    """Write the points. A disk that refuses them costs only the history."""
-    if path is None:
-        return
-    rows = [[round(p.at, 3), round(p.received, 3), round(p.sent, 3)] for p in points]
-    try:
-        write_whole(path, json.dumps(rows))
-    except OSError:
-        return
+def rows_of(points: Sequence[Point], apart_s: float = 0.0) -> list[list[float]]:
+    """Return rows for JSON: time, received and sent messages a second. `apart_s`: seconds between two, at least."""
+    rows: list[list[float]] = []
+    for p in points:
+        if not rows or p.at - rows[-1][0] >= apart_s:
+            rows.append([round(p.at, 3), round(p.received, 3), round(p.sent, 3)])
+    return rows

@@ -6,7 +6,8 @@ account, so it asks before each page and each change. With GANTRY_CONSOLE_USER_H
 instead: only behind a proxy that sets it for every request.
 
 The chart sets GANTRY_WATCH_NAMESPACES (separated by commas; empty: all), GANTRY_CONSOLE_HOSTS (further names that
-browsers use, separated by commas), GANTRY_CONSOLE_USER_HEADER, GANTRY_CONSOLE_GROUPS_HEADER, GANTRY_LOG_LEVEL.
+browsers use, separated by commas), GANTRY_CONSOLE_USER_HEADER, GANTRY_CONSOLE_GROUPS_HEADER, GANTRY_CONSOLE_HISTORY
+(namespace/name of the ConfigMap with the points of the charts; empty: they end with the console), GANTRY_LOG_LEVEL.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
+import orjson
 from fastapi import HTTPException, Request
 from gantry_broker import logs, report_page
 from gantry_broker.access.quota import Bucket
@@ -39,14 +40,16 @@ from gantry_operator.cluster.member_http import make_client
 from gantry_operator.console.access import Session, Sessions
 from gantry_operator.console.app import make_app
 from gantry_operator.console.collector import Collector
+from gantry_operator.console.history import History, NoHistory, points_of, rows_of
 from gantry_operator.console.serve import Server
-from gantry_operator.console.snapshot import ClusterKey
+from gantry_operator.console.snapshot import ClusterKey, Point
 from gantry_operator.console.sources import AuditView, MemberAudit, MemberUrl, Pausing, SourceError
 from gantry_operator.plan import AUTHORITIES, CERTIFICATE, plan
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.analytics.manifests import name_of
 from gantry_operator.platforms.kubernetes.api.client import (
     BROKER_CLUSTER,
+    CONFIG_MAP,
     SECRET,
     ApiError,
     ApiUnavailable,
@@ -64,6 +67,8 @@ log = logging.getLogger(__name__)
 
 PORT: Final = 8080
 LIST_EVERY_S: Final = 10.0
+ENTRY_STEP_S: Final = 60.0
+"""Seconds between two points that a ConfigMap keeps: those of six hours take 10 KB, and it has room for 1 MiB."""
 REVIEW_S: Final = 30.0
 """Seconds for which the answer about a token or a right counts: a right that was taken away ends within this time."""
 MAX_ANSWERS: Final = 10_000
@@ -280,13 +285,55 @@ class PauseAnnotation:
             raise ActionError(str(error)) from None
 
 
+class ConfigMapHistory:
+    """An entry of the ConfigMap that the chart makes, one for each cluster."""
+
+    every_s = 300.0
+
+    def __init__(self, api: KubeApi, place: ClusterKey, entry: str) -> None:
+        """`place`: namespace and name of the ConfigMap."""
+        self._api = api
+        self._place = place
+        self._entry = entry
+        self._reported = ""
+
+    async def read(self, now: float) -> tuple[Point, ...] | None:
+        try:
+            found = await self._api.get(CONFIG_MAP, self._place.space, self._place.name)
+        except (ApiError, ApiUnavailable) as error:
+            self._report("read", error)
+            return None
+        try:
+            return points_of(orjson.loads(((found or {}).get("data") or {}).get(self._entry) or "[]"), now)
+        except orjson.JSONDecodeError:
+            return ()
+
+    async def keep(self, points: Sequence[Point]) -> None:
+        await self._write(orjson.dumps(rows_of(points, ENTRY_STEP_S)).decode())
+
+    async def forget(self) -> None:
+        """Remove the entry: the cluster is gone."""
+        await self._write(None)
+
+    async def _write(self, text: str | None) -> None:
+        try:
+            await self._api.merge(CONFIG_MAP, self._place.space, self._place.name, {"data": {self._entry: text}})
+            self._reported = ""
+        except (ApiError, ApiUnavailable) as error:
+            self._report("kept", error)
+
+    def _report(self, what: str, error: Exception) -> None:
+        if self._reported != str(error):
+            self._reported = str(error)
+            log.warning("the history of %s cannot be %s: %s", self._entry, what, error)
+
+
 class KubernetesSource:
     """One BrokerCluster."""
 
-    history: Path | None = None
-
-    def __init__(self, api: KubeApi, key: ClusterKey) -> None:
+    def __init__(self, api: KubeApi, key: ClusterKey, history: History | None = None) -> None:
         self.key = key
+        self.history: History = history or NoHistory()
         self.target = InClusterTarget(None, key.space, key.name)
         self.command: Sequence[str] = ("--cluster", key.name, "--namespace", key.space)
         self.http = make_client(lambda: self._token, lambda: self._trusted)
@@ -361,11 +408,14 @@ class KubernetesSource:
 class Clusters:
     """Collectors of the present BrokerClusters."""
 
-    def __init__(self, api: KubeApi, namespaces: Sequence[str]) -> None:
+    def __init__(self, api: KubeApi, namespaces: Sequence[str], history: ClusterKey | None = None) -> None:
+        """`history`: namespace and name of the ConfigMap for the charts' points; None: they end with the console."""
         self._api = api
+        self._history = history
         self._namespaces: Sequence[str | None] = namespaces or (None,)
         self.known: dict[ClusterKey, Collector] = {}
         self._tasks: dict[ClusterKey, asyncio.Task[None]] = {}
+        self._histories: dict[ClusterKey, ConfigMapHistory] = {}
 
     async def run(self) -> None:
         try:
@@ -387,8 +437,12 @@ class Clusters:
         wanted = {ClusterKey(o["metadata"]["namespace"], o["metadata"]["name"]) for o in listed}
         for key in set(self.known) - wanted:
             await self._forget(key)
+            if history := self._histories.pop(key, None):
+                await history.forget()
         for key in sorted(wanted - set(self.known), key=lambda k: (k.space, k.name)):
-            collector = Collector(KubernetesSource(self._api, key))
+            if self._history is not None:
+                self._histories[key] = ConfigMapHistory(self._api, self._history, f"{key.space}.{key.name}")
+            collector = Collector(KubernetesSource(self._api, key, self._histories.get(key)))
             self._tasks[key] = asyncio.create_task(collector.run())
             self.known[key] = collector
 
@@ -403,11 +457,17 @@ def _words(name: str) -> list[str]:
     return [word.strip() for word in os.environ.get(name, "").split(",") if word.strip()]
 
 
+def _history_place() -> ClusterKey | None:
+    space, _, name = os.environ.get("GANTRY_CONSOLE_HISTORY", "").partition("/")
+    return ClusterKey(space, name) if space and name else None
+
+
 async def serve() -> None:
     """Serve until a signal."""
     bound = socket.create_server(("", PORT), reuse_port=False)
     async with KubeApi(await load_config()) as api:
-        clusters, sessions = Clusters(api, _words("GANTRY_WATCH_NAMESPACES")), Sessions()
+        clusters = Clusters(api, _words("GANTRY_WATCH_NAMESPACES"), _history_place())
+        sessions = Sessions()
         access = KubernetesAccess(
             api,
             sessions,

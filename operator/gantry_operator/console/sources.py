@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from gantry_operator.actions.local_target import LocalTarget
 from gantry_operator.actions.target import Target
 from gantry_operator.cluster.member_http import httpx, make_client
+from gantry_operator.console.history import FileHistory, History
 from gantry_operator.console.snapshot import ClusterKey
 from gantry_operator.plan import plan
 from gantry_operator.platforms.local.certificates import read_authorities, scheme
@@ -80,8 +81,8 @@ class Source(Protocol):
     """For its members."""
     command: Sequence[str]
     """The options of `gantry` that choose this cluster."""
-    history: Path | None
-    """The file in which the points of the chart outlive the console; None: there is none."""
+    history: History
+    """In which the points of the chart outlive the console."""
 
     @property
     def target(self) -> Target:
@@ -122,7 +123,7 @@ class LocalSource:
     def __init__(self, folder: ClusterFolder, name: str, command: Sequence[str]) -> None:
         self.key = ClusterKey(LOCAL, name)
         self.folder = folder
-        self.history: Path | None = folder.root / "console-history.json"
+        self.history: History = FileHistory(folder.root / "console-history.json")
         self.target: Target = LocalTarget(folder)
         self.command: Sequence[str] = command
         self.http = make_client(folder.token.read, lambda: read_authorities(folder))
