@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from gantry_broker.client import Message, MessageQueue, Producer
 from gantry_broker.contracts.table_runs import RunOrder
-from gantry_broker.testing import LocalBroker
+from gantry_broker.testing import LocalBroker, broker
 from gantry_spark.tables import job as job_module
 from gantry_spark.tables import parquet as parquet_module
 from gantry_spark.tables import run as run_module
@@ -413,3 +415,36 @@ def test_a_run_takes_settings_beside_its_order(
     assert found[0].conf == {"spark.a": "1", "spark.b": "x=y"}
     assert run_module.main([*given, "--conf", "x"]) == run_module.EXIT_FAILED
     assert "write key=value" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("format_", ["iceberg", "parquet"])
+@pytest.mark.parametrize("case", ["lost", "lost and grown", "made again"])
+def test_messages_that_took_the_offsets_of_others_are_read_once(
+    tmp_path: Path, warehouse: dict[str, str], format_: str, case: str
+) -> None:
+    """As after a failover that gave up confirmed messages, or a topic that was deleted and made again."""
+    catalog = {**warehouse, "type": "parquet"} if format_ == "parquet" else warehouse
+    topic = f"T{tmp_path.name[-8:]}".replace("_", "-")
+    sent: list[bytes] = []
+
+    def life(folder: str, count: int, run: bool = True) -> list[bytes]:
+        """Send messages to the broker with this folder, and run the table. Returns the bodies that it has then."""
+        with broker(data_dir=tmp_path / folder) as mq:
+            mq.create_topic(topic, queues=1)
+            bodies = [f"{folder} {len(sent) + n}".encode() for n in range(count)]
+            send(mq, topic, [("k", body) for body in bodies])
+            sent.extend(bodies)
+            job = TableJob(TableSpec(topic, mq.name_servers, catalog), None)
+            if run:
+                job.run()
+                assert job.run() == []
+            return sorted(row["value"] for row in rows_of(job, job.spec.identifier))
+
+    life("one", 5, run=False)
+    if case != "made again":
+        shutil.copytree(tmp_path / "one", tmp_path / "two")
+    assert life("one", 3) == sorted(sent)
+    if case == "lost":
+        assert life("two", 0) == sorted(sent), "nothing is repeated"
+    assert life("two", 10 if case == "made again" else 4) == sorted(sent)
+    assert life("two", 1) == sorted(sent)

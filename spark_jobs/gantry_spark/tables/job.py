@@ -24,9 +24,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
+from gantry_broker.protocol.fastjson import MessageQueue
 from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
 from pyiceberg.expressions import In
@@ -46,7 +48,7 @@ from gantry_spark.tables.fields import (
     unknown_fields,
     widened,
 )
-from gantry_spark.tables.offsets import NotContinued, check_continues, covered, summary
+from gantry_spark.tables.offsets import NotContinued, check_continues, covered, store_times, summary
 from gantry_spark.tables.parquet import TYPE as PARQUET
 from gantry_spark.tables.parquet import ParquetCatalog, ParquetTable, iceberg_schema
 from gantry_spark.tables.partitions import CommitTooLarge, check_parts, names_of, parse_parts
@@ -54,7 +56,7 @@ from gantry_spark.tables.rows import MESSAGES, MODES, REJECTED, Place, Shape, co
 from gantry_spark.topics.columns import batches
 from gantry_spark.topics.options import PLACES, READERS_GROUP, SHARED, Access, Given, logs_of
 from gantry_spark.topics.pull import PullSettings, read_range
-from gantry_spark.topics.queues import Bounds, Offsets, QueueRange, limited, plan
+from gantry_spark.topics.queues import Bounds, Offsets, QueueRange, limited, plan, queue_text
 from gantry_spark.topics.ways import Logs, Way
 from gantry_spark.topics.wire import Cluster
 
@@ -230,8 +232,20 @@ class Part:
     """Bytes of the rows in memory."""
     new_fields: Field | None = None
     losses: list[str] = field(default_factory=list)
+    newest: dict[MessageQueue, tuple[int, int]] = field(default_factory=dict)
+    """Offset and store time of the newest message of each queue."""
     first_bad: dict[tuple[str, str], tuple[int, str]] = field(default_factory=dict)
     """By topic and partition: the offset of the first rejected message, and the reason."""
+
+    def note_newest(self, topic: str, group: str, records: Any) -> None:
+        """Note the newest message of each queue."""
+        queues, offsets = records.field("queue_id"), records.field("queue_offset")
+        for queue_id in np.unique(queues).tolist():
+            rows = np.flatnonzero(queues == queue_id)
+            at = rows[int(offsets[rows].argmax())]
+            queue = MessageQueue(topic, group, queue_id)
+            found = int(offsets[at]), int(records.store_ms[at])
+            self.newest[queue] = max(found, self.newest.get(queue, found))
 
     def note_bad(self, rejected: Any) -> None:
         """Note the place and the reason of the first rejected message of each queue."""
@@ -280,10 +294,11 @@ class TableJob:
         target = self._bounds()
         outcomes: list[Outcome] = []
         count = 0
+        moved = self._moved(target)
         most = self.spec.per_commit or (PER_UPSERT if self.spec.staged else PER_COMMIT)
         while True:
             try:
-                done = self.commit(target, most)
+                done = self.commit(target, most, moved)
             except CommitTooLarge:
                 if most == 1:
                     raise
@@ -292,6 +307,7 @@ class TableJob:
             if done is None:
                 break
             outcomes.append(done)
+            moved = {}
             count += done.rows + done.rejected
             if progress is not None:
                 progress(count, count + done.behind)
@@ -305,16 +321,52 @@ class TableJob:
             raise SourceError(f"topic {self.spec.topic} does not exist, or no broker of it can be read")
         return self.cluster.bounds(queues)
 
-    def commit(self, target: Mapping[Any, Bounds], most: int) -> Outcome | None:
-        """Make one commit of at most so many messages up to `target`; None: the table has them all. Raises as `run`,
-        and CommitTooLarge.
+    def _moved(self, target: Mapping[Any, Bounds]) -> Offsets:
+        """Return where the table goes on in queues whose last messages are no longer those that it has: their broker
+        has lost them, or the topic was made again. Raises SourceError.
+
+        There it goes on with the first message that was stored after the last one that it has.
+        """
+        table = self.find()
+        if table is None:
+            return {}
+        times = store_times(_summaries(table))
+        moved: Offsets = {}
+        for queue, end in ends_of(table).items():
+            bound, newest_ms = target.get(queue), times.get(queue)
+            if bound is None or not bound.by_master or newest_ms is None or end <= bound.first:
+                continue
+            if end <= bound.after and self._store_ms(queue, end - 1) in (newest_ms, None):
+                continue
+            low, high = bound.first, min(end, bound.after)
+            while low < high:
+                middle = (low + high) // 2
+                found_ms = self._store_ms(queue, middle)
+                if found_ms is None or found_ms <= newest_ms:
+                    low = middle + 1
+                else:
+                    high = middle
+            if low != end:
+                moved[queue] = low
+        return moved
+
+    def _store_ms(self, queue: MessageQueue, offset: int) -> int | None:
+        """Return the store time of a message; None: there is none. Raises SourceError."""
+        for records in read_range(self.cluster, QueueRange(queue, offset, offset + 1), self.settings):
+            return int(records.store_ms[0])
+        return None
+
+    def commit(self, target: Mapping[Any, Bounds], most: int, moved: Offsets) -> Outcome | None:
+        """Make one commit of at most so many messages up to `target`; None: the table has them all. `moved`: where
+        queues go on, other than the table says. Raises as `run`, and CommitTooLarge.
         """
         table = self.find()
         if table is not None:
             self._check_settings(table)
-        start = {} if table is None else ends_of(table)
+        known = {} if table is None else ends_of(table)
+        start = {**known, **moved}
         end = limited(start, target, most)
-        if end == start:
+        if end == known:
             return None
         found = plan(start, end, {queue: bound.first for queue, bound in target.items()})
         if table is None and not found.ranges:
@@ -343,10 +395,18 @@ class TableJob:
             raise CommitTooLarge(f"one commit would have more than {STAGED_BYTES} bytes of rows")
         self.after("write")
         losses = [*found.losses, *(loss for part in parts for loss in part.losses)]
-        properties = summary(start, found.ranges, end, losses)
+        losses += [
+            f"queue {queue_text(q)} of topic {q.topic}: its broker has other messages from offset {offset} on than the "
+            f"table, which ended at {known[q]}: it has lost them, or the topic was made again"
+            for q, offset in moved.items()
+        ]
+        times = {} if table is None else store_times(_summaries(table))
+        for part in parts:
+            times |= {q: max(ms, times.get(q, 0) if q not in moved else 0) for q, (_, ms) in part.newest.items()}
+        properties = summary(known, found.ranges, end, losses, times)
         self._commit_rejected(rejected, parts, properties)
         self.after("reject")
-        committed = self._commit_rows(table, shape, parts, start, properties)
+        committed = self._commit_rows(table, shape, parts, known, properties)
         self.after("commit")
         behind = sum(max(0, bound.after - end.get(queue, bound.first)) for queue, bound in target.items())
         return Outcome(
@@ -631,6 +691,9 @@ def ends_of(table: Table) -> Offsets:
 
 def _summaries(table: Table) -> Iterator[Mapping[str, str]]:
     """Yield the summaries of a table's snapshots from the current one back to the first that still exists."""
+    if isinstance(table, ParquetTable):
+        yield table.summary
+        return
     at = table.current_snapshot()
     while at is not None:
         yield dict(at.summary.additional_properties) if at.summary is not None else {}
@@ -678,6 +741,7 @@ def write_part(task: Task, ranges: tuple[QueueRange, ...]) -> Part:
     cluster = task.spec.cluster()
     try:
         for topic, group, records in task.way.read(cluster, ranges, settings):
+            part.note_newest(topic, group, records)
             for batch in batches(records, topic, group, MESSAGES.names, MESSAGES):
                 converted = convert_batch(without(batch, task.held), task.shape, part.new_fields)
                 part.new_fields = converted.new_fields

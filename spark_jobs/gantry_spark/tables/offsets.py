@@ -18,6 +18,10 @@ ENDS: Final = "gantry.offsets"
 """Property of a snapshot: the offset after the last message of each queue, as JSON by topic and queue."""
 STARTS: Final = "gantry.offsets-from"
 """Property of a snapshot: where its own messages begin, in the queues that it has messages of."""
+TIMES: Final = "gantry.store-times"
+"""Property of a snapshot: the store time (Unix ms) of the newest message of each queue, as JSON by topic and queue. It
+tells messages that took the offsets of others, which their broker has lost, or which were of a topic before.
+"""
 LOST: Final = "gantry.lost"
 """Property of a snapshot: messages that no longer existed when it was made."""
 
@@ -26,11 +30,14 @@ class NotContinued(GantrySparkError):
     """Another commit came first, or the table cannot say where it ends."""
 
 
-def summary(last: Mapping, ranges: Iterable[QueueRange], ends: Offsets, losses: Iterable[str]) -> dict[str, str]:  # type: ignore[type-arg]
-    """Return the properties of a snapshot that continues `last`."""
+def summary(
+    last: Offsets, ranges: Iterable[QueueRange], ends: Offsets, losses: Iterable[str], times: Offsets
+) -> dict[str, str]:
+    """Return the properties of a snapshot that continues `last`. `times`: store times of the newest messages."""
     found = {
         ENDS: orjson.dumps(to_table({**last, **ends})).decode(),
         STARTS: orjson.dumps(to_table({r.queue: r.start for r in ranges})).decode(),
+        TIMES: orjson.dumps(to_table(times)).decode(),
     }
     if text := "; ".join(losses):
         found[LOST] = text[:4_000]
@@ -59,6 +66,15 @@ def covered(summaries: Iterable[Mapping[str, str]], name: str) -> Offsets:
             f"expired; rebuild it, or name another table"
         )
     return {}
+
+
+def store_times(summaries: Iterable[Mapping[str, str]]) -> Offsets:
+    """Return the store times in the newest of these summaries that says where a table ends; empty: it has none."""
+    text = next((one.get(TIMES) for one in summaries if ENDS in one), None)
+    try:
+        return {} if text is None else from_table(orjson.loads(text), "store times")
+    except (ValueError, SourceError):
+        return {}
 
 
 def check_continues(expected: Offsets, found: Offsets, name: str) -> None:
