@@ -22,7 +22,7 @@ from gantry_spark.tables.fields import (
     widened,
 )
 from gantry_spark.tables.job import TableSpec
-from gantry_spark.tables.offsets import ENDS, NotContinued, check_continues, covered, summary
+from gantry_spark.tables.offsets import ENDS, TIMES, NotContinued, check_continues, covered, store_times, summary
 from gantry_spark.tables.rows import DELETED, SYSTEM_TYPE, Shape, newest, places, without
 from gantry_spark.topics.queues import QueueRange
 from hypothesis import given
@@ -167,12 +167,14 @@ def test_the_newest_message_of_a_key_wins_and_deletes_apply_to_the_same_commit()
 
 def test_a_table_continues_its_newest_snapshot_that_says_where() -> None:
     queue = MessageQueue("T", "g", 0)
-    first = summary({}, [QueueRange(queue, 0, 5)], {queue: 5}, ["a loss"])
+    first = summary({}, [QueueRange(queue, 0, 5)], {queue: 5}, ["a loss"], {queue: 1_700})
+    assert store_times([{}, first]) == {queue: 1_700}
+    assert store_times([{ENDS: "{}"}, first]) == store_times([{ENDS: "{}", TIMES: "{"}]) == {}
     assert first["gantry.lost"] == "a loss"
     assert covered([], "t") == {}
     assert covered([{}, first], "t") == {queue: 5}
     other = MessageQueue("T", "h", 0)
-    assert covered([summary({queue: 5}, [], {other: 2}, []), first], "t") == {queue: 5, other: 2}
+    assert covered([summary({queue: 5}, [], {other: 2}, [], {}), first], "t") == {queue: 5, other: 2}
     with pytest.raises(NotContinued, match="none says which messages it holds"):
         covered([{}, {}], "t")
     with pytest.raises(NotContinued, match=r"property gantry\.offsets"):
