@@ -75,6 +75,14 @@ def test_80_by_24_shows_all_that_matters() -> None:
     assert lines[-1].startswith("q quit")
 
 
+def test_40_columns_show_the_state_of_each_member() -> None:
+    lines = drawn(view(), 40)
+    (heads,) = (text.split() for text in lines if text.startswith("MEMBER"))
+    assert heads == ["MEMBER*", "ROLE", "LAG", "SYNC", "STATE"]
+    assert any(text.split() == ["demo-a-0", "Master", "0", "B", "yes", "ok"] for text in lines)
+    assert any(text.startswith("demo-a-2 ") and " no " in text and "refus" in text for text in lines)
+
+
 def test_what_does_not_fit_is_counted() -> None:
     lines = drawn(view(members=12, groups=50))
     assert "and 49 more" in lines or any(text.startswith("and ") and text.endswith(" more") for text in lines)

@@ -142,22 +142,29 @@ def _head(view: View, choice: Choice, now: str) -> Text:
 
 
 class Column(NamedTuple):
-    """A column of a table. `order`: the name of the order by it; empty: none."""
+    """A column of a table. `order`: the name of the order by it; empty: none. `spare`: a narrow terminal leaves it out,
+    the highest first; 0: never.
+    """
 
     heading: str
     order: str = ""
     right: bool = False
+    spare: int = 0
 
 
 Row = Sequence[Text | str]
 
 
 def _table(columns: Sequence[Column], rows: Sequence[Row], sort: str, width: int) -> list[Text]:
-    """Lines of a table. Only the first and the last column give way in a narrow terminal."""
+    """Lines of a table. In a narrow terminal the first and the last column give way, and spare ones are left out."""
     heads = [c.heading + ("*" if c.order and c.order == sort else "") for c in columns]
     cells = [[cell if isinstance(cell, Text) else Text(cell) for cell in row] for row in rows]
     widths = [max(len(head), *(row[i].cell_len for row in cells), 0) for i, head in enumerate(heads)]
     widths[0] = min(widths[0], max(width // 3, 12))
+    shown = _shown(columns, [*widths[:-1], len(heads[-1])], width)
+    columns = [columns[i] for i in shown]
+    heads, widths = [heads[i] for i in shown], [widths[i] for i in shown]
+    cells = [[row[i] for i in shown] for row in cells]
     lines = []
     for row in [[Text(head, "bold") for head in heads], *cells]:
         line = Text()
@@ -174,6 +181,14 @@ def _table(columns: Sequence[Column], rows: Sequence[Row], sort: str, width: int
     return lines
 
 
+def _shown(columns: Sequence[Column], widths: Sequence[int], width: int) -> list[int]:
+    """Return the places of the columns that a terminal has room for."""
+    shown = list(range(len(columns)))
+    while sum(widths[i] + 2 for i in shown) - 2 > width and any(columns[i].spare for i in shown):
+        shown.remove(max(shown, key=lambda i: columns[i].spare))
+    return shown
+
+
 def _members(members: Sequence[MemberLine], room: int, choice: Choice, width: int) -> list[Text]:
     rows: list[Row] = []
     for m in _fitting(members, room):
@@ -188,9 +203,9 @@ def _members(members: Sequence[MemberLine], room: int, choice: Choice, width: in
             Text(m.reason, "yellow") if m.reason else Text("ok", "dim"),
         ))  # fmt: skip
     columns = (
-        Column("MEMBER", "name"), Column("GROUP"), Column("ROLE"), Column("EPOCH", right=True),
-        Column("LAG", "lag", right=True), Column("SYNC"), Column("DISK", "disk", right=True),
-        Column("IN/S", "rate", right=True), Column("OUT/S", right=True), Column("STATE"),
+        Column("MEMBER", "name"), Column("GROUP", spare=5), Column("ROLE"), Column("EPOCH", right=True, spare=6),
+        Column("LAG", "lag", right=True, spare=1), Column("SYNC"), Column("DISK", "disk", right=True, spare=2),
+        Column("IN/S", "rate", right=True, spare=3), Column("OUT/S", right=True, spare=4), Column("STATE"),
     )  # fmt: skip
     return _table(columns, rows, choice.members, width) + _more(len(members), room)
 
@@ -203,7 +218,7 @@ def _groups(groups: Sequence[ConsumerLag], room: int, choice: Choice, blind: Seq
         for i, c in enumerate(_fitting(groups, room))
     ]  # fmt: skip
     columns = (
-        Column("CONSUMER GROUP", "name"), Column("UNREAD", "lag", right=True), Column("IN FLIGHT", right=True),
+        Column("CONSUMER GROUP", "name"), Column("UNREAD", "lag", right=True), Column("IN FLIGHT", right=True, spare=1),
         Column("OLDEST", "age", right=True), Column(""),
     )  # fmt: skip
     table = _table(columns, rows, choice.groups, width)
