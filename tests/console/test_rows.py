@@ -21,10 +21,11 @@ from gantry_operator.console.history import FileHistory, NoHistory, rows_of
 from gantry_operator.console.recent_senders import Sender, senders_of, with_clients
 from gantry_operator.console.render import duration, environment, rate, size, time_ms
 from gantry_operator.console.rows import (
+    GROUP_ORDERS,
+    TOPIC_ORDERS,
     ClientRow,
     GroupTables,
-    choose_groups,
-    choose_topics,
+    choose,
     combine,
     page_of,
     queues_of,
@@ -92,18 +93,18 @@ def test_senders_of_a_topic_are_counted_and_joined_with_their_connections() -> N
 
 def test_topics_are_searched_sorted_and_paged() -> None:
     rows = combine({"a": GroupTables(1.0, tables(120))}, {}).topics.values()
-    found = choose_topics(rows, "ORDERS-000", "name", False)
+    found = choose(rows, TOPIC_ORDERS, "ORDERS-000", "name", False)
     assert [t.name for t in found][:2] == ["orders-00000", "orders-00001"]
     page = page_of(found, 9)
     assert (page.number, page.pages, page.total, page.first, page.last) == (2, 2, 100, 51, 100)
-    assert not choose_topics(rows, "%DLQ%", "name", False)
-    assert choose_topics(rows, "%dlq%", "no such order", True)[0].name == "%DLQ%billing"
+    assert not choose(rows, TOPIC_ORDERS, "%DLQ%", "name", False)
+    assert choose(rows, TOPIC_ORDERS, "%dlq%", "no such order", True)[0].name == "%DLQ%billing"
     assert page_of([], 1).first == 0
 
 
 def test_groups_with_the_most_unread_come_first() -> None:
     rows = combine({"a": GroupTables(1.0, tables())}, {}).groups.values()
-    assert [g.name for g in choose_groups(rows, "", "lag", False)] == ["billing", "late"]
+    assert [g.name for g in choose(rows, GROUP_ORDERS, "", "lag", False)] == ["billing", "late"]
 
 
 def snapshot(now: float = 100.0) -> Snapshot:

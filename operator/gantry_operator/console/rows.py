@@ -17,6 +17,7 @@ STALE_S: Final = 10.0
 PAGE: Final = 50
 """Rows of a page."""
 T = TypeVar("T")
+N = TypeVar("N", "TopicRow", "ConsumerGroupRow")
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,26 +363,16 @@ GROUP_ORDERS: Final[Mapping[str, Callable[[ConsumerGroupRow], Any]]] = {
 }
 
 
-def choose_topics(rows: Iterable[TopicRow], search: str, order: str, system: bool) -> list[TopicRow]:
-    """Topics whose name contains `search`, in one of `TOPIC_ORDERS`, which "-" turns round. `system`: also the system's
-    own.
+def choose(
+    rows: Iterable[N], orders: Mapping[str, Callable[[N], Any]], search: str, order: str, system: bool
+) -> list[N]:
+    """Rows whose name contains `search`, in one of `orders`, the other way round with "-" before it; the first one for
+    an order that is none. `system`: also the system's own.
     """
     text = search.lower()
     found = [r for r in rows if (system or not r.system) and text in r.name.lower()]
-    return _ordered(found, TOPIC_ORDERS, order, "name")
-
-
-def choose_groups(rows: Iterable[ConsumerGroupRow], search: str, order: str, system: bool) -> list[ConsumerGroupRow]:
-    """Consumer groups whose name contains `search`, in one of `GROUP_ORDERS`."""
-    text = search.lower()
-    found = [r for r in rows if (system or not r.system) and text in r.name.lower()]
-    return _ordered(found, GROUP_ORDERS, order, "lag")
-
-
-def _ordered(rows: list[T], orders: Mapping[str, Callable[[T], Any]], order: str, usual: str) -> list[T]:
-    """`order`: one of `orders`, the other way round with "-" before it."""
-    key = orders.get(order.removeprefix("-"), orders[usual])
-    return sorted(rows, key=key, reverse=order.startswith("-"))
+    key = orders.get(order.removeprefix("-"), next(iter(orders.values())))
+    return sorted(found, key=key, reverse=order.startswith("-"))
 
 
 def choose_dead(rows: Iterable[DeadRow], search: str) -> list[DeadRow]:

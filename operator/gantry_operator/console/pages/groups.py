@@ -1,17 +1,18 @@
 """Consumer groups, one group, its subscriptions, its change, and the reset of its offsets."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from typing import Any, Final
 from urllib.parse import quote
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from gantry_broker.http.query import WholeNumber
 
 from gantry_operator.actions.groups import change_group, group_settings
 from gantry_operator.api.consumer_group import MAX_RETRIES, MAX_RETRY_QUEUES
 from gantry_operator.cluster.message_walk import time_of
 from gantry_operator.console import operations as do
+from gantry_operator.console.pages.editing import Editing, Settings
+from gantry_operator.console.pages.listing import Listed, list_page
 from gantry_operator.console.requests import (
     Change,
     ClusterRequest,
@@ -19,12 +20,11 @@ from gantry_operator.console.requests import (
     Here,
     absent,
     after_change,
-    links,
     number,
     one,
     page,
 )
-from gantry_operator.console.rows import GROUP_ORDERS, choose_groups, page_of
+from gantry_operator.console.rows import GROUP_ORDERS
 
 router = APIRouter(prefix="/c/{space}/{name}")
 
@@ -33,19 +33,8 @@ ASKED_CLIENTS: Final = 20
 
 
 @router.get("/groups")
-async def groups(
-    request: Request,
-    place: Here,
-    q: str = "",
-    sort: str = "lag",
-    system: bool = False,
-    page_number: Annotated[WholeNumber, Query(alias="page", ge=1, le=1_000_000)] = 1,
-) -> Response:
-    chosen = choose_groups(place.snapshot.tables.groups.values(), q, sort, system)
-    return page(
-        request, place, "groups.html", "groups", live=True, rows=page_of(chosen, page_number), q=q,
-        sort=sort if sort.removeprefix("-") in GROUP_ORDERS else "lag", system=system, link=links(request),
-    )  # fmt: skip
+async def groups(request: Request, place: Here, listed: Listed) -> Response:
+    return list_page(request, place, listed, "groups", place.snapshot.tables.groups.values(), GROUP_ORDERS)
 
 
 @router.get("/groups/{group}")
@@ -73,16 +62,18 @@ WORDS: Final = {
 """Fields of a spec that are true or false: the word for each in the form, which is the option of the command."""
 
 
-def typed_of(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return what the form shows for settings; empty: broker groups differ, or the resource says nothing."""
+def texts_of(found: Settings) -> dict[str, str]:
+    """Return what the form shows; empty: broker groups differ, or the resource says nothing."""
+    settings = found["settings"]
     texts = {name: str(settings.get(name, "")) for name in NUMBERS}
     for name, (yes, no) in WORDS.items():
         texts[name] = "" if name not in settings else yes if settings[name] else no
     return texts
 
 
-def changes_in(form: Form, now: Mapping[str, Any]) -> dict[str, Any]:
+def changes_in(form: Form, found: Settings) -> dict[str, Any]:
     """Return the fields of a spec that the form changes; an empty one stays. Raises ValueError that names a bad one."""
+    now = found["settings"]
     wanted: dict[str, Any] = {}
     for name, (_, most) in NUMBERS.items():
         if one(form, name):
@@ -96,45 +87,16 @@ def changes_in(form: Form, now: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in wanted.items() if value != now.get(name)}
 
 
-async def edit_page(
-    request: Request, place: ClusterRequest, group: str, form: Form, refused: str = "", code: int = 200
-) -> Response:
-    """Show the form: as it was typed, else as the group is now."""
-    async with do.one_line_errors():
-        found = await group_settings(place.source.target, group)
-    typed = {name: one(form, name) if name in form else text for name, text in typed_of(found["settings"]).items()}
-    return page(
-        request, place, "group_edit.html", "groups", group=group, typed=typed, resource=found["resource"],
-        digest=one(form, "digest") or found["digest"], refused=refused, code=code, words=WORDS, numbers=NUMBERS,
-        chooser=" ".join(place.source.command),
-    )  # fmt: skip
-
-
-@router.get("/groups/{group}/edit")
-async def edit(request: Request, place: Here, group: str) -> Response:
-    return await edit_page(request, place, group, {})
-
-
-@router.post("/groups/{group}/edit")
-async def write(request: Request, change: Change, group: str) -> Response:
-    place, form = change
-    try:
-        async with do.one_line_errors():
-            now = (await group_settings(place.source.target, group))["settings"]
-            changes = changes_in(form, now)
-            if changes:
-                said = await change_group(place.source.target, group, changes, one(form, "digest"))
-            else:
-                said = f"{group} is as it was: nothing was changed"
-    except (ValueError, do.OperationError) as error:
-        code = 400 if isinstance(error, ValueError) else 502
-        # What others have changed is shown beside what was typed, and may be overwritten then.
-        again = {name: value for name, value in form.items() if name != "digest"}
-        return await edit_page(request, place, group, again, str(error), code)
+def options_of(changes: Mapping[str, Any]) -> list[str]:
+    """Return the options of `gantry group change` for changes of a spec."""
     words = [word for name, (option, _) in NUMBERS.items() if name in changes for word in (option, str(changes[name]))]
-    words += [f"--{yes if changes[name] else no}" for name, (yes, no) in WORDS.items() if name in changes]
-    command = do.gantry(place.source, "group", "change", group, *words)
-    return after_change(place, "groups", said, command, f"{place.snapshot.key.path}/groups/{quote(group, safe='')}")
+    return words + [f"--{yes if changes[name] else no}" for name, (yes, no) in WORDS.items() if name in changes]
+
+
+Editing(
+    kind="group", section="groups", settings=group_settings, texts=texts_of, changes=changes_in, change=change_group,
+    options=options_of, extra=lambda found: {"words": WORDS, "numbers": NUMBERS},
+).add_to(router)  # fmt: skip
 
 
 @router.get("/groups/{group}/subscriptions")

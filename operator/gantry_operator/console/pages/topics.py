@@ -1,30 +1,25 @@
 """Topics, one topic, and its change."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, get_args
-from urllib.parse import quote
+from typing import Any, Final, get_args
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from gantry_broker.http.query import WholeNumber
 
 from gantry_operator.actions.topics import change_topic, topic_settings
 from gantry_operator.api.topic import MAX_ALL_QUEUES, MAX_QUEUES, MessageType, Permission
-from gantry_operator.console import operations as do
+from gantry_operator.console.pages.editing import Editing, Settings
+from gantry_operator.console.pages.listing import Listed, list_page
 from gantry_operator.console.recent_senders import with_clients
 from gantry_operator.console.requests import (
-    Change,
-    ClusterRequest,
     Form,
     Here,
     absent,
-    after_change,
-    links,
     number,
     one,
     page,
 )
-from gantry_operator.console.rows import TOPIC_ORDERS, choose_topics, page_of, queues_of, readers_of, table_of
+from gantry_operator.console.rows import TOPIC_ORDERS, queues_of, readers_of, table_of
 
 router = APIRouter(prefix="/c/{space}/{name}")
 
@@ -33,19 +28,8 @@ COLUMNS: Final = 4
 
 
 @router.get("/topics")
-async def topics(
-    request: Request,
-    place: Here,
-    q: str = "",
-    sort: str = "name",
-    system: bool = False,
-    page_number: Annotated[WholeNumber, Query(alias="page", ge=1, le=1_000_000)] = 1,
-) -> Response:
-    chosen = choose_topics(place.snapshot.tables.topics.values(), q, sort, system)
-    return page(
-        request, place, "topics.html", "topics", live=True, rows=page_of(chosen, page_number), q=q,
-        sort=sort if sort.removeprefix("-") in TOPIC_ORDERS else "name", system=system, link=links(request),
-    )  # fmt: skip
+async def topics(request: Request, place: Here, listed: Listed) -> Response:
+    return list_page(request, place, listed, "topics", place.snapshot.tables.topics.values(), TOPIC_ORDERS)
 
 
 @router.get("/topics/{topic}")
@@ -86,8 +70,9 @@ def attributes_in(lines: str, before: Mapping[str, str]) -> dict[str, str | None
     return found
 
 
-def changes_in(form: Form, now: Mapping[str, Any]) -> dict[str, Any]:
+def changes_in(form: Form, found: Settings) -> dict[str, Any]:
     """Return the fields of a spec that the form changes. Raises ValueError that names a bad field."""
+    now = found["settings"]
     total = "queues" in now
     wanted: dict[str, Any] = {name: one(form, name) or None for name in ("permission", "messageType", "retention")}
     if one(form, "queues"):
@@ -99,53 +84,17 @@ def changes_in(form: Form, now: Mapping[str, Any]) -> dict[str, Any]:
     return changes | ({"config": attributes} if attributes else {})
 
 
-async def edit_page(
-    request: Request, place: ClusterRequest, topic: str, form: Form, refused: str = "", code: int = 200
-) -> Response:
-    """Show the form: as it was typed, else as the topic is now."""
-    async with do.one_line_errors():
-        found = await topic_settings(place.source.target, topic)
+def texts_of(found: Settings) -> dict[str, str]:
+    """Return what the form shows; empty: broker groups differ, or the resource says nothing."""
     now = found["settings"]
-    values = {
-        "queues": now.get("queues") or now.get("queuesPerGroup") or "", "permission": now.get("permission", ""),
-        "messageType": now.get("messageType", ""), "retention": now.get("retention", ""),
+    texts = {name: str(now.get(name, "")) for name in ("permission", "messageType", "retention")}
+    return texts | {
+        "queues": str(now.get("queues") or now.get("queuesPerGroup") or ""),
         "attributes": "\n".join(f"{k}={v}" for k, v in sorted((now.get("config") or {}).items())),
-    }  # fmt: skip
-    typed = {name: one(form, name) if name in form else value for name, value in values.items()}
-    return page(
-        request, place, "topic_edit.html", "topics", topic=topic, typed=typed, resource=found["resource"],
-        total="queues" in now, digest=one(form, "digest") or found["digest"], refused=refused, code=code,
-        permissions=get_args(Permission), types=get_args(MessageType), chooser=" ".join(place.source.command),
-    )  # fmt: skip
+    }
 
 
-@router.get("/topics/{topic}/edit")
-async def edit(request: Request, place: Here, topic: str) -> Response:
-    return await edit_page(request, place, topic, {})
-
-
-@router.post("/topics/{topic}/edit")
-async def write(request: Request, change: Change, topic: str) -> Response:
-    place, form = change
-    digest = one(form, "digest")
-    try:
-        async with do.one_line_errors():
-            now = (await topic_settings(place.source.target, topic))["settings"]
-            changes = changes_in(form, now)
-            if changes:
-                said = await change_topic(place.source.target, topic, changes, digest)
-            else:
-                said = f"{topic} is as it was: nothing was changed"
-    except (ValueError, do.OperationError) as error:
-        code = 400 if isinstance(error, ValueError) else 502
-        # What others have changed is shown beside what was typed, and may be overwritten then.
-        again = {name: value for name, value in form.items() if name != "digest"}
-        return await edit_page(request, place, topic, again, str(error), code)
-    command = do.gantry(place.source, "topic", "change", topic, *_options(changes))
-    return after_change(place, "topics", said, command, f"{place.snapshot.key.path}/topics/{quote(topic, safe='')}")
-
-
-def _options(changes: Mapping[str, Any]) -> list[str]:
+def options_of(changes: Mapping[str, Any]) -> list[str]:
     """Return the options of `gantry topic change` for changes of a spec."""
     names = {
         "queuesPerGroup": "--queues", "queues": "--queues-in-total", "permission": "--permission",
@@ -158,3 +107,11 @@ def _options(changes: Mapping[str, Any]) -> list[str]:
     for name, value in (changes.get("config") or {}).items():
         words += ["--attribute", f"{name}={value or ''}"]
     return words
+
+
+Editing(
+    kind="topic", section="topics", settings=topic_settings, texts=texts_of, changes=changes_in, change=change_topic,
+    options=options_of, extra=lambda found: {
+        "total": "queues" in found["settings"], "permissions": get_args(Permission), "types": get_args(MessageType)
+    },
+).add_to(router)  # fmt: skip

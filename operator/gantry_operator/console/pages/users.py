@@ -1,5 +1,7 @@
 """The users of a cluster, the change of one, and a new key for it."""
 
+from collections.abc import Mapping
+from typing import Any, Final
 from urllib.parse import quote
 
 from fastapi import APIRouter, Request
@@ -7,7 +9,8 @@ from fastapi.responses import Response
 
 from gantry_operator.actions.users import change_user, list_users, rotate_key, rule_text, user_settings
 from gantry_operator.console import operations as do
-from gantry_operator.console.requests import Change, ClusterRequest, Form, Here, after_change, one, page
+from gantry_operator.console.pages.editing import Editing, Settings
+from gantry_operator.console.requests import Change, Form, Here, after_change, one, page
 
 router = APIRouter(prefix="/c/{space}/{name}")
 
@@ -23,47 +26,31 @@ async def users(request: Request, place: Here) -> Response:
     return page(request, place, "users.html", "actions", rows=rows, said=said, rule_text=rule_text)
 
 
-async def edit_page(
-    request: Request, place: ClusterRequest, user: str, form: Form, refused: str = "", code: int = 200
-) -> Response:
-    """Show the form: as it was typed, else as the user is now."""
-    async with do.one_line_errors():
-        found = await user_settings(place.source.target, user)
-    typed = {
-        "allow": one(form, "allow") if "allow" in form else "\n".join(found["allow"]),
-        "deny": one(form, "deny") if "deny" in form else "\n".join(found["deny"]),
-        "super": one(form, "super") if form else "--super" if found["superUser"] else "",
-    }
-    return page(
-        request, place, "user_edit.html", "actions", user=user, typed=typed, refused=refused, code=code,
-        digest=one(form, "digest") or found["digest"], chooser=" ".join(place.source.command),
-        rotate=do.gantry(place.source, "user", "rotate", user),
-    )  # fmt: skip
+def changes_in(form: Form, found: Settings) -> dict[str, Any]:
+    """Return all that `change_user` takes: the form has the whole of it."""
+    rules = {name: one(form, name).split() for name in ("allow", "deny")}
+    return rules | {"super_user": bool(one(form, "super"))}
 
 
-@router.get("/users/{user}/edit")
-async def edit(request: Request, place: Here, user: str) -> Response:
-    return await edit_page(request, place, user, {})
+def options_of(changes: Mapping[str, Any]) -> list[str]:
+    """Return the options of `gantry user change`."""
+    words = ["--super" if changes["super_user"] else "--no-super"]
+    for name in ("allow", "deny"):
+        words += [word for rule in changes[name] or [""] for word in (f"--{name}", rule)]
+    return words
 
 
-@router.post("/users/{user}/edit")
-async def write(request: Request, change: Change, user: str) -> Response:
-    place, form = change
-    allow, deny, everything = one(form, "allow").split(), one(form, "deny").split(), bool(one(form, "super"))
-    try:
-        async with do.one_line_errors():
-            said = await change_user(
-                place.source.target, user, super_user=everything, allow=allow, deny=deny, digest=one(form, "digest")
-            )
-    except do.OperationError as error:
-        # What others have changed is shown beside what was typed, and may be overwritten then.
-        again = {name: value for name, value in form.items() if name != "digest"}
-        return await edit_page(request, place, user, again, str(error), 502)
-    words = ["--super" if everything else "--no-super"]
-    words += [word for rule in allow or [""] for word in ("--allow", rule)]
-    words += [word for rule in deny or [""] for word in ("--deny", rule)]
-    command = do.gantry(place.source, "user", "change", user, *words)
-    return after_change(place, "actions", said, command, f"{place.snapshot.key.path}/users")
+EDITING: Final = Editing(
+    kind="user", section="actions", settings=user_settings,
+    texts=lambda found: {
+        "allow": "\n".join(found["allow"]), "deny": "\n".join(found["deny"]),
+        "super": "--super" if found["superUser"] else "",
+    },
+    changes=changes_in,
+    change=lambda target, user, changes, digest: change_user(target, user, **changes, digest=digest),
+    options=options_of, described=False,
+)  # fmt: skip
+EDITING.add_to(router)
 
 
 @router.post("/users/{user}/rotate")
@@ -73,7 +60,7 @@ async def rotate(request: Request, change: Change, user: str) -> Response:
         async with do.one_line_errors():
             key = await rotate_key(place.source.target, user)
     except do.OperationError as error:
-        return await edit_page(request, place, user, {}, str(error), 502)
+        return await EDITING.show(request, place, user, {}, str(error), 502)
     said = f"{user}: a new secret key is in {key}; the former one stays valid for the overlap"
     command = do.gantry(place.source, "user", "rotate", user)
     return after_change(place, "actions", said, command, f"{place.snapshot.key.path}/users/{quote(user, safe='')}/edit")
