@@ -21,7 +21,7 @@ CONFIG = {
     "messageDelayLevel": SETTINGS.messageDelayLevel,
 }
 NOW = {"brokerPermission": "6", "brokerId": "0", "startAcceptSendRequestTimeStamp": "0"}
-TOPICS, GROUPS = b'{"topicConfigTable":{}}', b'{"subscriptionGroupTable":{}}'
+TOPICS, GROUPS, EMPTY = b'{"topicConfigTable":{}}', b'{"subscriptionGroupTable":{}}', b'{"offsetTable":{}}'
 RUNTIME = {"commitLogMinOffset": "0", "commitLogMaxOffset": "5000000000", "brokerVersionDesc": "V4_9_7"}
 
 
@@ -114,7 +114,8 @@ def test_tables_that_cannot_be_are_refused(table: bytes) -> None:
 )
 def test_a_progress_of_delays_that_cannot_be_is_refused(table: bytes) -> None:
     with pytest.raises(MigrationError):
-        tables_of(TOPICS, GROUPS, b'{"offsetTable":{}}', b'{"offsetTable":' + table + b"}")
+        tables_of(TOPICS, GROUPS, EMPTY, b'{"offsetTable":' + table + b"}")
+    assert tables_of(TOPICS, GROUPS, EMPTY, b'{"offsetTable":{"3":5}}').delay == {3: 5}
 
 
 @pytest.mark.parametrize(
@@ -122,8 +123,8 @@ def test_a_progress_of_delays_that_cannot_be_is_refused(table: bytes) -> None:
 )
 def test_a_topic_that_no_broker_has_is_refused(name: str, queues: int) -> None:
     topic = {"topicName": name, "readQueueNums": 4, "writeQueueNums": queues}
-    with pytest.raises(MigrationError):
-        tables_of(json.dumps({"topicConfigTable": {name: topic}}).encode(), GROUPS, b'{"offsetTable":{}}', GROUPS)
+    with pytest.raises(MigrationError, match=r"topic that cannot be|more than 65536 queues"):
+        tables_of(json.dumps({"topicConfigTable": {name: topic}}).encode(), GROUPS, EMPTY, EMPTY)
 
 
 def test_offsets_behind_the_ends_of_their_queues_are_taken_back() -> None:

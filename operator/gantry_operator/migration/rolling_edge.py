@@ -155,7 +155,7 @@ async def _offsets(admin: Admin, address: str) -> dict[str, dict[int, int]]:
     tables = Tables()
     try:
         snapshots.read_offsets(tables, fastjson.loads(await admin.ask(address, RequestCode.GET_ALL_CONSUMER_OFFSET)))
-    except (BodyError, fastjson.JsonError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (BodyError, fastjson.JsonError, ArithmeticError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise BodyError(f"the offsets of {address} cannot be read: {error}") from error
     return tables.offsets
 
