@@ -220,9 +220,6 @@ def check(file: FileArgument, output: OutputOption = Output.text) -> None:
     cluster, source = _load(file)
     _refuse_names(cluster, source)
     found, left_out = run_async(_findings(cluster, source))
-    refused = [
-        f"group {name}: {f.item}: {f.note}" for name, items in found.items() for f in items if f.kind == "refused"
-    ]
     if output == Output.json:
         print_json({name: [f._asdict() for f in items] for name, items in found.items()} | {"leftOut": left_out})
     else:
@@ -231,6 +228,14 @@ def check(file: FileArgument, output: OutputOption = Output.text) -> None:
             print_table(["", "ITEM", "AMOUNT", "NOTE"], items, right=["AMOUNT"])
         if left_out:
             note(f"brokers of the source that the manifest leaves out: {', '.join(left_out)}")
+    _refuse_findings(found)
+
+
+def _refuse_findings(found: dict[str, list[Any]]) -> None:
+    """Raise CliError for what stops a migration."""
+    refused = [
+        f"group {name}: {f.item}: {f.note}" for name, items in found.items() for f in items if f.kind == "refused"
+    ]
     if refused:
         raise CliError("; ".join(refused))
 
@@ -278,7 +283,6 @@ def start(
     """
     from gantry_operator.cli.target import run_async
     from gantry_operator.cli.up import up
-    from gantry_operator.migration.check import SETTINGS
     from gantry_operator.platforms.local.folder import ClusterFolder, default_folder
 
     if by is By.messages:
@@ -289,17 +293,9 @@ def start(
     cluster, source = _load(file)
     _refuse_names(cluster, source)
     folder = default_folder(cluster.name) if directory is None else ClusterFolder(directory.expanduser().resolve())
-    # What the cutover of this cluster has changed at the source: it is started again in the middle of it.
-    own = (SETTINGS,) if held_source(folder) else ()
-    found, _ = run_async(_findings(cluster, source))
-    refused = [
-        f"group {name}: {f.item}: {f.note}"
-        for name, items in found.items()
-        for f in items
-        if f.kind == "refused" and f.item not in own
-    ]
-    if refused:
-        raise CliError("; ".join(refused))
+    # In the middle of a cutover the source was checked, is changed by it, and may be away.
+    if not held_source(folder):
+        _refuse_findings(run_async(_findings(cluster, source))[0])
     up(file, directory, True, timeout, False, None, wait=False)
     run_async(_until_following(folder, timeout))
 

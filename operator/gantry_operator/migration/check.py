@@ -30,8 +30,6 @@ from gantry_operator.migration.edge import FAILURES, SourcePlace, settings_in
 from gantry_operator.migration.steps import altered
 
 HALF_GROUP: Final = "CID_RMQ_SYS_TRANS"
-SETTINGS: Final = "settings"
-"""The item of a source that a cutover has changed."""
 BYTES_S: Final = 50e6
 """Bytes a second that a copy is expected to take, for the expected time."""
 OTHER_HANDSHAKE: Final = ("V5_0_", "V5_1_0")
@@ -148,7 +146,7 @@ def _refusals(facts: Facts, settings: BrokerSettings) -> list[Finding]:
     settings_now = settings_in(look.settings)
     known = None not in (settings_now.permission, settings_now.broker_id, settings_now.refuses)
     if known and (problem := altered(settings_now)):
-        found.append(Finding("refused", SETTINGS, str(settings_now.permission), problem))
+        found.append(Finding("refused", "settings", str(settings_now.permission), problem))
     if facts.ha_problem:
         found.append(Finding("refused", "HA port", f"{look.ha[0]}:{look.ha[1]}", facts.ha_problem))
     if look.segment_size != settings.mappedFileSizeCommitLog:
