@@ -15,11 +15,12 @@ class KeptBytes(ABC):
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._kept_at = 0
-        self._kept = b""
+        self._kept: bytes | memoryview = b""
 
     @abstractmethod
-    def _fetch(self, at: int, much: bool) -> tuple[int, bytes]:
-        """Return a piece that has the byte at `at`, and its offset; b"" when there is none.
+    def _fetch(self, at: int, much: bool) -> tuple[int, bytes | memoryview]:
+        """Return a piece that has the byte at `at`, and its offset; b"" when there is none. It is valid until the next
+        call.
 
         `much`: the read is larger than `SMALL_READ`. Raises SourceError.
         """

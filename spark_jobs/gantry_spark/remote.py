@@ -13,10 +13,12 @@ from __future__ import annotations
 import re
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 import httpx
 import orjson
@@ -32,7 +34,11 @@ READ_AHEAD: Final = 4 * 1024 * 1024
 ATTEMPTS: Final = 6
 """Rounds over all members before a read fails: about 16 s of pauses."""
 _FIRST_PAUSE_S: Final = 0.25
-_TIMEOUT: Final = httpx.Timeout(10.0, connect=2.0)
+_CONNECT_S: Final = 2.0
+_READ_S: Final = 10.0
+_TIMEOUT: Final = httpx.Timeout(_READ_S, connect=_CONNECT_S)
+_SHOWN: Final = 120
+"""Bytes of a refusal that an error shows."""
 _EXPIRED_STATUS: Final = 410
 _NAMED: Final = re.compile(r"([^=/]+)=(.+)")
 _TOKEN: Final = re.compile(rb"[ -~]+")
@@ -202,6 +208,69 @@ def open_logs(urls: Sequence[str], token_file: str | None, rate: int, trust: Tru
     return [RemoteLog(infos, token_file, rate, problems[None], trust) for _, infos in sorted(groups.items())]
 
 
+class _Member:
+    """The kept connection to one member, whose answers lie in memory that the caller gives: they are large, and a
+    client that makes pieces of them takes longer than the rest of a read.
+    """
+
+    def __init__(self, url: str, headers: Mapping[str, str], trust: Trust) -> None:
+        self._url = urlsplit(url)
+        self._headers = dict(headers)
+        self._trust = trust
+        self._connection: HTTPConnection | None = None
+
+    def get(self, path: str, into: memoryview) -> tuple[int, int, str]:
+        """Send a GET; return the status, the number of bytes of an answer 200, and else the beginning of its text.
+
+        Raises OSError, HTTPException.
+        """
+        kept = self._connection is not None
+        try:
+            return self._get(path, into)
+        except ConnectionError:
+            self.close()
+            if not kept:
+                raise
+        except BaseException:
+            self.close()
+            raise
+        return self.get(path, into)  # The member has closed the connection meanwhile.
+
+    def _get(self, path: str, into: memoryview) -> tuple[int, int, str]:
+        connection = self._connection = self._connection or self._connected()
+        connection.request("GET", self._url.path + path, headers=self._headers)
+        response = connection.getresponse()
+        size = response.length
+        if response.status != 200 or size is None or size > len(into):
+            text = response.read(_SHOWN).decode(errors="replace")
+            self.close()
+            return response.status, 0, text
+        done = 0
+        while done < size:
+            count = response.readinto(into[done:size])
+            if not count:
+                raise ConnectionResetError("the answer ended early")
+            done += count
+        if response.will_close:
+            self.close()
+        return response.status, size, ""
+
+    def _connected(self) -> HTTPConnection:
+        host, port = self._url.hostname or "", self._url.port
+        if self._url.scheme == "https":
+            made: HTTPConnection = HTTPSConnection(host, port, timeout=_CONNECT_S, context=self._trust.context())
+        else:
+            made = HTTPConnection(host, port, timeout=_CONNECT_S)
+        made.connect()
+        made.sock.settimeout(_READ_S)
+        return made
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
 class HttpBytes(KeptBytes):
     """Bytes of a log from the members that hold them. Keeps the last response for small reads around it."""
 
@@ -216,15 +285,21 @@ class HttpBytes(KeptBytes):
         """Set up for one log. `sources`: base URL and confirmed offset of the members, in the order of requests."""
         super().__init__(limit)
         self._sources = list(sources)
-        self._client = httpx.Client(headers=headers(token_file), timeout=_TIMEOUT, verify=trust.context())
+        given = headers(token_file)
+        self._members = {url: _Member(url, given, trust) for url, _ in sources}
+        self._room = bytearray()
         self._rate = rate
         self._started = time.monotonic()
         self._taken = 0
 
-    def _fetch(self, at: int, much: bool) -> tuple[int, bytes]:
+    def _fetch(self, at: int, much: bool) -> tuple[int, bytes | memoryview]:
         return at, self._request(at, min(at + (READ_AHEAD if much else SMALL_READ), self._limit))
 
-    def _request(self, start: int, stop: int) -> bytes:
+    def _request(self, start: int, stop: int) -> memoryview:
+        if len(self._room) < stop - start:
+            self._kept = b""
+            self._room = bytearray(stop - start)
+        room = memoryview(self._room)
         problems: dict[str, str] = {}
         pause = _FIRST_PAUSE_S
         for attempt in range(ATTEMPTS):
@@ -236,18 +311,19 @@ class HttpBytes(KeptBytes):
                 requests += 1
                 try:
                     end = min(stop, confirmed)
-                    response = self._client.get(f"{url}/v1/log/bytes", params={"from": start, "to": end})
-                except httpx.HTTPError as error:
+                    path = f"/v1/log/bytes?from={start}&to={end}"
+                    status, count, text = self._members[url].get(path, room[: end - start])
+                except (OSError, HTTPException) as error:
                     problems[url] = str(error) or type(error).__name__
                     continue
-                if response.status_code == 200 and response.content:
+                if status == 200 and count:
                     # The member that answered comes first, so that later reads do not wait for the others.
                     self._sources.remove(source)
                     self._sources.insert(0, source)
-                    self._slow_down(len(response.content))
-                    return response.content
-                gone += response.status_code == _EXPIRED_STATUS
-                problems[url] = f"{response.status_code} {response.text[:120]}"
+                    self._slow_down(count)
+                    return room[:count]
+                gone += status == _EXPIRED_STATUS
+                problems[url] = f"{status} {text}"
             if requests and gone == requests:
                 raise Expired(f"offset {start} is below the start of the log of every member")
             if attempt < ATTEMPTS - 1:
@@ -265,4 +341,5 @@ class HttpBytes(KeptBytes):
 
     def close(self) -> None:
         super().close()
-        self._client.close()
+        for member in self._members.values():
+            member.close()

@@ -109,6 +109,10 @@ class Answers:
         self.end = max(r.phys_offset + r.size for r in read_plain(root)[0])
         self.asked: list[tuple[int, int]] = []
         self.fail: Callable[[int, int], int] = lambda start, stop: 200
+        self.closes = False
+        """It closes each connection after an answer that does not say so."""
+        self.lies_by = 0
+        """Bytes that an answer's length names and that do not follow."""
 
     def info(self) -> LogInfo:
         starts = [int(p.name) for p in self.segments]
@@ -141,9 +145,10 @@ def serving(answers: Answers) -> Iterator[str]:
         def do_GET(self) -> None:
             code, body = answers.get(self.path)
             self.send_response(code)
-            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Content-Length", str(len(body) + answers.lies_by))
             self.end_headers()
             self.wfile.write(body)
+            self.close_connection = answers.closes or answers.lies_by > 0
 
         def log_message(self, *_: object) -> None:
             pass
@@ -185,6 +190,28 @@ def test_failed_requests_are_retried(served: tuple[Answers, str], monkeypatch: p
     answers.fail = lambda start, stop: 500
     with pytest.raises(SourceError, match=r"bytes 0 to .* of the log are not available: .*500"):
         rows_of({"brokers": url})
+
+
+def test_a_connection_that_was_closed_meanwhile_is_made_again(
+    served: tuple[Answers, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "ATTEMPTS", 1)
+    answers, url = served
+    answers.closes = True
+    assert len(rows_of({"brokers": url})) == 400
+    assert len(answers.asked) > 10
+
+
+@pytest.mark.parametrize(("by", "why"), [(100, "ended early"), (1 << 40, "200")])
+def test_an_answer_with_another_length_than_it_says_is_none(
+    served: tuple[Answers, str], monkeypatch: pytest.MonkeyPatch, by: int, why: str
+) -> None:
+    monkeypatch.setattr(remote, "ATTEMPTS", 1)
+    answers, url = served
+    (log,) = remote.open_logs([url], None, 0)
+    answers.lies_by = by
+    with log.open(0) as source, pytest.raises(SourceError, match=f"are not available: .*{why}"):
+        source.read_into(0, memoryview(bytearray(4_000)))
 
 
 def test_a_segment_expired_during_the_read_is_reported(served: tuple[Answers, str]) -> None:

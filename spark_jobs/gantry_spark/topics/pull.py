@@ -106,17 +106,15 @@ class _Pulls:
         self.moved: tuple[int, int] | None = None
         """First offset and end of the queue, when the broker has no message at `at`."""
         self._wanted = wanted
-        self._subscription = " || ".join(settings.tags) or "*"
-        self._group = settings.group
+        queue = wanted.queue
+        self._ext = PullHeader(
+            settings.group, queue.topic, queue.queue_id, Long(0), 1, PullFlag.SUBSCRIPTION, Long(0),
+            subscription=" || ".join(settings.tags) or "*", bname=queue.broker,
+        ).ext()  # fmt: skip
 
     def _frame(self, offset: int) -> Frame:
-        queue = self._wanted.queue
-        header = PullHeader(
-            self._group, queue.topic, queue.queue_id, Long(offset),
-            max(1, min(ASKED, self._wanted.end - offset)), PullFlag.SUBSCRIPTION, Long(0),
-            subscription=self._subscription, bname=queue.broker,
-        )  # fmt: skip
-        return Frame(RequestCode.PULL_MESSAGE, ext=header.ext())
+        count = max(1, min(ASKED, self._wanted.end - offset))
+        return Frame(RequestCode.PULL_MESSAGE, ext={**self._ext, "queueOffset": str(offset), "maxMsgNums": str(count)})
 
     def run(self, connection: Connection) -> Iterator[list[bytes]]:
         """Yield the bodies of answers, several at a time, and advance `at`. Raises Broken, Refused."""
