@@ -37,6 +37,8 @@ NAMES = ("TAGS", "KEYS", "UNIQ_KEY", "WAIT", "color", "DELAY", "TRAN_MSG", "1ST_
 SPECIAL = ("DELAY", "TRAN_MSG", "1ST_POP_TIME", "TIMER_OUT_MS")
 SUFFIX = b"CLUSTER\x01DefaultCluster"
 HOST = b"\x0a\0\0\1\0\0\x2a\x9f"
+EXTREME = (0, 1, 3, 4, 21, 22, 87, 88, 91, 92, 0x7FFF, 0xFFFF, 0x10000, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFC, 0xFFFFFFFF)
+"""Sizes and lengths at which a sum or a difference may overflow."""
 
 
 def native() -> Any:
@@ -180,7 +182,7 @@ def mutated(rng: random.Random, data: bytes) -> bytes:
     made = bytearray(data)
     for _ in range(rng.choice((1, 1, 2, 5))):
         at = rng.randrange(len(made)) if made else 0
-        kind = rng.randrange(5)
+        kind = rng.randrange(6)
         if kind == 0 and made:
             made[at] = rng.choice((0, 1, 2, 0x7F, 0x80, 0xFF, rng.randrange(256)))
         elif kind == 1 and made:
@@ -189,6 +191,8 @@ def mutated(rng: random.Random, data: bytes) -> bytes:
             del made[at : at + rng.choice((1, 4, 22))]
         elif kind == 3:
             made[at:at] = rng.randbytes(rng.choice((1, 4)))
+        elif kind == 4:
+            made[at : at + 4] = rng.choice(EXTREME).to_bytes(4, "big")
         else:
             del made[at:]
     return bytes(made)
