@@ -29,8 +29,8 @@ from pyspark.sql.types import (
 )
 
 from gantry_spark.errors import SourceError
-from gantry_spark.layout import MAX_RECORD, Bools, gather_slices
-from gantry_spark.properties import Properties, parse_properties
+from gantry_spark.layout import MAX_RECORD, Bools
+from gantry_spark.properties import CoreProperties, Properties, properties_of
 from gantry_spark.records import Records
 
 _TIME = pa.timestamp("us", tz="UTC")
@@ -126,14 +126,13 @@ class _Builder:
         self.topic = topic
         self.group = group
         self.values = values
-        self._pairs: Properties | None = None
+        self._pairs: CoreProperties | Properties | None = None
         self._keys: Any = None
 
     @property
-    def pairs(self) -> Properties:
+    def pairs(self) -> CoreProperties | Properties:
         if self._pairs is None:
-            r = self.records
-            self._pairs = parse_properties(r.buf, r.props_at, r.props_len)
+            self._pairs = properties_of(self.records)
         return self._pairs
 
     def key_texts(self) -> Any:
@@ -145,10 +144,9 @@ class _Builder:
         return self.key_texts().cast(pa.binary())
 
     def column_value(self) -> Any:
-        r = self.records
         if self.values is not None:
             return pa.array(self.values, type=pa.binary())
-        return gather_slices(r.buf, r.body_at, r.body_len)
+        return self.records.bodies
 
     def column_topic(self) -> Any:
         return pa.repeat(pa.scalar(self.topic, pa.string()), len(self.records))

@@ -21,7 +21,7 @@ from gantry_broker.protocol.headers import Long, PullAnswer, PullHeader
 
 from gantry_spark.errors import SourceError
 from gantry_spark.layout import Ints
-from gantry_spark.properties import parse_properties
+from gantry_spark.properties import properties_of
 from gantry_spark.record_boundaries import find_record_boundaries
 from gantry_spark.records import Records, check
 from gantry_spark.topics.queues import QueueRange, queue_text
@@ -203,7 +203,7 @@ def within(records: Records, wanted: QueueRange, tags: tuple[str, ...]) -> Recor
         keep &= records.store_ms < wanted.until_ms
     if tags and len(records):
         # Brokers compare hashes of tags.
-        found = parse_properties(records.buf, records.props_at, records.props_len).values("TAGS")
+        found = properties_of(records).values("TAGS")
         keep &= np.asarray(_is_in(found, tags))
     return records if bool(keep.all()) else records.where(keep)
 
