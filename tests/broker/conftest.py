@@ -48,6 +48,9 @@ class Wire:
         self.frames += FrameDecoder().feed(data)
         self.arrived.set()
 
+    def write_with(self, head: bytes, body: bytes) -> None:
+        self.write(head + body)
+
     def send(self, frame: Frame) -> None:
         self.write(encode_frame(frame))
 

@@ -12,15 +12,16 @@ import struct
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
-from gantry_broker.protocol.frame import Frame, FrameDecoder, encode_frame
+from gantry_broker.protocol.frame import Frame, FrameDecoder, encode_frame, encode_head
 from gantry_broker.protocol.request_limits import RequestLimits
 from gantry_broker.remoting import client as client_module
 from gantry_broker.remoting.budget import DEFAULT_BUDGET
 from gantry_broker.remoting.client import RemotingClient, split_address
-from gantry_broker.remoting.connection import Connection, Shared
+from gantry_broker.remoting.connection import GATHER, Connection, Shared
 from gantry_broker.remoting.errors import ConnectError, ConnectionLost, RequestTimeout
 from gantry_broker.remoting.server import RemotingServer
 
@@ -204,6 +205,30 @@ async def test_a_body_that_is_sent_as_it_is_keeps_its_place_among_other_frames(s
     got = FrameDecoder().feed(await reader.read())
     assert [(frame.opaque, frame.body) for frame in got] == [(1, b"before"), (2, body), (3, b""), (4, b"after")]
     assert got[1].ext == {"a": "b"}
+    writer.close()
+
+
+async def test_a_frame_in_two_parts_keeps_its_place_and_its_large_body_is_not_copied(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.server.port)
+    await until(lambda: served.handler.opened == 1, "connected")
+    [conn] = served.server.connections
+    bodies = [b"small", bytes(range(256)) * 1_000, b"", b"x" * (GATHER - 1), b"y" * GATHER]
+    joined = Mock(side_effect=conn.write)
+    monkeypatch.setattr(Connection, "write", joined)
+    conn.send(Frame(0, 99, 1, body=b"before"))
+    for number, body in enumerate(bodies):
+        conn.write_with(encode_head(Frame(0, number, 1), len(body)), body)
+    conn.send(Frame(0, 100, 1, body=b"after"))
+    assert max(len(call.args[0]) for call in joined.call_args_list) < GATHER + 200, "a large body was copied"
+    monkeypatch.undo()
+    conn.close()
+    conn.write_with(encode_head(Frame(0, 101, 1), GATHER), b"z" * GATHER)
+    got = FrameDecoder().feed(await reader.read())
+    assert [(frame.opaque, frame.body) for frame in got] == [
+        (99, b"before"), *enumerate(bodies), (100, b"after"),
+    ]  # fmt: skip
     writer.close()
 
 

@@ -506,11 +506,21 @@ class Connection(asyncio.Protocol):
         """Send a frame with this body now. The body is not copied, so the caller never changes its bytes. Raises
         FrameError.
         """
-        head = encode_head(frame, len(body))
-        self.push()
+        self._write_now(encode_head(frame, len(body)), body)
+
+    def write_with(self, head: bytes, body: bytes) -> None:
+        """As `write`, for a frame in two parts. A large body is not copied."""
+        if len(body) < GATHER:
+            self.write(head + body)
+        else:
+            self._write_now(head, body)
+
+    def _write_now(self, head: bytes, body: bytes | memoryview) -> None:
         if self.closed or self._transport is None:
             return
-        self._transport.writelines((head, body))
+        out = self._out
+        self._drop_gathered()
+        self._transport.writelines((*out, head, body))
         if self.paused:
             self._shared.wait(self, self._transport.get_write_buffer_size())
 

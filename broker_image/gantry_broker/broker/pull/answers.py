@@ -1,4 +1,4 @@
-"""The answer to a pull that found messages, as bytes: no object and no encoder for each of them."""
+"""The header of an answer to a pull that found messages: no object and no encoder for each of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from struct import Struct
 from typing import Final
 
 from gantry_broker.protocol.codes import FLAG_RESPONSE, MQ_VERSION, LanguageCode, ResponseCode, SerializeType
-from gantry_broker.protocol.frame import Frame, encode_frame
+from gantry_broker.protocol.frame import Frame, encode_head
 from gantry_broker.protocol.headers import Long, PullAnswer
 
 _LENGTHS: Final = Struct(">iI")
@@ -20,13 +20,12 @@ _HEADER: Final = (
 ).encode()
 
 
-def found_answer(
-    opaque: int, serialize: int, suggest: int, next_offset: int, min_offset: int, max_offset: int, records: bytes
+def found_head(
+    opaque: int, serialize: int, suggest: int, next_offset: int, min_offset: int, max_offset: int, size: int
 ) -> bytes:
-    """Return the frame of the answer with `records`."""
+    """Return what precedes the `size` bytes of records in the frame of the answer."""
     if serialize == _JSON:
         header = _HEADER % (opaque, suggest, next_offset, min_offset, max_offset)
-        size = len(header)
-        return b"".join((_LENGTHS.pack(4 + size + len(records), size), header, records))
+        return _LENGTHS.pack(4 + len(header) + size, len(header)) + header
     fields = PullAnswer(Long(suggest), Long(next_offset), Long(min_offset), Long(max_offset))
-    return encode_frame(Frame(_FOUND, opaque, FLAG_RESPONSE, fields.ext(), records, REMARK, serialize))
+    return encode_head(Frame(_FOUND, opaque, FLAG_RESPONSE, fields.ext(), b"", REMARK, serialize), size)

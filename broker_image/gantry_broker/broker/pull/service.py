@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from gantry_broker.admission import owners_of
 from gantry_broker.broker.archive_reads import Wanted
 from gantry_broker.broker.errors import RequestRejected
-from gantry_broker.broker.pull.answers import found_answer
+from gantry_broker.broker.pull.answers import found_head
 from gantry_broker.broker.pull.checks import Consumption, Pull, PullChecks
 from gantry_broker.broker.pull.held import HeldPulls
 from gantry_broker.broker.pull.pace import MOST_MS, WakePace
@@ -612,7 +612,8 @@ class PullService:
         low = got.min_offset
         if low and self._with_archive:
             low = self._archive_reads.bounds(asked.topic_name, made.queue_id)[0]
-        made.conn.write(found_answer(made.opaque, made.serialize, suggest, following, low, got.max_offset, data))
+        head = found_head(made.opaque, made.serialize, suggest, following, low, got.max_offset, len(data))
+        made.conn.write_with(head, data)
 
     def _suggest(self, made: Pull, got: Got, code: int) -> int:
         """Return the brokerId from which the consumer should pull next; 0 is the master."""
