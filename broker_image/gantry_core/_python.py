@@ -967,15 +967,17 @@ def records_whole(data: bytes, entries: bytes, count: int) -> bool:
 
 
 def record_rows(
-    data: Buffer, base: int, stop: int, check: bool, names: Sequence[bytes]
+    data: Buffer, base: int | None, stop: int, check: bool, names: Sequence[bytes]
 ) -> tuple[int, bytes, tuple[bytes, bytes], list[tuple[int, bytes, bytes, bytes]]]:
-    """The valid records that follow one another from `data[0]` on, which lies at offset `base` of the log, and begin
-    before `stop`: (index behind the last one, rows, their topics, their properties of each of `names`).
+    """The valid records that follow one another from `data[0]` on, and begin before `stop`: (index behind the last one,
+    rows, their topics, their properties of each of `names`). `base`: where `data[0]` lies in the log; None: `data` is
+    no piece of the log, and the records may be of any place.
 
     Rows are 12 columns of numbers (`<i8`), one after the other: index in `data`, size, queue, queue offset, system
     flag, store time (ms), index and length of the body, of the topic, and of the properties. A record is valid when it
-    is whole, knows its place, its lengths agree, and its topic is UTF-8. `check` verifies the CRC of each body. Topics
-    are as from `row_slices`, properties as from `row_properties`. Other programs may write to `data` meanwhile.
+    is whole, knows its place (if `base` is given), its lengths agree, and its topic is UTF-8. `check` verifies the CRC
+    of each body. Topics are as from `row_slices`, properties as from `row_properties`. Other programs may write to
+    `data` meanwhile.
     """
     data = bytes(data)
     columns: list[list[bytes]] = [[] for _ in range(_ROW_COLUMNS)]
@@ -991,14 +993,14 @@ def record_rows(
     return at, rows, row_slices(data, rows, _ROW_TOPIC), [row_properties(data, rows, name) for name in names]
 
 
-def _record_row(data: bytes, at: int, base: int, check: bool) -> tuple[int, ...] | None:
+def _record_row(data: bytes, at: int, base: int | None, check: bool) -> tuple[int, ...] | None:
     """The row of the valid record that begins at `data[at]`; None: there is none."""
     if len(data) - at < _RECORD.size:
         return None
     size, magic, crc, queue_id, _, number, phys, flags, *_, length = _RECORD.unpack_from(data, at)
     moved, late = 12 * bool(flags & _BORN_V6), 12 * bool(flags & _STORE_V6)
     end, body_at = at + size, at + _RECORD.size + moved + late
-    if magic not in (_V1, _V2) or phys != base + at or not body_at <= end <= len(data):
+    if magic not in (_V1, _V2) or (base is not None and phys != base + at) or not body_at <= end <= len(data):
         return None
     if moved or late:
         length = int.from_bytes(data[body_at - 4 : body_at], signed=True)

@@ -120,7 +120,7 @@ def scan(
         buf, filled = blocks.at(base, reach)
         short = base + filled < reach and filled < blocks.size
         ended = short or base + filled >= wanted.limit
-        plain = _plain(buf, filled, base, wanted.stop - base, verify, names)
+        plain = plain_records(buf, filled, base, wanted.stop - base, verify, names)
         if plain is not None:
             yield plain
             base = plain.end
@@ -163,8 +163,13 @@ def scan(
         base += used
 
 
-def _plain(buf: Buffer, filled: int, base: int, stop: int, verify: bool, names: Sequence[str]) -> Records | None:
-    """Return the valid records that a block begins with, found by the compiled core. None: numpy has to look."""
+def plain_records(
+    buf: Buffer, filled: int, base: int | None, stop: int, verify: bool, names: Sequence[str]
+) -> Records | None:
+    """Return the valid records that a block begins with, found by the compiled core. None: numpy has to look.
+
+    `base`: where the block lies in the log; None: it is no piece of a log.
+    """
     if not COMPILED:
         return None
     data = memoryview(buf)[:filled]
@@ -174,7 +179,7 @@ def _plain(buf: Buffer, filled: int, base: int, stop: int, verify: bool, names: 
     properties = {name: nullable_strings(*column) for name, column in zip(names, found, strict=True)}
     core = CoreColumns(data, strings(*topics), properties)
     whole = np.frombuffer(data, dtype=np.uint8)
-    return Records(whole, base, np.frombuffer(rows, dtype="<i8").reshape(ROW_COLUMNS, -1), core)
+    return Records(whole, base or 0, np.frombuffer(rows, dtype="<i8").reshape(ROW_COLUMNS, -1), core)
 
 
 def _in_order(records: Records, damage: list[Damage]) -> Iterator[Records | Damage]:

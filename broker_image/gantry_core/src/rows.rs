@@ -48,11 +48,12 @@ fn take(data: Shared<'_>, at: usize, record: &mut Vec<u8>) -> Option<()> {
     Some(())
 }
 
-/// The row of a record that begins at `at`; None: it is not valid.
-fn row(record: &[u8], at: usize, base: i64, check: bool) -> Option<[i64; COLUMNS]> {
+/// The row of a record that begins at `at`; None: it is not valid. `base`: where the block lies in the log.
+fn row(record: &[u8], at: usize, base: Option<i64>, check: bool) -> Option<[i64; COLUMNS]> {
     let size = record.len();
     let magic = int(record, 4)? as u32;
-    if (magic != V1 && magic != V2) || long(record, 28)? != base.wrapping_add(at as i64) {
+    let phys = long(record, 28)?;
+    if (magic != V1 && magic != V2) || base.map_or(false, |base| phys != base.wrapping_add(at as i64)) {
         return None;
     }
     let flags = int(record, 36)?;
@@ -220,7 +221,7 @@ impl<'a> Property<'a> {
 pub fn record_rows<'py>(
     py: Python<'py>,
     data: PyBuffer<u8>,
-    base: i64,
+    base: Option<i64>,
     stop: usize,
     check: bool,
     names: Vec<Bound<'py, PyBytes>>,

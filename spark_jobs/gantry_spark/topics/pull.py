@@ -24,6 +24,7 @@ from gantry_spark.layout import Ints
 from gantry_spark.properties import properties_of
 from gantry_spark.record_boundaries import find_record_boundaries
 from gantry_spark.records import Records, check
+from gantry_spark.scan import plain_records
 from gantry_spark.topics.queues import QueueRange, queue_text
 from gantry_spark.topics.wire import NOT_NOW, Broken, Cluster, Connection, Pauses, Refused
 
@@ -175,6 +176,12 @@ class _Pulls:
 
 def _decode(block: list[bytes], wanted: QueueRange, settings: PullSettings, name: str) -> Iterator[Records]:
     joined = bytearray().join(block)
+    plain = plain_records(joined, len(joined), None, len(joined), settings.verify, ("TAGS",) if settings.tags else ())
+    if plain is not None and plain.end == len(joined):
+        records = within(plain, wanted, settings.tags)
+        if len(records):
+            yield records
+        return
     at, end = find_record_boundaries(joined, len(joined), len(joined))
     if end != len(joined):
         settings.lost(f"{name}: an answer of the broker is no sequence of messages from byte {end} on")
