@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,16 +14,10 @@ from gantry_broker.contracts.leadership import Assignment, LeadershipRecord, Mem
 from gantry_broker.namesrv.server import NameServer, NameServerSettings
 
 from tests.support.free_ports import free_port, free_ports
+from tests.support.running import until
 
 ALONE = "no NameServer answers it"
 PATIENCE_S = 10.0
-
-
-async def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        await asyncio.sleep(0.01)
 
 
 async def name_server(registration_port: int) -> NameServer:

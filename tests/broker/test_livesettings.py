@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,8 @@ from gantry_broker.contracts.leadership import Assignment, LeadershipRecord, Mem
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.settings import BrokerSettings
 
+from tests.support.running import until
+
 if TYPE_CHECKING:
     from tests.broker.conftest import Bench
 
@@ -25,14 +26,6 @@ UPDATE, SHOW = 25, 26
 def another(bench: Bench, tmp_path: Path) -> Callable[..., Any]:
     kind = type(bench)
     return lambda **options: kind(tmp_path / "other", **options)
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
-    for _ in range(200):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError(f"not in time: {what}")
 
 
 async def change(made: Any, text: str) -> Frame:

@@ -107,7 +107,7 @@ async def test_a_waiting_pop_of_a_forwarded_bundle_answers_at_once(bench: Bench)
     conn = ForwardedConnection(("127.0.0.1", 1), bytes(8), got.append)
     frame = bench.frame(RequestCode.POP_MESSAGE, _pop_ext(pollTime=20_000))
     bench.parts.processor.process(conn, [frame])  # type: ignore[arg-type]
-    await until(lambda: bool(got), 2)
+    await until(lambda: bool(got), timeout_s=2)
 
 
 @pytest.mark.parametrize("seed", range(5))

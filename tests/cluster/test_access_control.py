@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
-import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
@@ -16,6 +14,8 @@ from gantry_operator.api import BrokerUser, Security
 from gantry_operator.cluster import access_control as module
 from gantry_operator.cluster.access_control import AccessControl
 from gantry_operator.cluster.store_unavailable import StoreUnavailable
+
+from tests.support.running import running, until
 
 
 @pytest.fixture(autouse=True)
@@ -127,19 +127,8 @@ async def world(made: World | None = None) -> AsyncIterator[World]:
         made.control = AccessControl(
             made.store, lambda: [m for m in made.members.values() if m.reach == "ok"], client, lambda: made.now
         )  # type: ignore[arg-type]
-        task = asyncio.create_task(made.control.run())
-        try:
+        async with running(made.control):
             yield made
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-
-async def until(condition: Callable[[], Any], timeout_s: float = 3.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.005)
 
 
 async def test_the_state_is_kept_first_then_members_then_secrets() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -19,6 +19,7 @@ from gantry_operator.cluster.stall_compensated_clock import StallCompensatedCloc
 from gantry_operator.failover.model import Wait
 
 from tests.cluster.fake_platform import FakePlatform
+from tests.support.running import until
 
 
 def spec(*groups: str, members: int = 3, paused: bool = False, **fields: Any) -> BrokerCluster:
@@ -50,12 +51,6 @@ async def led(platform: FakePlatform, leaders: Mapping[str, int]) -> AsyncIterat
         control.lead()
         await until(lambda: all(control.groups.leader(g) == member for g, member in leaders.items()))
         yield control
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
 
 
 async def test_groups_are_led_from_the_moment_at_which_the_spec_may_be_carried_out() -> None:

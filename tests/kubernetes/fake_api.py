@@ -25,6 +25,8 @@ from gantry_operator.platforms.kubernetes.api.client import KINDS, ApiUnavailabl
 from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache
 from kubernetes.aio.client.configuration import Configuration
 
+from tests.support import running as background
+
 BY_PLURAL = {(k.group, k.plural): k for k in KINDS.values()}
 
 
@@ -238,14 +240,9 @@ def put_group_set(fake: FakeApi) -> None:
 async def running(caches: Iterable[InformerCache]) -> AsyncIterator[None]:
     """The caches follow the API server meanwhile."""
     some = list(caches)
-    tasks = [asyncio.create_task(cache.run()) for cache in some]
-    await asyncio.wait_for(asyncio.gather(*(cache.ready() for cache in some)), 20)
-    try:
+    async with background.running(*some):
+        await asyncio.wait_for(asyncio.gather(*(cache.ready() for cache in some)), 20)
         yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @asynccontextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -30,6 +30,7 @@ from gantry_operator.platforms.kubernetes.objects.certificates import Certificat
 from gantry_operator.platforms.kubernetes.objects.object_reconciler import ObjectReconciler, ReconcileResult
 
 from tests.kubernetes.fake_api import FakeApi
+from tests.support.running import until
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 SECRETS = {"demo-ca", "demo-ca-cert", "demo-a-tls", "demo-namesrv-tls"}
@@ -78,14 +79,6 @@ class Rig:
     async def reasons(self) -> list[str]:
         await self.events.close()
         return [o["reason"] for (kind, _, _), o in self.fake.objects.items() if kind == "Event"]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(1000):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("not in 10 s")
 
 
 @pytest.fixture

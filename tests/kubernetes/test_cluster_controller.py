@@ -35,6 +35,7 @@ from gantry_operator.platforms.kubernetes.switchover_request import SWITCHOVER, 
 from gantry_operator.registry import Entry
 
 from tests.kubernetes.fake_api import FakeApi, following
+from tests.support.running import until
 
 CLUSTER = BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a", "members": 3}])
 
@@ -78,28 +79,21 @@ def annotated(fake: FakeApi) -> dict[str, str]:
     return annotations
 
 
-async def until(condition: Any, timeout_s: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.02)
-
-
-def refuse_network_policies(api: KubeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+def refuse(kind: str, api: KubeApi, monkeypatch: pytest.MonkeyPatch) -> None:
     apply = api.apply
 
-    async def refuse(obj: Any) -> Any:
-        if obj["kind"] == "NetworkPolicy":
+    async def refused(obj: Any) -> Any:
+        if obj["kind"] == kind:
             raise ApiError(403, "Forbidden", "an admission webhook says no")
         return await apply(obj)
 
-    monkeypatch.setattr(api, "apply", refuse)
+    monkeypatch.setattr(api, "apply", refused)
 
 
 async def test_an_object_that_cannot_be_written_keeps_no_failover_from_beginning(
     fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refuse_network_policies(api, monkeypatch)
+    refuse("NetworkPolicy", api, monkeypatch)
     async with kept(fake, api, annotations={SWITCHOVER: "a=demo-a-9 #1"}) as controller:
         await until(lambda: controller.control.problems)
         assert controller.control.problems == ["an admission webhook says no"]
@@ -201,7 +195,7 @@ async def test_under_a_refused_spec_of_which_nothing_can_be_led_the_status_says_
 async def test_a_spec_that_was_put_right_is_not_called_refused_where_an_object_of_it_is(
     fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refuse_network_policies(api, monkeypatch)
+    refuse("NetworkPolicy", api, monkeypatch)
     async with kept(fake, api, {"mode": 7}) as controller:
         await until(lambda: controller.control.refused)
         shown = CLUSTER.model_dump(mode="json", exclude={"status"}, exclude_none=True)
@@ -342,14 +336,7 @@ async def test_under_a_refused_spec_a_group_of_which_no_config_can_be_read_is_no
 async def lose_the_secret(fake: FakeApi, controller: ClusterController, monkeypatch: pytest.MonkeyPatch) -> None:
     """The Secret is deleted and cannot be created again."""
     api, name = controller._shared.api, names.admin_secret("demo")
-    apply = api.apply
-
-    async def refuse(obj: Any) -> Any:
-        if obj["kind"] == "Secret":
-            raise ApiError(403, "Forbidden", "an admission webhook says no")
-        return await apply(obj)
-
-    monkeypatch.setattr(api, "apply", refuse)
+    refuse("Secret", api, monkeypatch)
     fake.remove("Secret", "mq", name)
     await until(lambda: controller.platform.objects.live("Secret", name) is None)
 

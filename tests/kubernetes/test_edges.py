@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -35,16 +34,10 @@ from gantry_operator.platforms.kubernetes.objects.object_reconciler import Objec
 from gantry_operator.registry import RegistryUnavailable
 
 from tests.kubernetes.fake_api import FakeApi
+from tests.support.running import until
 
 A = MemberId(0, "a")
 B = MemberId(1, "b")
-
-
-async def until(condition: Callable[[], Any], timeout: float = 5.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "not in time"
-        await asyncio.sleep(0.01)
 
 
 # ---- the role registry

@@ -5,8 +5,6 @@ write is followed by one that goes on.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -15,7 +13,8 @@ from gantry_operator.platforms.kubernetes.api.client import KubeApi
 from gantry_operator.platforms.kubernetes.members import hibernate
 
 from tests.kubernetes.fake_api import FakeApi, WritesLeft
-from tests.kubernetes.test_cluster_controller import kept, until
+from tests.kubernetes.test_cluster_controller import kept
+from tests.support.running import running, until
 
 GROUPS = {"a": 3, "b": 3}
 
@@ -58,19 +57,10 @@ class Kubelet:
             if obj.get("status") != status:
                 self.fake.put(obj | {"status": status})
 
-
-@asynccontextmanager
-async def kubelet(fake: FakeApi) -> AsyncIterator[Kubelet]:
-    made = Kubelet(fake)
-
-    async def run() -> None:
+    async def run(self) -> None:
         while True:
-            made.step()
+            self.step()
             await asyncio.sleep(0.02)
-
-    task = asyncio.create_task(run())
-    yield made
-    task.cancel()
 
 
 @pytest.mark.parametrize(
@@ -85,7 +75,7 @@ async def test_an_operator_that_ends_on_the_way_is_followed_by_one_that_goes_on(
     writes = WritesLeft(api, monkeypatch)
     whole = {"demo-a": 3, "demo-b": 3, "demo-namesrv": 2, "demo-proxy": 2}
     members = {f"demo-{g}-{n}" for g, count in GROUPS.items() for n in range(count)}
-    async with kubelet(fake) as pods:
+    async with running(Kubelet(fake)) as pods:
         async with kept(fake, api, spec(mode, False)):
             await until(lambda: pods.replicas() == whole and len(pods.pods()) == 8)
         for name in ("demo-a", "demo-b"):

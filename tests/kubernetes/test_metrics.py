@@ -16,7 +16,8 @@ from gantry_operator.platforms.kubernetes.monitoring.health_server import Health
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.kubernetes.fake_api import FakeApi
-from tests.kubernetes.test_cluster_controller import kept, until
+from tests.kubernetes.test_cluster_controller import kept
+from tests.support.running import until
 
 C = {"namespace": "mq", "cluster": "demo"}
 A = {**C, "group": "a"}

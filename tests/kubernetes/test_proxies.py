@@ -23,7 +23,8 @@ from gantry_operator.platforms.kubernetes.manifests.desired_objects import Opera
 from gantry_operator.platforms.kubernetes.objects.certificates import holders
 
 from tests.kubernetes.fake_api import FakeApi
-from tests.kubernetes.test_cluster_controller import CLUSTER, kept, until
+from tests.kubernetes.test_cluster_controller import CLUSTER, kept
+from tests.support.running import until
 
 GROUPS = [{"name": "a", "members": 3}]
 SETTINGS = OperatorSettings("gantry-broker:test", namespace="ops")
@@ -289,7 +290,7 @@ def change(controller: Any, fake: FakeApi, spec: dict[str, Any]) -> None:
 
 
 async def settle(check: Callable[[], bool]) -> None:
-    await until(check, 20)
+    await until(check, timeout_s=20)
 
 
 async def test_proxies_get_a_user_and_the_table_and_go_with_the_field(fake: FakeApi, api: KubeApi) -> None:

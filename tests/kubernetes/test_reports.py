@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -22,6 +21,7 @@ from gantry_operator.platforms.kubernetes.objects.object_reconciler import Objec
 from gantry_operator.platforms.kubernetes.operator import CACHED
 
 from tests.kubernetes.fake_api import FakeApi, running
+from tests.support.running import until
 
 SETTINGS = OperatorSettings("broker:1", "spark:1")
 NAME = "demo-analytics"
@@ -71,14 +71,6 @@ async def rig(fake: FakeApi, api: KubeApi) -> AsyncIterator[Rig]:
     async with running(rig.caches.values()):
         yield rig
         await rig.events.close()
-
-
-async def until(condition: Any) -> None:
-    for _ in range(1000):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("not in 10 s")
 
 
 async def test_a_requested_run_suspends_the_schedule_until_it_ends(rig: Rig) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,6 +25,7 @@ from gantry_operator.platforms.kubernetes.operator import CACHED
 from pydantic import ValidationError
 
 from tests.kubernetes.fake_api import FakeApi, running
+from tests.support.running import until
 
 SETTINGS = OperatorSettings("broker:1", "spark:1")
 NAME = "demo-analytics"
@@ -349,14 +349,6 @@ async def test_the_next_run_waits_until_the_former_object_is_gone(rig: Rig) -> N
     assert rig.app is not None
     assert rig.app["metadata"]["uid"] != first["metadata"]["uid"]
     assert {"AnalysisStarted", "AnalysisAlreadyRunning", "AnalysisSucceeded"} <= set(await rig.said())
-
-
-async def until(condition: Any) -> None:
-    for _ in range(1000):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("not in 10 s")
 
 
 async def test_without_sparks_operator_the_condition_says_so(rig: Rig) -> None:

@@ -20,7 +20,7 @@ from gantry_operator.platforms.kubernetes.cluster_resource import ClusterResourc
 from gantry_operator.platforms.kubernetes.switchover_request import SWITCHOVER, SWITCHOVER_BEGUN, SWITCHOVER_RESULT
 from gantry_operator.platforms.kubernetes.switchover_requests import SwitchoverRequests
 
-from tests.kubernetes.test_cluster_controller import until
+from tests.support.running import until
 
 PLAN = plan(BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a", "members": 3}]))
 

@@ -27,8 +27,8 @@ from gantry_operator.platforms.kubernetes.resources import topics
 from gantry_operator.platforms.kubernetes.resources.topics import KubernetesTopicStore, stray_status
 from gantry_operator.topics import DropGroup, DropTopic, PutGroup, PutTopic, WantedTopic
 
-from tests.cluster.test_access_control import until
 from tests.kubernetes.fake_api import FakeApi
+from tests.support.running import running, until
 from tests.topics.model import Broker
 
 
@@ -205,15 +205,9 @@ class Rig:
                 lambda: self.brokers, lambda group: f"{group}:10911",
                 keeps=lambda wanted: self.keeps(wanted), settle_s=self.settle_s,  # type: ignore[arg-type,return-value]
             )  # fmt: skip
-            tasks = [asyncio.create_task(c.run()) for c in caches.values()]
-            tasks.append(asyncio.create_task(self.control.run()))
-            try:
+            async with running(*caches.values(), self.control):
                 yield self
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-                await self.store.close()
+            await self.store.close()
 
 
 @pytest.fixture
@@ -527,7 +521,7 @@ async def test_an_operator_that_ends_after_any_write_is_followed_by_one_that_goe
     monkeypatch.setattr(rig.brokers, "request", also)
     async with rig.operator():
         with contextlib.suppress(AssertionError, TimeoutError):
-            await until(lambda: left[0] == 0 or rig.ready("ConsumerGroup", "billing") == "True", 2.0)
+            await until(lambda: left[0] == 0 or rig.ready("ConsumerGroup", "billing") == "True", timeout_s=2.0)
         rig.annotate("billing", "old=earliest")
         await asyncio.sleep(0.1)
         rig.topic("old", queuesPerGroup=2)

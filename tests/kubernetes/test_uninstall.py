@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +19,9 @@ from gantry_operator.platforms.kubernetes.operator import Operator
 from gantry_operator.platforms.kubernetes.resources.topics import release
 
 from tests.kubernetes.fake_api import FakeApi
-from tests.support.running import running
+from tests.support.running import running, until
 
 ROOT = Path(__file__).parents[2]
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - what a task or a server does
-            await asyncio.sleep(0.01)
 
 
 def managed(fake: FakeApi, kind: str, name: str, *, deleting: bool = False, namespace: str = "mq") -> None:

@@ -18,7 +18,8 @@ from gantry_operator.registry import Entry
 
 from tests.kubernetes.fake_api import FakeApi, following, put_group_set
 from tests.kubernetes.test_announce import Group, mirrored, pod
-from tests.kubernetes.test_cluster_controller import kept, until
+from tests.kubernetes.test_cluster_controller import kept
+from tests.support.running import until
 
 ROOM = {"total_bytes": 100, "free_bytes": 50, "full": False}
 

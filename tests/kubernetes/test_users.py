@@ -23,8 +23,9 @@ from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCach
 from gantry_operator.platforms.kubernetes.resources.users import KubernetesAccessStore, decoded, encoded
 from gantry_operator.platforms.kubernetes.targets.users import TargetUsers, UserError
 
-from tests.cluster.test_access_control import Member, until
+from tests.cluster.test_access_control import Member
 from tests.kubernetes.fake_api import FakeApi, WritesLeft
+from tests.support.running import running, until
 
 CLUSTER = BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a", "members": 3}])
 CLUSTER.metadata.uid = "cluster-uid"
@@ -103,16 +104,10 @@ class Rig:
             self.control = AccessControl(
                 self.store, lambda: self.members.values(), client, lambda: self.now  # type: ignore[arg-type,return-value]
             )  # fmt: skip
-            tasks = [asyncio.create_task(c.run()) for c in caches.values()]
-            tasks.append(asyncio.create_task(self.control.run()))
-            try:
+            async with running(*caches.values(), self.control):
                 yield self
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-                await self.store.close()
-                await events.close()
+            await self.store.close()
+            await events.close()
 
 
 @pytest.fixture

@@ -162,7 +162,7 @@ async def test_notifications_cost_nothing_until_a_message_comes(
     monkeypatch.setattr(Finder, "has_messages", counted)
     asks = [_asks(bench, owners=(number,)) for number in range(100)]
     asks += [_asks(bench, queue_id=number, owners=(number,)) for number in range(20)]
-    await until(lambda: len(looks) >= 100 * 1_024 + 20, 30)
+    await until(lambda: len(looks) >= 100 * 1_024 + 20, timeout_s=30)
     await bench.settle()
     looks.clear()
     for number in range(50):

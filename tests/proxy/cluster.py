@@ -175,6 +175,18 @@ class Line:
             self.call.cancel()
 
 
+@asynccontextmanager
+async def consuming(
+    cluster: Cluster, client: str, settings: Any, **more: Any
+) -> AsyncIterator[tuple[Proxy, Stub, Line]]:
+    """A proxy of the cluster, and a client of it that has sent these settings."""
+    async with proxied(cluster, **more) as (proxy, stub):
+        line = Line(stub, client)
+        await line.settings(settings)
+        yield proxy, stub, line
+        await line.end()
+
+
 def producer(*topics: str) -> Any:
     found = v2.Settings(client_type=1)
     found.request_timeout.seconds = 3

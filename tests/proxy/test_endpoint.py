@@ -201,7 +201,7 @@ async def test_a_client_that_reads_nothing_is_bounded_and_ends(monkeypatch: pyte
         [connection] = served.connections
         await asyncio.sleep(0.1)
         assert connection.core.unsent < endpoint.MAX_QUEUED + 130_000
-        await until(lambda: not served.connections, 10)
+        await until(lambda: not served.connections, timeout_s=10)
         assert served.refused.counts == {"unread": 1}
         writer.close()
         del reader
@@ -235,7 +235,7 @@ async def test_unfinished_requests_of_all_clients_are_bounded() -> None:
             reader, writer = await raw(served)
             writer.write(frame(HEADERS, 4, 1, REQUEST) + part)
             clients.append((reader, writer))
-        await until(lambda: shared.cut > 0, 10)
+        await until(lambda: shared.cut > 0, timeout_s=10)
         assert shared.held <= shared.budget.unfinished_bytes
         for _, writer in clients:
             writer.close()
@@ -271,12 +271,12 @@ async def test_a_thousand_idle_clients_cost_little() -> None:
         gc.collect()
         before = _resident()
         clients = [await raw(served) for _ in range(1_000)]
-        await until(lambda: sum(c.core.begun for c in served.connections) == 1_000, 20)
+        await until(lambda: sum(c.core.begun for c in served.connections) == 1_000, timeout_s=20)
         assert _resident() - before < 60 << 20  # both ends of them are in this process
         assert await ch.unary_unary("/a.B/Echo")(b"1") == b"1"
         for _, writer in clients:
             writer.close()
-        await until(lambda: len(served.connections) == 1, 20)
+        await until(lambda: len(served.connections) == 1, timeout_s=20)
 
 
 def _resident() -> int:

@@ -80,4 +80,4 @@ async def test_floods_take_no_answer_from_others(tmp_path: Path) -> None:
             await process.wait()
         assert context.role.leading
         assert context.replication.epoch == epoch
-        await until(lambda: len(port.connections) <= 1, 30)
+        await until(lambda: len(port.connections) <= 1, timeout_s=30)

@@ -362,7 +362,7 @@ async def test_headers_of_open_streams_are_counted_and_only_known_fields_kept() 
         tracemalloc.start()
         try:
             sender = asyncio.create_task(asyncio.to_thread(brought, served.port, calls(block, 4, count=1_000), 30.0))
-            await until(lambda: any(len(one.core.streams) == 1_000 for one in served.connections), 30)
+            await until(lambda: any(len(one.core.streams) == 1_000 for one in served.connections), timeout_s=30)
             size, _ = tracemalloc.get_traced_memory()
             connection = next(one for one in served.connections if len(one.core.streams) == 1_000)
             assert served.shared.held > 1_000 * (200 + endpoint.STREAM_BYTES) * 0.9
@@ -383,7 +383,7 @@ async def test_open_streams_over_the_memory_end_the_connection() -> None:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(16))
     async with serving(shared=shared) as (served, _):
         senders = [asyncio.create_task(asyncio.to_thread(brought, served.port, data, 4.0)) for _ in range(12)]
-        await until(lambda: shared.cut > 0, 10)
+        await until(lambda: shared.cut > 0, timeout_s=10)
         assert shared.held <= shared.budget.unfinished_bytes
         await asyncio.gather(*senders, return_exceptions=True)
 
@@ -401,7 +401,7 @@ async def test_streams_that_bring_nothing_end(monkeypatch: pytest.MonkeyPatch) -
         kept = ch.stream_stream("/a.B/Talk")()
         await kept.write(b"1")
         assert await kept.read() == b"1"
-        await until(lambda: sum(len(one.core.streams) for one in served.connections) == 1, 5)
+        await until(lambda: sum(len(one.core.streams) for one in served.connections) == 1, timeout_s=5)
         await kept.write(b"2")
         assert await kept.read() == b"2", "a stream that began goes on"
         assert served.shared.held < 100

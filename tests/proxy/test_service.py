@@ -68,9 +68,7 @@ async def get(stub: c.Stub, client: str, request: Any, count: int = 1, seconds: 
 
 async def test_messages_come_as_they_were_sent_and_once(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("secret\n")
-    async with c.proxied(cluster, token_file=tmp_path / "token") as (proxy, stub):
-        line = c.Line(stub, CLIENT)
-        await line.settings(c.consumer("g", "T"))
+    async with c.consuming(cluster, CLIENT, c.consumer("g", "T"), token_file=tmp_path / "token") as (proxy, stub, _):
         packed = gzip.compress(b"x" * 10_000)
         await send(stub, c.message("T", b"1", tag="a", props={"p": "v"}), c.message("T", b"2", tag="b"))
         await send(stub, c.message("T", packed, encoding=2, tag="a"))
@@ -90,7 +88,6 @@ async def test_messages_come_as_they_were_sent_and_once(cluster: Cluster, tmp_pa
         [known] = json.loads(await asyncio.to_thread(_page, proxy.http_port, "/v1/clients", "secret"))
         assert (known["id"], known["group"], known["connected"]) == (CLIENT, "g", True)
         assert "ready" in await asyncio.to_thread(_page, proxy.http_port, "/readyz")
-        await line.end()
 
 
 def codes_sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -112,9 +109,7 @@ async def test_acknowledgements_of_one_request_go_to_the_broker_together(
     """Each entry has the code that it has alone: one that was acknowledged before, one that has expired, one that is
     no handle.
     """
-    async with c.proxied(cluster) as (_, stub):
-        line = c.Line(stub, CLIENT)
-        await line.settings(c.consumer("g", "T"))
+    async with c.consuming(cluster, CLIENT, c.consumer("g", "T")) as (_, stub, _):
         for number in range(6):
             await send(stub, c.message("T", b"%d" % number))
         got = await get(stub, CLIENT, c.receive("g", "T", n=32), 6)
@@ -138,9 +133,7 @@ async def test_handles_of_a_hundred_unknown_brokers_cost_one_question(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client writes its handles, and may name any broker."""
-    async with c.proxied(cluster) as (_, stub):
-        line = c.Line(stub, CLIENT)
-        await line.settings(c.consumer("g", "T"))
+    async with c.consuming(cluster, CLIENT, c.consumer("g", "T")) as (_, stub, _):
         await send(stub, c.message("T", b"0"))
         [got] = await get(stub, CLIENT, c.receive("g", "T", n=32), 1)
         parts = got.system_properties.receipt_handle.split(" ")
@@ -154,16 +147,12 @@ async def test_handles_of_a_hundred_unknown_brokers_cost_one_question(
         assert codes == [Code.OK, *[Code.INVALID_RECEIPT_HANDLE] * 100]
         assert sent.count(RequestCode.GET_BROKER_CLUSTER_INFO) <= 1
         assert len(sent) <= 3
-        await line.end()
 
 
 async def test_the_documentation_has_every_metric(cluster: Cluster) -> None:
-    async with c.proxied(cluster) as (proxy, stub):
-        line = c.Line(stub, CLIENT)
-        await line.settings(c.consumer("g", "T"))
+    async with c.consuming(cluster, CLIENT, c.consumer("g", "T")) as (proxy, stub, _):
         await send(stub, c.message("T"))
         page = await asyncio.to_thread(_page, proxy.http_port, "/metrics")
-        await line.end()
     found = served(text_string_to_metric_families(page))
     own = {name: row for name, row in found.items() if name.startswith("gantry_proxy_")}
     assert set(found) - set(own) == {"gantry_build_info", "gantry_access_refused_total"}
@@ -188,9 +177,7 @@ def _page(port: int | None, path: str, token: str | None = None) -> str:
 
 
 async def test_a_filter_by_tag_and_by_properties(cluster: Cluster) -> None:
-    async with c.proxied(cluster) as (_, stub):
-        line = c.Line(stub, CLIENT)
-        await line.settings(c.consumer("g", "T"))
+    async with c.consuming(cluster, CLIENT, c.consumer("g", "T")) as (_, stub, line):
         for number in range(4):
             await send(stub, c.message("T", b"%d" % number, tag="ab"[number % 2], props={"n": str(number)}))
         got = await get(stub, CLIENT, c.receive("g", "T", expression="a || c"), 2)
@@ -199,7 +186,6 @@ async def test_a_filter_by_tag_and_by_properties(cluster: Cluster) -> None:
         await line.settings(c.consumer("g2", "T"))
         got = await get(stub, CLIENT, c.receive("g2", "T", kind=2, expression="n > 1"), 2)
         assert sorted(m.body for m in got) == [b"2", b"3"]
-        await line.end()
 
 
 async def test_a_message_group_keeps_its_order_and_blocks_its_queue(cluster: Cluster) -> None:
@@ -226,9 +212,7 @@ async def test_a_message_group_keeps_its_order_and_blocks_its_queue(cluster: Clu
 async def test_acknowledged_messages_behind_a_failed_one_come_again_in_order(cluster: Cluster) -> None:
     await c.make_topic(cluster, "F", "FIFO", queues=1)
     await c.make_group(cluster, "go", orderly=True)
-    async with c.proxied(cluster) as (_, stub):
-        line = c.Line(stub, CLIENT)
-        await line.settings(c.consumer("go", "F"))
+    async with c.consuming(cluster, CLIENT, c.consumer("go", "F")) as (_, stub, _):
         for number in range(4):
             await send(stub, c.message("F", b"%d" % number, kind=2, message_group="one"))
         first = await get(stub, CLIENT, c.receive("go", "F", n=3, invisible=20), 3)
@@ -242,7 +226,6 @@ async def test_acknowledged_messages_behind_a_failed_one_come_again_in_order(clu
         assert [(m.body, m.system_properties.delivery_attempt) for m in again] == [(b"0", 2), (b"1", 2), (b"2", 2)]
         await stub.AckMessage(c.ack("F", "go", *again), metadata=c.metadata(CLIENT))
         assert [m.body for m in await get(stub, CLIENT, c.receive("go", "F", n=3, invisible=20))] == [b"3"]
-        await line.end()
 
 
 async def test_a_push_consumer_keeps_its_message_as_long_as_it_works(
@@ -253,9 +236,7 @@ async def test_a_push_consumer_keeps_its_message_as_long_as_it_works(
     monkeypatch.setattr(renewal, "AHEAD_MS", 1_500)
     monkeypatch.setattr(renewal, "STEPS_MS", (3_000,))
     monkeypatch.setattr(receiving, "RENEW_S", 0.1)
-    async with c.proxied(cluster) as (proxy, stub):
-        line = c.Line(stub, CLIENT)
-        await line.settings(c.consumer("g", "T", kind=2))
+    async with c.consuming(cluster, CLIENT, c.consumer("g", "T", kind=2)) as (proxy, stub, _):
         await send(stub, c.message("T", b"long work"))
         [got] = await get(stub, CLIENT, c.receive("g", "T", auto=True, invisible=None))
         status, others = await c.received(stub, CLIENT, c.receive("g", "T", auto=True, invisible=None, poll=7))
@@ -267,7 +248,6 @@ async def test_a_push_consumer_keeps_its_message_as_long_as_it_works(
         assert len(renewals) == 0
         status, others = await c.received(stub, CLIENT, c.receive("g", "T", auto=True, invisible=None, poll=5))
         assert others == []
-        await line.end()
 
 
 @pytest.mark.parametrize("step_s", [-3_600, 3_600])
@@ -279,9 +259,7 @@ async def test_a_step_of_the_proxys_clock_ends_no_renewal(
     monkeypatch.setattr(renewal, "AHEAD_MS", 2_500)
     monkeypatch.setattr(renewal, "STEPS_MS", (3_000,))
     monkeypatch.setattr(receiving, "RENEW_S", 0.05)
-    async with c.proxied(cluster) as (proxy, stub):
-        line = c.Line(stub, CLIENT)
-        await line.settings(c.consumer("g", "T", kind=2))
+    async with c.consuming(cluster, CLIENT, c.consumer("g", "T", kind=2)) as (proxy, stub, _):
         await send(stub, c.message("T", b"long work"))
         await get(stub, CLIENT, c.receive("g", "T", auto=True, invisible=None))
         stepped = SimpleNamespace(
@@ -293,7 +271,6 @@ async def test_a_step_of_the_proxys_clock_ends_no_renewal(
             while renewals.made < 2:
                 assert len(renewals) == 1, "the message is still its client's"
                 await asyncio.sleep(0.02)
-        await line.end()
 
 
 async def test_a_client_that_says_goodbye_leaves_its_messages_to_others(cluster: Cluster) -> None:
@@ -312,9 +289,7 @@ async def test_a_client_that_says_goodbye_leaves_its_messages_to_others(cluster:
 
 
 async def test_a_receive_that_its_client_gave_up_loses_nothing(cluster: Cluster) -> None:
-    async with c.proxied(cluster) as (proxy, stub):
-        line = c.Line(stub, CLIENT)
-        await line.settings(c.consumer("g", "T"))
+    async with c.consuming(cluster, CLIENT, c.consumer("g", "T")) as (proxy, stub, _):
         gone = stub.ReceiveMessage(c.receive("g", "T", poll=10), metadata=c.metadata(CLIENT), timeout=15)
         reading = asyncio.ensure_future(_read(gone))
         await asyncio.sleep(0.5)
@@ -328,7 +303,6 @@ async def test_a_receive_that_its_client_gave_up_loses_nothing(cluster: Cluster)
         assert time.monotonic() - begun < 5  # its invisible time is 20 s
         assert got.system_properties.delivery_attempt == 1, "nobody has got it before"
         assert proxy.service.receiving.returned <= 1
-        await line.end()
 
 
 async def test_an_answer_that_its_client_gave_up_in_the_middle_goes_to_others(cluster: Cluster) -> None:
@@ -346,9 +320,7 @@ async def test_an_answer_that_its_client_gave_up_in_the_middle_goes_to_others(cl
             if self.parts > 2:
                 raise asyncio.CancelledError
 
-    async with c.proxied(cluster) as (proxy, stub):
-        line = c.Line(stub, CLIENT)
-        await line.settings(c.consumer("g", "T"))
+    async with c.consuming(cluster, CLIENT, c.consumer("g", "T")) as (proxy, stub, _):
         for body in (b"1", b"2", b"3"):
             await send(stub, c.message("T", body))
         client = proxy.service.clients.get(CLIENT)
@@ -364,7 +336,6 @@ async def test_an_answer_that_its_client_gave_up_in_the_middle_goes_to_others(cl
         with pytest.raises(asyncio.CancelledError):
             await receive_until_gone()
         assert proxy.service.receiving.returned == 2
-        await line.end()
 
 
 async def _read(call: Any) -> Any:
@@ -452,14 +423,11 @@ async def test_who_works_too_long_leaves_a_message_by_the_retry_policy(
     monkeypatch.setattr(renewal, "LONGEST_MS", 0)
     policy = {"type": "EXPONENTIAL", "exponentialRetryPolicy": {"initial": 300, "max": 300, "multiplier": 1}}
     await c.make_group(cluster, "g", groupRetryPolicy=policy)
-    async with c.proxied(cluster) as (_, stub):
-        line = c.Line(stub, CLIENT)
-        await line.settings(c.consumer("g", "T", kind=2))
+    async with c.consuming(cluster, CLIENT, c.consumer("g", "T", kind=2)) as (_, stub, _):
         await send(stub, c.message("T", b"slow"))
         for attempt in (1, 2):
             [got] = await get(stub, CLIENT, c.receive("g", "T", auto=True, invisible=None))
             assert (got.body, got.system_properties.delivery_attempt) == (b"slow", attempt)
-        await line.end()
 
 
 async def test_the_queue_of_a_message_that_failed_too_often_goes_on(cluster: Cluster) -> None:
@@ -495,9 +463,7 @@ async def test_the_queue_of_a_message_that_failed_too_often_goes_on(cluster: Clu
 
 async def test_messages_that_failed_too_often_become_dead_letters(cluster: Cluster) -> None:
     await c.make_group(cluster, "g", retries=1)
-    async with c.proxied(cluster) as (_, stub):
-        line = c.Line(stub, CLIENT)
-        await line.settings(c.consumer("g", "T", kind=2))
+    async with c.consuming(cluster, CLIENT, c.consumer("g", "T", kind=2)) as (_, stub, _):
         await send(stub, c.message("T", b"bad"))
         for attempt in (1, 2):
             [got] = await get(stub, CLIENT, c.receive("g", "T", auto=True, invisible=None))
@@ -510,7 +476,6 @@ async def test_messages_that_failed_too_often_become_dead_letters(cluster: Clust
         status, messages = await c.received(stub, CLIENT, c.receive("g", "T", auto=True, invisible=None))
         assert (status.code, messages) == (Code.MESSAGE_NOT_FOUND, [])
         await cluster.has_topic("%DLQ%g")
-        await line.end()
 
 
 async def test_a_forged_handle_makes_no_dead_letter_of_a_message_of_another_topic(cluster: Cluster) -> None:
@@ -544,9 +509,7 @@ async def test_a_forged_handle_makes_no_dead_letter_of_a_message_of_another_topi
 
 
 async def test_a_client_is_asked_for_its_stack_and_to_verify_a_message(cluster: Cluster) -> None:
-    async with c.proxied(cluster) as (proxy, stub):
-        line = c.Line(stub, CLIENT)
-        await line.settings(c.consumer("g", "T", kind=2))
+    async with c.consuming(cluster, CLIENT, c.consumer("g", "T", kind=2)) as (proxy, _, line):
         client = proxy.service.clients.get(CLIENT)
         assert client is not None
         part = "print_thread_stack_trace_command"
@@ -559,7 +522,6 @@ async def test_a_client_is_asked_for_its_stack_and_to_verify_a_message(cluster: 
         assert (await asked).thread_stack_trace.thread_stack_trace == "main"
         with pytest.raises(TimeoutError):
             await proxy.service.clients.ask(client, v2.TelemetryCommand(), "verify_message_command", 0.2)
-        await line.end()
 
 
 # ---- users
@@ -630,9 +592,7 @@ async def test_a_user_does_not_act_for_a_client_of_another(cluster: Cluster, tmp
 
 async def test_handles_that_name_brokers_that_do_not_exist_are_answered_at_once(cluster: Cluster) -> None:
     """Each of them waited for the end of a failover: 2.8 s."""
-    async with c.proxied(cluster) as (_, stub):
-        line = c.Line(stub, CLIENT)
-        await line.settings(c.consumer("g", "T"))
+    async with c.consuming(cluster, CLIENT, c.consumer("g", "T")) as (_, stub, _):
         await send(stub, c.message("T"))
         (got,) = await get(stub, CLIENT, c.receive("g", "T"), 1)
         request = c.ack("T", "g", got)
@@ -651,7 +611,6 @@ async def test_handles_that_name_brokers_that_do_not_exist_are_answered_at_once(
         answer = await stub.ChangeInvisibleDuration(change, metadata=c.metadata(CLIENT))
         assert answer.status.code == Code.INVALID_RECEIPT_HANDLE
         assert "none-0" in answer.status.message
-        await line.end()
 
 
 async def test_users_and_their_rights(cluster: Cluster, tmp_path: Path) -> None:
@@ -859,9 +818,7 @@ async def test_the_routes_name_the_endpoint_that_is_advertised(cluster: Cluster)
 
 
 async def test_sends_and_receives_go_on_when_the_broker_comes_back(cluster: Cluster) -> None:
-    async with c.proxied(cluster) as (_, stub):
-        line = c.Line(stub, CLIENT)
-        await line.settings(c.consumer("g", "T"))
+    async with c.consuming(cluster, CLIENT, c.consumer("g", "T")) as (_, stub, _):
         await send(stub, c.message("T", b"before"))
         broker = cluster.brokers["a"]
         waiting = asyncio.ensure_future(get(stub, CLIENT, c.receive("g", "T", poll=10), 2, 20))
@@ -873,7 +830,6 @@ async def test_sends_and_receives_go_on_when_the_broker_comes_back(cluster: Clus
         assert (await sending).status.code == Code.OK
         got = await waiting
         assert {m.body for m in got} == {b"before", b"meanwhile"}
-        await line.end()
 
 
 async def test_a_simple_consumer_gets_messages_of_each_broker_group_soon(tmp_path: Path) -> None:
@@ -881,9 +837,7 @@ async def test_a_simple_consumer_gets_messages_of_each_broker_group_soon(tmp_pat
     async with c.served(tmp_path, "a", "b") as cluster:
         await c.make_topic(cluster, "T")
         await c.make_group(cluster, "g")
-        async with c.proxied(cluster) as (_, stub):
-            line = c.Line(stub, CLIENT)
-            await line.settings(c.consumer("g", "T"))
+        async with c.consuming(cluster, CLIENT, c.consumer("g", "T")) as (_, stub, _):
             await c.received(stub, CLIENT, c.receive("g", "T"))
             waiting = asyncio.ensure_future(c.received(stub, CLIENT, c.receive("g", "T", broker="a", poll=15)))
             await asyncio.sleep(0.5)
@@ -897,4 +851,3 @@ async def test_a_simple_consumer_gets_messages_of_each_broker_group_soon(tmp_pat
             assert {m.system_properties.receipt_handle.split(" ")[5] for m in got} == {"a", "b"}
             answer = await stub.AckMessage(c.ack("T", "g", *got), metadata=c.metadata(CLIENT))
             assert answer.status.code == Code.OK
-            await line.end()

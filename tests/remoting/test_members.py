@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from gantry_broker.remoting.members import HandshakeGuard, Membership, refuse_op
 from gantry_broker.remoting.server import RemotingServer
 
 from tests.support.remoting import RequestOnly
+from tests.support.running import until
 
 ONE, TWO = Identity("demo", "a", 1), Identity("demo", "a", 2)
 
@@ -63,13 +64,6 @@ async def port(token_file: Path | None = None, most: int = 256) -> AsyncIterator
         yield opened
     finally:
         await opened.server.close()
-
-
-async def until(condition: Callable[[], bool], what: str, seconds: float = 5.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, what
-        await asyncio.sleep(0.005)
 
 
 @pytest.fixture

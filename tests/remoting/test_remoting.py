@@ -10,7 +10,7 @@ import random
 import socket
 import struct
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 from unittest.mock import Mock
 
@@ -24,6 +24,8 @@ from gantry_broker.remoting.client import RemotingClient, split_address
 from gantry_broker.remoting.connection import GATHER, Connection, Shared
 from gantry_broker.remoting.errors import ConnectError, ConnectionLost, RequestTimeout
 from gantry_broker.remoting.server import RemotingServer
+
+from tests.support.running import until
 
 ECHO, SILENT, FAIL, SWAMP = 1, 2, 3, 4
 
@@ -77,13 +79,6 @@ async def served() -> AsyncIterator[Served]:
 async def client() -> AsyncIterator[RemotingClient]:
     async with RemotingClient() as client:
         yield client
-
-
-async def until(condition: Callable[[], bool], what: str, seconds: float = 5.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not in {seconds:g} s: {what}"
-        await asyncio.sleep(0.005)
 
 
 async def dribble(parts: int, wanted: int) -> tuple[asyncio.Server, str]:

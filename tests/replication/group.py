@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from gantry_broker.config import BrokerConfig
@@ -160,11 +159,3 @@ class Group:
         address = self.nodes[self.leadership.master.member].address
         for node in self.nodes if numbers is None else [self.nodes[n] for n in numbers]:
             await node.service.assign(Assignment(self.leadership, address))
-
-
-async def until(condition: Callable[[], bool], what: str, seconds: float = 5.0) -> None:
-    """Wait for a condition; raises AssertionError that says what was waited for."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        await asyncio.sleep(0.005)

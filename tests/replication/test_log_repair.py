@@ -13,7 +13,8 @@ from gantry_broker.protocol.message import decode_records
 from gantry_broker.replication import log_repair
 from gantry_broker.store.errors import BadRecords
 
-from tests.replication.group import Group, Node, until
+from tests.replication.group import Group, Node
+from tests.support.running import until
 
 BODIES = [b"%03d" % n * 30 for n in range(50)]
 BAD = 20

@@ -17,7 +17,8 @@ from gantry_broker.replication.raft import RaftReplica
 from gantry_broker.replication.raft_messages import RaftRequest, RaftRequestKind
 from gantry_broker.replication.service import Role
 
-from tests.replication.group import Node, until
+from tests.replication.group import Node
+from tests.support.running import until
 
 
 @asynccontextmanager

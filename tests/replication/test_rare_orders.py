@@ -22,7 +22,8 @@ from gantry_broker.store.errors import BadRecords
 from gantry_broker.store.log import commit_log
 from gantry_broker.store.types import Put
 
-from tests.replication.group import HOST, Group, Node, until
+from tests.replication.group import HOST, Group, Node
+from tests.support.running import until
 
 SMALL = BrokerSettings(
     mappedFileSizeCommitLog=1 << 20, maxHashSlotNum=1000, maxIndexNum=4000, flushIntervalCommitLog=50

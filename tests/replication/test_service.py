@@ -15,7 +15,8 @@ from gantry_broker.replication.leader import Options
 from gantry_broker.replication.service import Role
 from gantry_broker.settings import BrokerSettings
 
-from tests.replication.group import Group, Node, until
+from tests.replication.group import Group, Node
+from tests.support.running import until
 from tests.support.unpacking import unpack
 
 STORES = Path(__file__).parent.parent / "data" / "stores"

@@ -6,7 +6,7 @@ import json
 import random
 import shutil
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -397,22 +397,47 @@ def truncate_and_append(writer: LogWriter, end: int, offsets: dict[tuple[str, in
     writer.extend(new)
 
 
+def log_with_an_end(root: Path, kept: int, end: list[Message]) -> tuple[LogWriter, Callable[[list[Message]], None]]:
+    """Return a log of `kept` records with `end` behind them, and what writes others in place of the end."""
+    writer = LogWriter(root)
+    writer.extend(Message("Table", 0, b"kept", f"k{i}") for i in range(kept))
+    confirmed, offsets = writer.end, dict(writer.offsets)
+    writer.extend(end)
+    return writer, partial(truncate_and_append, writer, confirmed, offsets)
+
+
+def rows(count: int, name: str, body: bytes = b"undone") -> list[Message]:
+    return [Message("Table", 0, body, f"{name}-{i}") for i in range(count)]
+
+
+def assert_counted_again(spark: SparkSession, job: Job, records: int) -> None:
+    report = run(spark, job).report
+    assert (report["totals"]["records"], report["damage"]["ranges"]) == (records, 0)
+    assert without_run(report) == report_without_state(spark, Path(job.paths[0]))
+
+
+def run_with_truncation(spark: SparkSession, job: Job, place: str, step: Any, truncate: Callable[[], None]) -> int:
+    """Return the records that a run counts, behind whose step the log is truncated. `place`: where it takes `step`."""
+
+    def followed(*args: Any) -> Any:
+        found = step(*args)
+        truncate()
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(place, followed)
+        records: int = run(spark, job).report["totals"]["records"]
+        return records
+
+
 def test_a_truncated_end_of_the_log_is_counted_again(spark: SparkSession, tmp_path: Path) -> None:
     """A failover truncates unconfirmed records, and others take their place."""
     root, out = tmp_path / "store", tmp_path / "out"
-    writer = LogWriter(root)
-    writer.extend(Message("Table", 0, b"kept", f"k{i}") for i in range(150))
-    confirmed, offsets = writer.end, dict(writer.offsets)
-    writer.extend(Message("Table", 0, b"undone", f"old-{i}") for i in range(5))
+    writer, replace_end = log_with_an_end(root, 150, rows(5, "old"))
     job = Job(paths=(str(root),), out=str(out), now_ms=NOW)
     assert run(spark, job).report["totals"]["records"] == 155
-
-    writer.write(confirmed, bytes(writer.end - confirmed))
-    writer.end, writer.offsets = confirmed, offsets
-    writer.extend(Message("Table", 0, b"confirmed later", f"new-{i}") for i in range(20))
-    report = run(spark, job).report
-    assert (report["totals"]["records"], report["damage"]["ranges"]) == (170, 0)
-    assert without_run(report) == report_without_state(spark, root)
+    replace_end(rows(20, "new", b"confirmed later"))
+    assert_counted_again(spark, job, 170)
 
     # A log that has only grown is not read again.
     writer.extend(Message("Table", 0, b"more", f"more-{i}") for i in range(10))
@@ -431,106 +456,51 @@ def test_a_truncated_end_of_the_log_is_counted_again(spark: SparkSession, tmp_pa
 
 
 def test_a_truncated_filler_is_counted_again(spark: SparkSession, tmp_path: Path) -> None:
-    root, out = tmp_path / "store", tmp_path / "out"
-    writer = LogWriter(root)
-    writer.extend(Message("Table", 0, b"kept", f"k{i}") for i in range(100))
-    confirmed, offsets = writer.end, dict(writer.offsets)
     # The record does not fit, so a filler precedes it.
-    writer.append(Message("Table", 0, b"undone" * 10_000, "old"))
-    job = Job(paths=(str(root),), out=str(out), now_ms=NOW)
+    _, replace_end = log_with_an_end(tmp_path / "store", 100, rows(1, "old", b"undone" * 10_000))
+    job = Job(paths=(str(tmp_path / "store"),), out=str(tmp_path / "out"), now_ms=NOW)
     assert run(spark, job).report["totals"]["records"] == 101
-    writer.path(writer.segment).unlink()
-    writer.end, writer.offsets = confirmed, offsets
-    writer.extend(Message("Table", 0, b"y" * 1000, f"new-{i}") for i in range(100))
-    report = run(spark, job).report
-    assert report["totals"]["records"] == 200
-    assert without_run(report) == report_without_state(spark, root)
+    replace_end(rows(100, "new", b"y" * 1000))
+    assert_counted_again(spark, job, 200)
 
 
-def test_a_truncation_during_the_count_is_counted_again(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_truncation_during_the_count_is_counted_again(spark: SparkSession, tmp_path: Path) -> None:
     """The next run must detect that the bytes differ from the counted ones."""
-    out = tmp_path / "out"
     # In the middle of the last segment, and before a filler with another segment after it.
     cases = (
-        ([b"undone"] * 5, [Message("Table", 0, b"undone", f"new-{i}") for i in range(5)]),
-        ([b"undone" * 10_000], [Message("Table", 0, b"y" * 1000, f"new-{i}") for i in range(100)]),
+        (rows(5, "old"), rows(5, "new")),
+        (rows(1, "old", b"undone" * 10_000), rows(100, "new", b"y" * 1000)),
     )
     for number, (old, new) in enumerate(cases):
         root = tmp_path / f"store-{number}"
-        writer = LogWriter(root)
-        writer.extend(Message("Table", 0, b"kept", f"k{i}") for i in range(150))
-        confirmed, offsets = writer.end, dict(writer.offsets)
-        writer.extend(Message("Table", 0, body, f"old-{i}") for i, body in enumerate(old))
-        job = Job(paths=(str(root),), out=str(out), now_ms=NOW)
-
-        def after_counting(*args: Any, counted: Any = counted_segments, undo: Any = None) -> Any:
-            rows = counted(*args)
-            undo()
-            return rows
-
-        undo = partial(truncate_and_append, writer, confirmed, offsets, new)
-        with monkeypatch.context() as patch:
-            patch.setattr("gantry_spark.report.counted_segments", partial(after_counting, undo=undo))
-            assert run(spark, job).report["totals"]["records"] == 150 + len(old)
-        report = run(spark, job).report
-        assert report["totals"]["records"] == 150 + len(new)
-        assert without_run(report) == report_without_state(spark, root)
+        _, replace_end = log_with_an_end(root, 150, old)
+        job = Job(paths=(str(root),), out=str(tmp_path / "out"), now_ms=NOW)
+        place = "gantry_spark.report.counted_segments"
+        assert run_with_truncation(spark, job, place, counted_segments, partial(replace_end, new)) == 150 + len(old)
+        assert_counted_again(spark, job, 150 + len(new))
 
 
-def test_a_truncation_before_the_next_read_is_counted_again(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_truncation_before_the_next_read_is_counted_again(spark: SparkSession, tmp_path: Path) -> None:
     """The bytes match the state at the comparison, and are rewritten before a task reads them."""
-    root, out = tmp_path / "store", tmp_path / "out"
-    writer = LogWriter(root)
-    writer.extend(Message("Table", 0, b"kept", f"k{i}") for i in range(150))
-    confirmed, offsets = writer.end, dict(writer.offsets)
-    writer.extend(Message("Table", 0, b"undone", f"old-{i}") for i in range(5))
-    job = Job(paths=(str(root),), out=str(out), now_ms=NOW)
+    writer, replace_end = log_with_an_end(tmp_path / "store", 150, rows(5, "old"))
+    job = Job(paths=(str(tmp_path / "store"),), out=str(tmp_path / "out"), now_ms=NOW)
     assert run(spark, job).report["totals"]["records"] == 155
-    writer.extend(Message("Table", 0, b"undone", f"older-{i}") for i in range(5))
-
-    def compared(*args: Any) -> Any:
-        ahead = pending_scan(*args)
-        truncate_and_append(
-            writer, confirmed, offsets, [Message("Table", 0, b"confirmed later", f"new-{i}") for i in range(20)]
-        )
-        return ahead
-
-    with monkeypatch.context() as patch:
-        patch.setattr("gantry_spark.scan_state.pending_scan", compared)
-        run(spark, job)
-    report = run(spark, job).report
-    assert report["totals"]["records"] == 170
-    assert without_run(report) == report_without_state(spark, root)
+    writer.extend(rows(5, "older"))
+    truncate = partial(replace_end, rows(20, "new", b"confirmed later"))
+    run_with_truncation(spark, job, "gantry_spark.scan_state.pending_scan", pending_scan, truncate)
+    assert_counted_again(spark, job, 170)
 
 
-def test_a_truncation_between_two_tasks_is_counted_again(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_truncation_between_two_tasks_is_counted_again(spark: SparkSession, tmp_path: Path) -> None:
     """The bytes of the last task are unchanged, but earlier bytes are rewritten."""
-    root, out = tmp_path / "store", tmp_path / "out"
-    writer = LogWriter(root)
-    writer.extend(Message("Table", 0, b"kept", f"k{i}") for i in range(100))
-    confirmed, offsets = writer.end, dict(writer.offsets)
-    after = [Message("Table", 0, b"after", f"a{i}") for i in range(100)]
-    writer.extend([*(Message("Table", 0, b"undone", f"old-{i}") for i in range(100)), *after])
-    new = [*(Message("Table", 0, b"undone", f"new-{i}") for i in range(100)), *after]
-    job = Job(paths=(str(root),), out=str(out), now_ms=NOW, read_options={"partitionBytes": "5000"})
-
-    def counted(*args: Any) -> Any:
-        rows = counted_segments(*args)
-        truncate_and_append(writer, confirmed, offsets, new)
-        return rows
-
-    with monkeypatch.context() as patch:
-        patch.setattr("gantry_spark.report.counted_segments", counted)
-        run(spark, job)
-    report = run(spark, job).report
-    assert report["totals"]["records"] == 300
-    assert without_run(report) == report_without_state(spark, root)
+    after = rows(100, "a", b"after")
+    _, replace_end = log_with_an_end(tmp_path / "store", 100, rows(100, "old") + after)
+    job = Job(
+        paths=(str(tmp_path / "store"),), out=str(tmp_path / "out"), now_ms=NOW, read_options={"partitionBytes": "5000"}
+    )
+    truncate = partial(replace_end, rows(100, "new") + after)
+    run_with_truncation(spark, job, "gantry_spark.report.counted_segments", counted_segments, truncate)
+    assert_counted_again(spark, job, 300)
 
 
 class Blank:

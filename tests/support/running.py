@@ -17,20 +17,21 @@ T = TypeVar("T", bound=Runs)
 
 
 @asynccontextmanager
-async def running(it: T) -> AsyncIterator[T]:
-    """`it.run()` runs within this, and has ended after it."""
-    task = asyncio.create_task(it.run())
+async def running(it: T, *others: Runs) -> AsyncIterator[T]:
+    """Their `run()` run within this, and have ended after it."""
+    tasks = [asyncio.create_task(one.run()) for one in (it, *others)]
     try:
         yield it
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def until(condition: Callable[[], Any], timeout_s: float = 5.0) -> float:
-    """Seconds until the condition holds; raises AssertionError after the limit."""
+async def until(condition: Callable[[], Any], what: str = "", timeout_s: float = 20.0) -> float:
+    """Seconds until the condition holds; raises AssertionError after the limit, with `what`."""
     begun = time.monotonic()
     while not condition():
-        assert time.monotonic() < begun + timeout_s
+        assert time.monotonic() < begun + timeout_s, f"not within {timeout_s:g} s: {what}"
         await asyncio.sleep(0.01)
     return time.monotonic() - begun
