@@ -44,6 +44,7 @@ from gantry_broker.archive.verified import Verification
 from gantry_broker.store.log.epochs import EpochStart
 from gantry_broker.store.log.read_only_log import ReadOnlyLog
 from gantry_broker.store.log.record_reader import size_of_first
+from gantry_broker.tasks import end_tasks
 
 log = logging.getLogger(__name__)
 
@@ -235,9 +236,7 @@ class Archiver:
     async def close(self) -> None:
         """Stop after the present call of the object store; what is missing is uploaded after the next start."""
         self._stopping.set()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks(self._task)
 
     async def _run(self) -> None:
         pause = 0.0

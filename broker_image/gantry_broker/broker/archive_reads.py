@@ -33,6 +33,7 @@ from gantry_broker.protocol.message import PHYS_OFFSET_AT, QUEUE_OFFSET_AT
 from gantry_broker.shares import Shares
 from gantry_broker.store.log.record_reader import TIME_HEAD_SIZE, store_ms_of
 from gantry_broker.store.types import Got
+from gantry_broker.tasks import end_tasks
 
 if TYPE_CHECKING:
     from gantry_broker.archive.manifest import State
@@ -157,10 +158,7 @@ class ArchiveReads:
             self._task = asyncio.create_task(self._run(self._tiered))
 
     async def close(self) -> None:
-        tasks = [*self._tasks, *([self._task] if self._task is not None else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*self._tasks, self._task)
         if self._tiered is not None:
             self._tiered.close()
 

@@ -30,6 +30,7 @@ from gantry_broker.broker.site import REFILL
 from gantry_broker.replication.epochs import divergence
 from gantry_broker.store.errors import StoreError
 from gantry_broker.store.files import atomic_write
+from gantry_broker.tasks import end_tasks
 
 if TYPE_CHECKING:
     from gantry_broker.broker.clock import Clock
@@ -139,9 +140,7 @@ class Following:
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks(self._task)
 
     async def _run(self) -> None:
         while True:

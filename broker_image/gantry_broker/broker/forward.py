@@ -25,6 +25,7 @@ from gantry_broker.protocol.headers import error_answer
 from gantry_broker.protocol.message import unpack_host
 from gantry_broker.remoting.errors import ConnectionLost, RemotingError
 from gantry_broker.shares import request_bytes
+from gantry_broker.tasks import end_tasks
 
 if TYPE_CHECKING:
     from gantry_broker.broker.role import RoleState
@@ -283,10 +284,7 @@ class Forwarder:
         for conn, frame, _ in self._drain():
             if not frame.is_oneway and not conn.closed:
                 conn.send(error_answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, "the broker stops, send again"))
-        tasks = [*self._passing] if self._worker is None else [self._worker, *self._passing]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(self._worker, *self._passing)
 
 
 def _answer_all(bundle: list[BufferedWrite], remark: str) -> None:

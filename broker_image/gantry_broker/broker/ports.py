@@ -20,6 +20,7 @@ from gantry_broker.protocol.request_limits import RequestLimits
 from gantry_broker.remoting.connection import Shared
 from gantry_broker.remoting.members import HandshakeGuard
 from gantry_broker.remoting.server import RemotingServer
+from gantry_broker.tasks import end_tasks
 
 if TYPE_CHECKING:
     from gantry_broker.broker.dispatch import Dispatcher
@@ -218,9 +219,7 @@ class Ports:
         return [c for s in self._client_servers for c in s.connections if c.attrs.get("client") and not c.closed]
 
     async def close(self, grace_s: float) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks(self._task)
         await self.own.close(grace_s)
         if self._replication_server is not None:
             await self._replication_server.close(grace_s)

@@ -39,6 +39,7 @@ from gantry_broker.replication.identity import StateError
 from gantry_broker.store.errors import FlushFailed, StoreError
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import StoreConfig
+from gantry_broker.tasks import end_tasks
 
 log = logging.getLogger("gantry_broker.broker")
 
@@ -227,8 +228,7 @@ async def _until(filling: Coroutine[None, None, None], stopped: asyncio.Event) -
     await asyncio.wait((work, end), return_when=asyncio.FIRST_COMPLETED)
     end.cancel()
     if not work.done():
-        work.cancel()
-        await asyncio.gather(work, return_exceptions=True)
+        await end_tasks(work)
         return False
     work.result()
     return True

@@ -21,6 +21,7 @@ from gantry_broker.protocol.frame import Frame, Sends
 from gantry_broker.protocol.headers import error_answer
 from gantry_broker.protocol.requests import CHEAP, POP_POLLS, TO_SENDER
 from gantry_broker.shares import Owners, Shares, request_bytes
+from gantry_broker.tasks import end_tasks
 
 if TYPE_CHECKING:
     from gantry_broker.broker.context import BrokerContext
@@ -260,7 +261,4 @@ class RequestProcessor:
             conn.send(answer)
 
     async def close(self) -> None:
-        tasks = [*self._tasks, *self._polls]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*self._tasks, *self._polls)

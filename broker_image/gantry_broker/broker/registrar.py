@@ -24,6 +24,7 @@ from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import Long, RegisterBrokerHeader, UnregisterBrokerHeader
 from gantry_broker.protocol.limits import SMALL_BODY
 from gantry_broker.remoting.errors import RemotingError
+from gantry_broker.tasks import end_tasks
 
 if TYPE_CHECKING:
     from gantry_broker.broker.access_control import AccessControl
@@ -310,9 +311,7 @@ class Registrar:
         """Take this broker out of the routes."""
         self._closing = True
         self.soon()
-        for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await end_tasks(*self._tasks.values())
         header = self._leaving()
 
         async def leave(address: str) -> None:

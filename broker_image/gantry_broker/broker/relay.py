@@ -35,6 +35,7 @@ from gantry_broker.protocol.message import unpack_host
 from gantry_broker.protocol.requests import FOR_LEADER, POLLS, POP_POLLS, PULLS
 from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.remoting.errors import RemotingError
+from gantry_broker.tasks import end_tasks
 
 if TYPE_CHECKING:
     from gantry_broker.broker.clients import ClientTable
@@ -202,10 +203,7 @@ class Relays:
             self._spawn(self._end_round(list(self._relays.values())))
 
     async def close(self) -> None:
-        tasks = [*self._tasks, *([] if self._rounds is None else [self._rounds])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*self._tasks, self._rounds)
         for relay in list(self._relays.values()):
             self._end(relay)
         await self._client.close()
@@ -507,9 +505,7 @@ class RelayedClients:
             await self.settle(settling)
 
     async def close(self) -> None:
-        if self._settler is not None:
-            self._settler.cancel()
-            await asyncio.gather(self._settler, return_exceptions=True)
+        await end_tasks(self._settler)
 
 
 async def _settle_none(clients: set[Connection]) -> None:

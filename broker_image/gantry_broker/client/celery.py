@@ -47,6 +47,7 @@ from gantry_broker.client.simple_consumer import MAX_MESSAGES, PoppedMessage, Si
 from gantry_broker.client.sync import LOOP
 from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.remoting.tls import TlsOptions
+from gantry_broker.tasks import end_tasks
 from gantry_broker.version import VERSION
 
 log = logging.getLogger(__name__)
@@ -144,9 +145,7 @@ class _Clients:
                             self._queues[first[0]].holding.take(message)
                         return first
         finally:
-            for one in left:
-                one.cancel()
-            await asyncio.gather(*left, return_exceptions=True)
+            await end_tasks(*left)
             for one, topic in waiting.items():  # what came in the same moment waits for the next call
                 if not one.cancelled() and one.exception() is None:
                     self._queues[topic].consumer.keep(one.result())

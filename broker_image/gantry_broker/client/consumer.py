@@ -39,6 +39,7 @@ from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.message import RecordError
 from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.remoting.tls import TlsOptions
+from gantry_broker.tasks import end_tasks
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
@@ -207,9 +208,7 @@ class Consumer:
             await self._grpc.close(patience_s)
             return
         background = self._tasks[:2]
-        for task in background:
-            task.cancel()
-        await asyncio.gather(*background, return_exceptions=True)
+        await end_tasks(*background)
         running = list(self._assigned.values())
         for item in running:
             item.process.dropped = True

@@ -46,6 +46,7 @@ from gantry_broker.protocol.grpc_contract import (
 from gantry_broker.protocol.message import Record
 from gantry_broker.remoting.errors import ConnectError, ConnectionLost, RemotingError, RequestTimeout
 from gantry_broker.remoting.tls import TlsError, TlsOptions
+from gantry_broker.tasks import end_tasks
 from gantry_broker.version import VERSION
 
 try:
@@ -156,9 +157,7 @@ class GrpcEndpoint:
         """Say goodbye, and close the channel."""
         if self._channel is None:
             return
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(*self._tasks)
         request = v2.NotifyClientTerminationRequest()
         group = self._group()
         if group:
@@ -391,9 +390,7 @@ class GrpcSender:
 
     async def close(self) -> None:
         """End checks, and leave the proxy."""
-        for task in self._checks:
-            task.cancel()
-        await asyncio.gather(*self._checks, return_exceptions=True)
+        await end_tasks(*self._checks)
         await self.endpoint.close()
 
     def _settings(self) -> Any:

@@ -27,6 +27,7 @@ from gantry_broker.protocol.fastjson import MessageQueue
 from gantry_broker.protocol.grpc_contract import ClientType
 from gantry_broker.protocol.retry_policy import STEPS_S
 from gantry_broker.remoting.errors import RemotingError
+from gantry_broker.tasks import end_tasks
 
 if TYPE_CHECKING:
     from gantry_broker.client.spans import Spans
@@ -127,12 +128,12 @@ class GrpcPush:
         ended = [] if self._scanner is None else [self._scanner]
         self._scanner = None
         ended += [reading.task for reading in self._queues.values() if reading.task is not None]
-        await _end(ended)
+        await end_tasks(*ended)
         if self._work:
             _, late = await asyncio.wait(self._work, timeout=patience_s)
             if late:
                 log.warning("%s: %d handlers did not end within %g s", self._receiver.group, len(late), patience_s)
-            await _end(list(late))
+            await end_tasks(*late)
         self._queues.clear()
         await self._receiver.endpoint.close()
 
@@ -192,7 +193,7 @@ class GrpcPush:
     async def _stop(self, queues: list[MessageQueue]) -> None:
         """Stop receives. What has been received is still handled."""
         readings = [self._queues.pop(queue) for queue in queues]
-        await _end([reading.task for reading in readings if reading.task is not None])
+        await end_tasks(*(reading.task for reading in readings))
 
     async def _receive_forever(self, queue: MessageQueue, reading: _Reading) -> None:
         pause, attempt = BACKOFF_FIRST, uuid.uuid4().hex
@@ -332,9 +333,3 @@ def pause_s(policy: Any, reconsume_times: int) -> float:
 def push_receiver(addresses: str, group: str, credentials: Credentials | None, tls: object | None) -> GrpcReceiver:
     """Return what a push consumer receives by. Raises ValueError, TlsError."""
     return GrpcReceiver(addresses, group, credentials, tls, ClientType.PUSH_CONSUMER)
-
-
-async def _end(tasks: list[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

@@ -11,6 +11,7 @@ from gantry_broker.client.errors import BrokerError, ClientError
 from gantry_broker.client.simple_consumer import PoppedMessage, SimpleConsumer
 from gantry_broker.protocol.codes import ResponseCode
 from gantry_broker.remoting.errors import RemotingError
+from gantry_broker.tasks import end_tasks
 
 log = logging.getLogger(__name__)
 
@@ -45,9 +46,7 @@ class Holding:
 
     async def close(self) -> None:
         """Give back all messages at once."""
-        if self._renewal is not None:
-            self._renewal.cancel()
-            await asyncio.gather(self._renewal, return_exceptions=True)
+        await end_tasks(self._renewal)
         await asyncio.gather(*(self.give_back(held.message) for held in list(self._held.values())))
 
     def __len__(self) -> int:

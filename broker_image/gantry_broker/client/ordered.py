@@ -25,6 +25,7 @@ from gantry_broker.protocol.codes import RequestCode
 from gantry_broker.protocol.fastjson import MessageQueue
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.remoting.errors import RemotingError
+from gantry_broker.tasks import end_tasks
 
 log = logging.getLogger(__name__)
 
@@ -73,8 +74,7 @@ class OrderedConsumer(Consumer):
 
     async def close(self, patience_s: float = 10.0) -> None:
         if self._renewer is not None:
-            self._renewer.cancel()
-            await asyncio.gather(self._renewer, return_exceptions=True)
+            await end_tasks(self._renewer)
             self._renewer = None
         await super().close(patience_s)
 

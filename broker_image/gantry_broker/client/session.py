@@ -27,6 +27,7 @@ from gantry_broker.protocol.headers import RouteHeader, UnregisterClientHeader
 from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.remoting.errors import ConnectError, RemotingError
 from gantry_broker.remoting.tls import TlsOptions
+from gantry_broker.tasks import end_tasks
 
 if TYPE_CHECKING:
     from gantry_broker.client.credentials import Credentials, Signer
@@ -154,9 +155,7 @@ class Session:
         if self._users > 0 or self._closed:
             return
         self._closed = True
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(*self._tasks)
         await self.remoting.close()
 
     def spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:

@@ -45,6 +45,7 @@ from gantry_broker.protocol.pop_batches import batch_frame, batch_of, without_ef
 from gantry_broker.protocol.pop_handle import Handle, of_delivery, parse_handle, topic_type
 from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.remoting.tls import TlsOptions
+from gantry_broker.tasks import end_tasks
 
 if TYPE_CHECKING:
     from gantry_broker.client.grpc_endpoint import GrpcReceiver
@@ -193,9 +194,7 @@ class SimpleConsumer:
             return
         self._open = False
         polls = [*self._polls.values(), *self._former]
-        for poll in polls:
-            poll.cancel()
-        await asyncio.gather(*polls, return_exceptions=True)
+        await end_tasks(*polls)
         kept, self._kept = list(self._kept), deque()
         await asyncio.gather(*(self._give_back(message) for message in kept))
         if self._grpc is not None:

@@ -21,6 +21,7 @@ from gantry_broker.client.message import Message, ReceivedMessage, SendResult
 from gantry_broker.client.uniqueid import create_unique_key
 from gantry_broker.protocol.codes import KEY_SEPARATOR, RETRY_PREFIX, TRACE_TOPIC, Prop
 from gantry_broker.remoting.errors import RemotingError
+from gantry_broker.tasks import end_tasks
 
 if TYPE_CHECKING:
     from gantry_broker.client.transaction_state import TransactionState
@@ -166,8 +167,7 @@ class MessageTrace:
     async def close(self) -> None:
         """Send what waits, for a short time."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end_tasks(self._task)
             self._task = None
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_S):

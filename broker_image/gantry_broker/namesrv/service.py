@@ -59,6 +59,7 @@ from gantry_broker.remoting.connection import Connection, Shared
 from gantry_broker.remoting.members import HandshakeGuard
 from gantry_broker.remoting.tls_ports import PortsTls
 from gantry_broker.shares import Owners, Shares, request_bytes
+from gantry_broker.tasks import end_tasks
 
 log = logging.getLogger(__name__)
 
@@ -259,9 +260,7 @@ class NameService:
     async def close(self) -> None:
         """End all tasks."""
         self.loop_watch.close()
-        for task in list(self._working.values()):
-            task.cancel()
-        await asyncio.gather(*self._working.values(), return_exceptions=True)
+        await end_tasks(*self._working.values())
 
     def expire(self) -> None:
         """Forget silent brokers; called every few seconds."""

@@ -25,6 +25,7 @@ from gantry_broker.proxy.answers import FAILURES
 from gantry_broker.proxy.brokers import Brokers
 from gantry_broker.proxy.clients import CONSUMERS, Client, Clients
 from gantry_broker.proxy.names import resource_name
+from gantry_broker.tasks import end_tasks
 
 log = logging.getLogger(__name__)
 
@@ -70,9 +71,7 @@ class Announcements:
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks(self._task)
 
     async def _run(self) -> None:
         while True:

@@ -48,6 +48,7 @@ from gantry_broker.proxy.renewal import FIRST_MS, Due, Held, Renewals
 from gantry_broker.proxy.rpc import Call
 from gantry_broker.proxy.wire import ack_answer
 from gantry_broker.remoting.errors import RemotingError
+from gantry_broker.tasks import end_tasks
 
 log = logging.getLogger(__name__)
 
@@ -246,10 +247,7 @@ class Receiving:
         """Stop renewals. Messages whose clients this process serves keep their present invisible time: the clients
         go on with another proxy.
         """
-        tasks = [*self._tasks, *self._orphans, *([] if self._renewer is None else [self._renewer])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*self._tasks, *self._orphans, self._renewer)
 
     # ---- receive
 

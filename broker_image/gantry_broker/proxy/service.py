@@ -31,6 +31,7 @@ from gantry_broker.proxy.rpc import Call, GrpcStatus, Method, Methods, Outcome, 
 from gantry_broker.proxy.sending import Sending
 from gantry_broker.proxy.telemetry import Telemetry
 from gantry_broker.proxy.wire import field, queue_part
+from gantry_broker.tasks import end_tasks
 
 log = logging.getLogger(__name__)
 
@@ -154,12 +155,7 @@ class Service:
 
     async def close(self) -> None:
         await self._announcements.close()
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            await asyncio.gather(self._sweeper, return_exceptions=True)
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
+        await end_tasks(self._sweeper, self._looking)
         await self.receiving.close()
 
     # ---- calls

@@ -16,6 +16,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Final, TypeVar
 
+from gantry_broker.tasks import end_tasks
+
 LATE_S: Final = 0.25
 """Seconds after which a name's answer, or a connection attempt, is late."""
 CONNECTS: Final = 12
@@ -74,9 +76,7 @@ class Resolver:
 
     async def close(self) -> None:
         asking = list(self._asking.values())
-        for task in asking:
-            task.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
+        await end_tasks(*asking)
 
 
 def _temporary(error: BaseException | None) -> bool:

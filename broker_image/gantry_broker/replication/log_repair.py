@@ -21,6 +21,7 @@ from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import error_answer
 from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.store.errors import BadRecords, OffsetGone, StoreError
+from gantry_broker.tasks import end_tasks
 
 if TYPE_CHECKING:
     from gantry_broker.remoting.connection import Connection
@@ -79,15 +80,7 @@ class LogRepair:
         self._walk = asyncio.get_running_loop().create_task(self._walk_forever())
 
     async def close(self) -> None:
-        tasks = [
-            *self._open.values(),
-            *self._queues.values(),
-            *self._asking,
-            *([self._walk] if self._walk is not None else []),
-        ]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*self._open.values(), *self._queues.values(), *self._asking, self._walk)
 
     # ---- reports of damage
 

@@ -50,6 +50,7 @@ from gantry_broker.replication.state import HardState
 from gantry_broker.replication.storelog import StoreLog, StoreLogHooks
 from gantry_broker.store.errors import BadRecords, StoreError, StoreFull
 from gantry_broker.store.group_commit import GroupCommit, OnDurable
+from gantry_broker.tasks import end_tasks
 
 if TYPE_CHECKING:
     from gantry_broker.config import BrokerConfig
@@ -251,9 +252,7 @@ class ReplicationService:
         if self._pending_fetches is not None:
             self._pending_fetches.close()
         await self._fetching.stop()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(*self._tasks)
         if self._commit is not None:
             await self._commit.close()
 

@@ -17,6 +17,7 @@ from typing import Any
 import orjson
 from gantry_broker.client.credentials import Credentials
 from gantry_broker.protocol.frame import Frame
+from gantry_broker.tasks import end_tasks
 
 from gantry_operator.access import ADMIN, AccessState, Decision, decide
 from gantry_operator.cluster.member_client import JSON, SEND_TIMEOUT_S
@@ -142,9 +143,7 @@ class AccessControl:
                 except TimeoutError:
                     pass
         finally:
-            for task in self._pushing.values():
-                task.cancel()
-            await asyncio.gather(*self._pushing.values(), return_exceptions=True)
+            await end_tasks(*self._pushing.values())
 
     async def _pass(self) -> str:
         """Why a Secret could not be written; empty: none is missing."""

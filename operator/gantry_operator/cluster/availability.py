@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gantry_broker.remoting.client import RemotingClient
+from gantry_broker.tasks import end_tasks
 
 from gantry_operator.cluster.probe import check_group
 
@@ -88,10 +89,7 @@ class Availability:
         return {name for name, g in self._groups.items() if g.checked}
 
     async def close(self) -> None:
-        tasks = [g.task for g in self._groups.values() if g.task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*(g.task for g in self._groups.values()))
 
     async def _check_forever(self, group: str, g: _Group) -> None:
         while True:

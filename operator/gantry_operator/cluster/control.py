@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 
 from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.remoting.tls import TlsOptions
+from gantry_broker.tasks import end_tasks
 
 from gantry_operator.api import BrokerCluster
 from gantry_operator.api.status import DrainRow
@@ -111,9 +112,7 @@ class ClusterControl:
 
     async def close(self) -> None:
         """End all work. The members keep running."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(*self._tasks)
         await self.groups.close()
         await self.availability.close()
         await self.remoting.close()

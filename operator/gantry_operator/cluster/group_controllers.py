@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
+from gantry_broker.tasks import end_tasks
+
 from gantry_operator.api import BrokerCluster
 from gantry_operator.api.base import parse_duration
 from gantry_operator.api.spec import BrokerClusterSpec
@@ -85,9 +87,7 @@ class GroupControllers:
         """End the controller of a group that is removed. Its members get no more assignments."""
         task = self._tasks.pop(group, None)
         self.controllers.pop(group, None)
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await end_tasks(task)
 
     def make(self, group: str, mode: str) -> GroupController:
         """Build a new controller for this group, in place of a former one. The caller runs it."""
@@ -121,9 +121,7 @@ class GroupControllers:
 
     async def close(self) -> None:
         """End all controllers. The members keep running."""
-        for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await end_tasks(*self._tasks.values())
 
     def _not_moved(self, group: str, why: str) -> None:
         self._on_event(Event("Warning", "SwitchoverFailed", why, group))

@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Final, NamedTuple
 
+from gantry_broker.tasks import end_tasks
+
 from gantry_operator.cluster.failures import in_words
 from gantry_operator.cluster.live import LiveCluster, LiveMember, MemberPlace, Page, View, read_page, view_of
 from gantry_operator.cluster.member_http import httpx
@@ -52,10 +54,7 @@ class LiveWatch:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        tasks = [t for ts in self._tasks.values() for t in ts] + ([] if self._main is None else [self._main])
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*(t for ts in self._tasks.values() for t in ts), self._main)
 
     def view(self) -> View:
         assert self._facts is not None, "use it as a context manager"

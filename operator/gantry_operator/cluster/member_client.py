@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 from gantry_broker.contracts.leadership import Assignment, LeadershipRecord, MemberId
 from gantry_broker.contracts.models import AssignmentAnswer, HandoverAnswer, RemovalAnswer, RemovalRequest
+from gantry_broker.tasks import end_tasks
 
 from gantry_operator.cluster.failures import in_words
 from gantry_operator.cluster.member_http import httpx
@@ -177,10 +178,7 @@ class MemberClient:
         return said.reason
 
     async def close(self) -> None:
-        tasks = [task for _, task, _ in self._underway.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*(task for _, task, _ in self._underway.values()))
 
     async def _send(self, member: int, url: str, assignment: Assignment, then: Callable[[], None] | None) -> None:
         leadership = assignment.leadership

@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 import orjson
+from gantry_broker.tasks import end_tasks
 
 from gantry_operator.cluster.member_http import httpx
 from gantry_operator.console.queue_holders import QueueHolders
@@ -103,9 +104,7 @@ class Collector:
                     log.exception("a turn of %s failed", self.source.key)
                 await asyncio.sleep(max(TURN_S - (time.monotonic() - began), 0.1))
         finally:
-            for task in self._tasks.values():
-                task.cancel()
-            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            await end_tasks(*self._tasks.values())
             await self._keep()
             await self.holders.close()
             await self.senders.close()

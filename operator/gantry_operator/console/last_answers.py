@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Generic, Protocol, TypeVar
 
+from gantry_broker.tasks import end_tasks
+
 AGAIN_S: Final = 10.0
 KEPT: Final = 64
 """Things whose answers are kept: those that were looked at last."""
@@ -48,10 +50,7 @@ class LastAnswers(Generic[T]):
 
     async def close(self) -> None:
         """End the questions."""
-        tasks = list(self._asking.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*self._asking.values())
 
     async def _ask(self, name: str, ask: Callable[[], Coroutine[Any, Any, T]], failed: T) -> None:
         found = failed

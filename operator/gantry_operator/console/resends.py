@@ -6,6 +6,8 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Final
 
+from gantry_broker.tasks import end_tasks
+
 from gantry_operator.actions.dead_letters import Choice, resend_letters
 from gantry_operator.console import operations as do
 from gantry_operator.console.sources import Source
@@ -67,10 +69,7 @@ class Resends:
 
     async def close(self) -> None:
         """End all runs. Letters that were sent since the last mark are sent once more by the next run."""
-        tasks = [run.task for run in self._known.values() if run.task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*(run.task for run in self._known.values()))
 
     async def _run(self, run: Resend) -> None:
         def counted(done: int, total: int) -> None:

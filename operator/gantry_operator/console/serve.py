@@ -17,6 +17,7 @@ from gantry_broker import descriptors
 from gantry_broker.http.hosts import LOOPBACK_NAMES, host_of
 from gantry_broker.http.limits import Connections
 from gantry_broker.http.server import accept
+from gantry_broker.tasks import end_tasks
 
 from gantry_operator.console.access import OneTimeLinks, Session, Sessions
 from gantry_operator.console.app import make_app
@@ -102,9 +103,7 @@ async def collecting(collectors: Mapping[ClusterKey, Collector]):  # type: ignor
     try:
         yield
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*tasks)
         for collector in collectors.values():
             await collector.source.close()
 
@@ -129,9 +128,7 @@ async def follow(
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*tasks)
 
 
 async def serve(
@@ -174,6 +171,4 @@ async def serve(
         try:
             await server.serve(sockets=[bound])
         finally:
-            if following is not None:
-                following.cancel()
-                await asyncio.gather(following, return_exceptions=True)
+            await end_tasks(following)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from gantry_broker.tasks import end_tasks
 from pydantic import ValidationError
 
 from gantry_operator.actions.local_target import LocalTarget
@@ -198,9 +199,7 @@ class MemberAudit:
 
     async def close(self) -> None:
         """End a reading."""
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.gather(self._reading, return_exceptions=True)
+        await end_tasks(self._reading)
 
     async def _read(self, members: Callable[[], Awaitable[list[MemberUrl]]]) -> None:
         try:

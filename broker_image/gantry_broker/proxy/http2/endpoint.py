@@ -19,6 +19,7 @@ from gantry_broker.proxy.rpc import MAX_MESSAGE, Conversation, GrpcStatus, Metho
 from gantry_broker.remoting.connection import READ, Shared
 from gantry_broker.remoting.refused import RefusedConnections
 from gantry_broker.remoting.tls_gate import TlsGate
+from gantry_broker.tasks import end_tasks
 
 log = logging.getLogger(__name__)
 
@@ -844,9 +845,7 @@ class Endpoint:
         tasks = [task for connection in self.connections for task in connection.running]
         for connection in list(self.connections):
             connection.abort()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*tasks)
         if self._sweeper is not None:
             self._sweeper.cancel()
         if self._gate is not None:

@@ -12,6 +12,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import ClassVar
 
+from gantry_broker.tasks import end_tasks
+
 from gantry_operator.platforms.kubernetes.api.client import ApiError, ApiUnavailable
 from gantry_operator.platforms.kubernetes.cluster_resource import ClusterResource
 
@@ -50,9 +52,7 @@ class AnnotationRequests(ABC):
 
     async def close(self) -> None:
         """End the work under way. What has begun goes on with the next operator."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks(self._task)
 
     async def _answer(self, text: str) -> None:
         try:

@@ -17,6 +17,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+from gantry_broker.tasks import end_tasks
+
 from gantry_operator.api import BrokerCluster, ManifestError, parse_manifest
 from gantry_operator.api.status import BrokerClusterStatus
 from gantry_operator.cluster import wall_clock
@@ -134,9 +136,7 @@ class ClusterController:
         asyncio.get_running_loop().call_later(self.control.warm_up.left_s, self._report.wake)
 
     async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(*self._tasks)
         await self._requests.close()
         await self._site_requests.close()
         await self._migration_requests.close()

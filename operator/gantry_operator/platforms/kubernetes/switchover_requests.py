@@ -6,6 +6,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from gantry_broker.tasks import end_tasks
+
 from gantry_operator.cluster.control import ClusterControl
 from gantry_operator.cluster.group_controller import SwitchoverFailed
 from gantry_operator.plan import member_name
@@ -70,9 +72,7 @@ class SwitchoverRequests:
 
     async def close(self) -> None:
         """End the switchover under way. The next operator finishes its request."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks(self._task)
 
     async def _forget(self) -> None:
         """Remove the record of a request. A request was withdrawn while no operator ran. The same text later is another

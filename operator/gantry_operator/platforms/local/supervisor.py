@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gantry_broker import logs
+from gantry_broker.tasks import end_tasks
 from pydantic import ValidationError
 
 from gantry_operator.api import BrokerCluster
@@ -111,9 +112,7 @@ class Supervisor:
 
     async def close(self) -> None:
         """Release all resources. The processes keep running."""
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(*self._tasks)
         await self.control.close()
         self.platform.children.close()
         await self.platform.http.aclose()

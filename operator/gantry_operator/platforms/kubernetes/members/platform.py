@@ -7,6 +7,8 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
+from gantry_broker.tasks import end_tasks
+
 from gantry_operator.cluster.platform import Change, Event, MemberEndpoint, ProcessState
 from gantry_operator.plan import MemberPlan, member_name
 from gantry_operator.platforms.kubernetes import names
@@ -132,9 +134,7 @@ class KubernetesPlatform:
         self._on_change(change)
 
     async def close(self) -> None:
-        for task in self._retiring.values():
-            task.cancel()
-        await asyncio.gather(*self._retiring.values(), return_exceptions=True)
+        await end_tasks(*self._retiring.values())
 
     # ---- called by the reconciler
 

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 
 import aiohttp
 from gantry_broker.protocol.frame import FrameDecoder, FrameError, encode_frame
+from gantry_broker.tasks import end_tasks
 
 from gantry_operator.api import BrokerCluster, ManifestError, parse_manifest
 from gantry_operator.plan import plan
@@ -105,9 +106,7 @@ class ForwardedCluster:
     async def close(self) -> None:
         for server in self._servers:
             server.close()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(*self._tasks)
 
     def _master_of(self, cluster: str, group: str) -> PodChooser:
         labels = names.selector(cluster, names.BROKER, group) | {names.ROLE_LABEL: names.ROLE_MASTER}
