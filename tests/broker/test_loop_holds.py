@@ -16,8 +16,8 @@ from typing import Any, Final, NamedTuple
 import orjson
 import pytest
 from gantry_broker.broker.clients import Client, Subscription
+from gantry_broker.broker.handlers.requests import MAX_AT_ONCE
 from gantry_broker.broker.handlers.table import HANDLERS
-from gantry_broker.broker.handlers.topicadmin import MAX_TOPICS_AT_ONCE
 from gantry_broker.protocol.bodies import SubscriptionData, SubscriptionGroup, TopicConfig
 from gantry_broker.protocol.codes import GantryCode, RequestCode
 from gantry_broker.protocol.frame import Frame, encode_frame
@@ -307,7 +307,7 @@ CASES: Final[dict[int, Case]] = {
     RequestCode.GET_EARLIEST_MSG_STORETIME: Case(),
     # topics
     RequestCode.UPDATE_AND_CREATE_TOPIC: Case(with_body(b"", topic="Made")),
-    RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: Case(body_of(topics, 512 * 1024, MAX_TOPICS_AT_ONCE), whole=True),
+    RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: Case(body_of(topics, 512 * 1024, MAX_AT_ONCE), whole=True),
     RequestCode.DELETE_TOPIC_IN_BROKER: Case(with_body(b"", topic="H"), whole=True),
     RequestCode.GET_TOPIC_CONFIG: Case(),
     RequestCode.GET_TOPIC_STATS_INFO: Case(whole=True),
@@ -319,9 +319,7 @@ CASES: Final[dict[int, Case]] = {
     RequestCode.CLEAN_UNUSED_TOPIC: Case(),
     # groups
     RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: Case(with_body({"groupName": "Made"})),
-    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: Case(
-        body_of(groups, 512 * 1024, MAX_TOPICS_AT_ONCE), whole=True
-    ),
+    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: Case(body_of(groups, 512 * 1024, MAX_AT_ONCE), whole=True),
     RequestCode.DELETE_SUBSCRIPTIONGROUP: Case(with_body(b"", groupName="H", removeOffset=True), whole=True),
     RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: Case(),
     RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: Case(whole=True),

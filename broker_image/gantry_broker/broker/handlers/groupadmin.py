@@ -12,14 +12,12 @@ from gantry_broker.broker.clients import Client, ConsumerGroup, Link
 from gantry_broker.broker.errors import RequestRejected
 from gantry_broker.broker.handlers.offsets import Parts as OffsetParts
 from gantry_broker.broker.handlers.offsets import offset_at_time
-from gantry_broker.broker.handlers.requests import json_body, json_object, ok
-from gantry_broker.broker.handlers.topicadmin import MAX_TOPICS_AT_ONCE
+from gantry_broker.broker.handlers.requests import configurations, json_body, json_object, ok
 from gantry_broker.broker.metadata.tables import offset_key, position
 from gantry_broker.broker.metadata.topics import group_fault
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bad_field import BadField
 from gantry_broker.protocol.bodies import (
-    BodyError,
     ConsumeOffset,
     SubscriptionData,
     SubscriptionGroup,
@@ -99,12 +97,7 @@ async def create_group(broker: Parts, conn: Connection, frame: Frame) -> Frame:
 
 
 async def create_groups(broker: Parts, conn: Connection, frame: Frame) -> Frame:
-    value = json_body(frame, "groupConfigList")
-    items = value.get("groupConfigList") if isinstance(value, dict) else None
-    if not isinstance(items, list) or not items:
-        raise BodyError("the body's groupConfigList is absent; a list of group configurations is expected")
-    if len(items) > MAX_TOPICS_AT_ONCE:
-        raise BodyError(f"the body's groupConfigList has {len(items)} groups, the limit is {MAX_TOPICS_AT_ONCE}")
+    items = configurations(frame, "group")
     groups = [checked_group(SubscriptionGroup.from_json(item)) for item in items]
     broker.creation.check_limits(groups=[g.name for g in groups], on_demand=False)
     await broker.changes.append_and_wait({"groups": [g.to_json() for g in groups]})

@@ -8,7 +8,7 @@ none. Its exceptions become error answers (`errors.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import BodyError
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from gantry_broker.timeslice import TimeSlices
 
 T = TypeVar("T")
+MAX_AT_ONCE: Final = 1_000
+"""Topics or groups that one request may create."""
 
 Later = Callable[[Callable[[Frame], None]], None]
 """Work that goes on without a task of its own. It gives its answer once, and raises nothing."""
@@ -33,6 +35,18 @@ def json_body(request: Frame, what: str) -> Any:
         return fastjson.loads(request.body, fastjson.MAX_REQUEST_DIALECT)
     except fastjson.JsonError as error:
         raise BodyError(f"the body ({what}) cannot be read: {error}") from None
+
+
+def configurations(request: Frame, word: str) -> list[Any]:
+    """Return the list of a body about several topics or groups (`word`). Raises BodyError."""
+    name = f"{word}ConfigList"
+    value = json_body(request, name)
+    items = value.get(name) if isinstance(value, dict) else None
+    if not isinstance(items, list) or not items:
+        raise BodyError(f"the body's {name} is absent; a list of {word} configurations is expected")
+    if len(items) > MAX_AT_ONCE:
+        raise BodyError(f"the body's {name} has {len(items)} {word}s, the limit is {MAX_AT_ONCE}")
+    return items
 
 
 async def json_object(slices: TimeSlices, table: Mapping[str, T], to_json: Callable[[T], Any]) -> bytes:

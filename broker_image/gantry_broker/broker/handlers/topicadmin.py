@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import orjson
 
 from gantry_broker.broker.errors import RequestRejected
-from gantry_broker.broker.handlers.requests import json_body, json_object, ok
+from gantry_broker.broker.handlers.requests import MAX_AT_ONCE, configurations, json_object, ok
 from gantry_broker.broker.metadata import attributes
 from gantry_broker.broker.metadata.topics import is_system_topic, topic_fault
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bad_field import BadField
 from gantry_broker.protocol.bodies import (
     FILTER_TYPES,
-    BodyError,
     TopicConfig,
     TopicOffset,
     topic_list,
@@ -48,9 +47,6 @@ if TYPE_CHECKING:
     from gantry_broker.settings import BrokerSettings
     from gantry_broker.store.store import MessageStore
     from gantry_broker.timeslice import TimeSlices
-
-MAX_TOPICS_AT_ONCE: Final = 1_000
-"""Topics, or groups, that one request may create."""
 
 
 class Parts(Protocol):
@@ -114,12 +110,7 @@ async def create_topic(broker: Parts, conn: Connection, frame: Frame) -> Frame:
 
 
 async def create_topics(broker: Parts, conn: Connection, frame: Frame) -> Frame:
-    value = json_body(frame, "topicConfigList")
-    items = value.get("topicConfigList") if isinstance(value, dict) else None
-    if not isinstance(items, list) or not items:
-        raise BodyError("the body's topicConfigList is absent; a list of topic configurations is expected")
-    if len(items) > MAX_TOPICS_AT_ONCE:
-        raise BodyError(f"the body's topicConfigList has {len(items)} topics, the limit is {MAX_TOPICS_AT_ONCE}")
+    items = configurations(frame, "topic")
     configs = [checked_topic(broker, TopicConfig.from_json(item)) for item in items]
     for config in configs:
         known = broker.meta.working.topics.get(config.name)
@@ -235,8 +226,8 @@ async def clean_unused(broker: Parts, conn: Connection, frame: Frame) -> Frame:
         and not is_system_topic(name)
         and any(store.reader.min_offset(name, queue) < store.reader.max_offset(name, queue) for queue in queues)
     ]
-    for start in range(0, len(unused), MAX_TOPICS_AT_ONCE):
-        await delete_topics(broker, unused[start : start + MAX_TOPICS_AT_ONCE])
+    for start in range(0, len(unused), MAX_AT_ONCE):
+        await delete_topics(broker, unused[start : start + MAX_AT_ONCE])
     return ok(frame)
 
 
