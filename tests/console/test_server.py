@@ -356,6 +356,24 @@ def test_the_archive_is_beside_the_members() -> None:
         assert text in page
 
 
+def test_an_archive_that_holds_nothing_yet_has_no_times() -> None:
+    source = FakeSource()
+    read = source.resource
+
+    async def begun() -> dict[str, Any]:
+        found = await read()
+        row = {"offset": 0, "behindBytes": 0, "behindSeconds": 0, "bytes": 0, "objects": 0, "gaps": 0, "error": ""}
+        found["status"]["groups"] = [{"name": "a", "archive": row}]
+        return found
+
+    source.resource = begun  # type: ignore[method-assign]
+    with running(source) as console, console.client() as client:
+        until_figures(console)
+        answer = client.get(f"{HERE}/members")
+    assert answer.status_code == 200, answer.text
+    assert answer.text.count("<td>\N{EN DASH}</td>") == 2
+
+
 def test_a_cluster_that_cannot_be_read_has_pages() -> None:
     source = FakeSource()
 
