@@ -147,6 +147,20 @@ def test_a_disk_that_fills_is_said_before_a_send_is_refused() -> None:
     assert condition(made(silent, low), "DiskPressure") == condition(low, "DiskPressure")
 
 
+def test_a_disk_without_room_does_not_say_that_sends_are_refused() -> None:
+    """The log's present segment takes messages while nothing else on the disk has room."""
+
+    def disks(*full: bool) -> ObservedState:
+        reports = [{"total_bytes": 100, "free_bytes": 0, "full": refused, "full_in_s": -1} for refused in full]
+        return observed(
+            [member(number, "Slave", status={"role": "Slave", "disk": disk}) for number, disk in enumerate(reports)]
+        )
+
+    assert "the disk is full: demo-a-0; sends go on only while" in condition(made(disks(False)), "DiskPressure")[2]
+    some = condition(made(disks(True, False)), "DiskPressure")[2]
+    assert "sends are refused: demo-a-0; nothing is free either: demo-a-1: write" in some
+
+
 def test_a_report_that_lacks_a_part_is_a_condition() -> None:
     report = AnalyticsStatus(lastResult="Succeeded", lastSuccess="t0", missing=["consumer groups of a"])
     said = condition(made(observed(analytics=report)), "ReportComplete")

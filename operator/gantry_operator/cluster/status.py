@@ -487,19 +487,26 @@ def disk_pressure(observed: ObservedState, old: BrokerClusterStatus) -> tuple[An
     if not disks or (observed.blind and len(disks) < len(observed.members)):
         return former
     below = ENOUGH_DISK if former is not None and former[0] == "True" else LOW_DISK
-    full, low, soon = [], [], []
+    refusing, full, low, soon = [], [], [], []
     for name, disk in disks:
         free = int(disk.get("free_bytes", 0)) / int(disk["total_bytes"])
         seconds = int(disk.get("full_in_s", -1))
-        if disk.get("full") or free <= 0:
+        if disk.get("full"):
+            refusing.append(name)
+        elif free <= 0:
             full.append(name)
         elif free < below:
             low.append(name)
         elif 0 <= seconds < SOON_S:
             soon.append(name)
     remedy = "write a larger spec.storage.size, or a shorter spec.broker.fileReservedTime"
+    if refusing:
+        others = f"; nothing is free either: {', '.join(full)}" if full else ""
+        said = f"the disk is full, and sends are refused: {', '.join(refusing)}{others}: {remedy}"
+        return "True", "DiskFull", said
     if full:
-        return "True", "DiskFull", f"the disk is full: {', '.join(full)}; sends are refused there: {remedy}"
+        said = f"the disk is full: {', '.join(full)}; sends go on only while files that are open have room: {remedy}"
+        return "True", "DiskFull", said
     if low:
         return "True", "DiskAlmostFull", f"less than {LOW_DISK:.0%} of the disk is free: {', '.join(low)}: {remedy}"
     if soon:
