@@ -371,7 +371,7 @@ def test_an_archive_that_holds_nothing_yet_has_no_times() -> None:
         until_figures(console)
         answer = client.get(f"{HERE}/members")
     assert answer.status_code == 200, answer.text
-    assert answer.text.count("<td>\N{EN DASH}</td>") == 2
+    assert answer.text.count("<td>\N{EN DASH}</td>") == 3  # from, until, verified
 
 
 def test_a_cluster_that_cannot_be_read_has_pages() -> None:
