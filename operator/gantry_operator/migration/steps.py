@@ -377,7 +377,7 @@ def _finishing(record: Record, seen: Mapping[str, Seen], limits: Limits, now: fl
     groups = {name: replace(g, finished=g.finished or seen[name].state == "leads") for name, g in record.groups.items()}
     if all(group.finished for group in groups.values()):
         return Step(replace(record, phase=Phase.TAKING, since=now, groups=groups))
-    # One that was started again without a file that keeps its settings takes messages: its end is to be found anew.
+    # One that was started again without a file that keeps its settings takes messages: its end is to be found again.
     if actions := _ended(record, seen):
         again = {a.group for a in actions if not groups[a.group].finished}
         groups |= {name: replace(groups[name], end=None) for name in again}
