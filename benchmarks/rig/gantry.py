@@ -44,8 +44,10 @@ def single(
     flush: str = "Async",
     tls: dict[str, Any] | None = None,
     broker: Sequence[str] = ("-m", "gantry_broker.broker"),
+    archive: dict[str, Any] | None = None,
 ) -> Iterator[Target]:
-    """Starts one NameServer and a broker group of one member; settings are BrokerSettings, `tls` is a TlsConfig.
+    """Starts one NameServer and a broker group of one member; settings are BrokerSettings, `tls` is a TlsConfig,
+    `archive` an ArchiveConfig.
 
     `broker`: Python's arguments for another program that is a broker.
     """
@@ -65,7 +67,7 @@ def single(
         "member_address": f"127.0.0.1:{port}", "group_address": group_address,
         "replication_port": replication_port, "replication_address": replication,
         "name_servers": [f"127.0.0.1:{ns_port}"], "registration_addresses": [registration], "flush": flush, "tls": tls,
-        "settings": {"enablePropertyFilter": True, **(settings or {})},
+        "archive": archive, "settings": {"enablePropertyFilter": True, **(settings or {})},
     }))  # fmt: skip
     with contextlib.ExitStack() as stack:
         ns = stack.enter_context(
