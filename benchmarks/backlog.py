@@ -1,7 +1,7 @@
 """Measures the broker's memory and rate while pulls consume a long backlog.
 
-    python benchmarks/backlog.py                        # 10,000,000 messages of 100 bytes in 8 queues
-    python benchmarks/backlog.py --messages 1000000
+    python -m benchmarks.backlog                        # 10,000,000 messages of 100 bytes in 8 queues
+    python -m benchmarks.backlog --messages 1000000
 
 One broker of one member as a process, asynchronous flush. The benchmark sends the backlog as batches. Then one
 connection per queue pulls it from its beginning, 32 messages at a time, as clients do. Each line is a tenth of the
@@ -25,10 +25,11 @@ from gantry_broker.protocol.codes import RequestCode
 from gantry_broker.protocol.frame import Frame, FrameDecoder, encode_frame
 from gantry_broker.protocol.headers import CreateTopicHeader, Long, PullHeader, SendHeader
 from gantry_broker.protocol.message import BatchItem, encode_batch
-from rig import gantry
-from rig.processes import usage
-from rig.target import Target
-from rig.wire import Wire, connect
+
+from benchmarks.rig import gantry
+from benchmarks.rig.processes import usage
+from benchmarks.rig.target import Target
+from benchmarks.rig.wire import Wire, connect
 
 TOPIC, QUEUES, BATCH, WINDOW = "Backlog", 8, 250, 4
 MAX_GROWTH_MIB, MAX_SLOWDOWN = 32 << 20, 1.25

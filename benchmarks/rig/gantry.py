@@ -92,7 +92,8 @@ def _promote(http_port: int) -> None:
     base = f"http://127.0.0.1:{http_port}/v1"
     status = httpx.get(f"{base}/status", timeout=5).raise_for_status().json()
     me = status["member"]
-    leadership = {"epoch": status["epoch"] + 1, "version": status["version"] + 1, "master": me, "in_sync": [me]}
+    # A store that was filled before has one epoch, of which the status does not know.
+    leadership = {"epoch": status["epoch"] + 2, "version": status["version"] + 1, "master": me, "in_sync": [me]}
     answer = httpx.put(f"{base}/assignment", json={"leadership": leadership}, timeout=5).raise_for_status().json()
     if not answer["accepted"]:
         raise RuntimeError(f"the broker refuses its role: {answer}")
