@@ -69,7 +69,7 @@ queryMsgByKey -t $T -k k7
 queryMsgByUniqueKey -t $T -i $msgId
 queryMsgByOffset -t $T -b $name -i $queue -o $offset
 queryMsgById -i $offsetMsgId -g $G -d $client
-queryMsgTraceById -i $msgId
+queryMsgTraceById -i $msgId -t $none
 printMsg -t $T -b 2000-01-01#00:00:00:000
 printMsgByQueue -t $T -a $name -i 0 -p true -f true
 sendMsgStatus -b $name -s 100 -c 3
