@@ -167,7 +167,9 @@ class SiteControl:
         return self.state.token
 
     async def promote(self, token: str, *, accept_loss: bool, timeout_s: float) -> str:
-        """Make this standby the cluster. Returns the name of the promotion. Raises Refused as `demote`."""
+        """Make this standby the cluster, and wait until its groups have leaders. Returns the name of the promotion.
+        Raises Refused as `demote`.
+        """
         async with self._lock:
             if self.state.role == "Standby":
                 if not self._archives():
@@ -182,14 +184,21 @@ class SiteControl:
                 await self._take(state, "PromotionStarted", "the archive is taken over")
             elif self.state.role != "Promoting":
                 promote(self.state, [], token, "", accept_loss=accept_loss, now_ms=_now_ms())
-        await self._until(lambda: self.state.role != "Promoting", timeout_s, "the promotion")
+        await self._until(
+            lambda: self.state.role != "Promoting" and not self._without_leader(), timeout_s, "the promotion"
+        )
         return self.state.origin
+
+    def _without_leader(self) -> list[str]:
+        return sorted(set(self._groups()) - {m.group for m in self._members() if m.leads})
 
     async def _until(self, done: Callable[[], bool], timeout_s: float, what: str) -> None:
         ends = time.monotonic() + timeout_s
         while not done():
             if time.monotonic() > ends:
-                raise Refused(f"{what} is not complete yet and goes on: {self.waits or 'no member has answered yet'}")
+                silent = self._without_leader()
+                why = self.waits or (f"group {', '.join(silent)} has no leader yet" if silent else "")
+                raise Refused(f"{what} is not complete yet and goes on: {why or 'no member has answered yet'}")
             await asyncio.sleep(LOOK_S / 2)
 
     async def _look(self, group: str) -> Looked:
