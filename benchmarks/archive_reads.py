@@ -20,9 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import httpx
 from gantry_broker.protocol.codes import RequestCode
 from gantry_broker.protocol.headers import CreateTopicHeader
 from gantry_broker.protocol.message import tags_hash
@@ -30,8 +28,9 @@ from gantry_broker.settings import BrokerSettings
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
 
+from benchmarks.archive_senders import archive_on
 from benchmarks.backlog import QUEUES, TOPIC, Tenth, drain
-from benchmarks.rig.gantry import single
+from benchmarks.rig.gantry import single, status
 from benchmarks.rig.processes import exit_on_sigterm, until, usage
 from benchmarks.rig.target import Target
 from benchmarks.rig.wire import Wire
@@ -70,11 +69,6 @@ def fill(folder: Path, messages: int, size: int) -> None:
     store.close()
 
 
-def status(target: Target) -> dict[str, Any]:
-    found: dict[str, Any] = httpx.get(f"http://{target.http}/v1/status", timeout=5).raise_for_status().json()
-    return found
-
-
 def make_topic(target: Target) -> None:
     with Wire(target.broker_address) as wire:
         config = CreateTopicHeader(TOPIC, "TBW102", QUEUES, QUEUES, 6, "SINGLE_TAG")
@@ -104,16 +98,11 @@ def measure(messages: int, size: int, folder: Path) -> Iterator[tuple[str, list[
         before = usage(target.broker_pids[0]).rss / 2**20
         yield "local disk", drain(target, messages), before
     shutil.rmtree(local)
-    with s3_server(folder) as server:
-        archive = {
-            "url": server.bucket("archive"), "endpoint": server.endpoint, "uid": "u", "interval_s": 1,
-            "credentials": str(server.credentials(folder / "keys")),
-        }  # fmt: skip
-        with single(kept, SETTINGS, archive=archive) as target:
-            make_topic(target)
-            remove_locally(target, end)
-            before = usage(target.broker_pids[0]).rss / 2**20
-            yield "archive", drain(target, messages), before
+    with s3_server(folder) as server, single(kept, SETTINGS, archive=archive_on(server, folder)) as target:
+        make_topic(target)
+        remove_locally(target, end)
+        before = usage(target.broker_pids[0]).rss / 2**20
+        yield "archive", drain(target, messages), before
 
 
 def main() -> int:

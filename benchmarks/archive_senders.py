@@ -24,24 +24,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
-
-from benchmarks.rig.gantry import single
+from benchmarks.rig.gantry import single, status
 from benchmarks.rig.processes import exit_on_sigterm, until, usage
 from benchmarks.rig.target import Target
-from tests.archive.s3 import s3_server
+from tests.archive.s3 import S3Server, s3_server
 
 CATCH_UP_S = 120.0
 
 
-def archived(target: Target) -> dict[str, Any]:
-    """Return what the broker says about its archive."""
-    said: dict[str, Any] = httpx.get(f"http://{target.http}/v1/status", timeout=5).raise_for_status().json()
-    return said
+def archive_on(server: S3Server, folder: Path) -> dict[str, Any]:
+    """An ArchiveConfig of a new bucket, to which all is uploaded within a second."""
+    return {
+        "url": server.bucket("archive"), "endpoint": server.endpoint, "uid": "u", "interval_s": 1,
+        "credentials": str(server.credentials(folder / "keys")),
+    }  # fmt: skip
 
 
 def is_archived(target: Target) -> bool:
-    said = archived(target)
+    said = status(target)
     return bool(said["archive"]["known"]) and said["archive"]["end"] >= said["confirmed"]
 
 
@@ -53,14 +53,14 @@ def send(target: Target, size: int, senders: int, seconds: int) -> dict[str, flo
         str(size), "--senders", str(senders), "--seconds", str(seconds), "--every", str(seconds), "--bare",
         target.broker_address,
     ]  # fmt: skip
-    end = (archived(target).get("archive") or {}).get("end", 0)
+    end = (status(target).get("archive") or {}).get("end", 0)
     before = usage(pid)
     done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=seconds + 60)
     after = usage(pid)
     said = json.loads(done.stdout.splitlines()[-1])
     if said["failed"]:
         raise RuntimeError(f"{said['failed']} sends failed")
-    uploaded = (archived(target).get("archive") or {}).get("end", 0) - end
+    uploaded = (status(target).get("archive") or {}).get("end", 0) - end
     return {
         "rate": said["sent"] / said["seconds"], "cpu_us": 1e6 * (after.cpu_s - before.cpu_s) / said["sent"],
         "upload": uploaded / said["seconds"] / 2**20, "memory": after.rss / 2**20,
@@ -70,13 +70,12 @@ def send(target: Target, size: int, senders: int, seconds: int) -> dict[str, flo
 @contextlib.contextmanager
 def brokers(folder: Path) -> Iterator[tuple[Target, Target]]:
     """One broker without an archive, and one with."""
-    with s3_server(folder) as server:
-        archive = {
-            "url": server.bucket("archive"), "endpoint": server.endpoint, "uid": "u", "interval_s": 1,
-            "credentials": str(server.credentials(folder / "keys")),
-        }  # fmt: skip
-        with single(folder / "without") as without, single(folder / "with", archive=archive) as kept:
-            yield without, kept
+    with (
+        s3_server(folder) as server,
+        single(folder / "without") as without,
+        single(folder / "with", archive=archive_on(server, folder)) as kept,
+    ):
+        yield without, kept
 
 
 def measure(size: int, options: argparse.Namespace, folder: Path) -> dict[str, Any]:

@@ -87,6 +87,12 @@ def single(
         )  # fmt: skip
 
 
+def status(target: Target) -> dict[str, Any]:
+    """Returns the broker's status. Raises httpx.HTTPError."""
+    found: dict[str, Any] = httpx.get(f"http://{target.http}/v1/status", timeout=5).raise_for_status().json()
+    return found
+
+
 def _promote(http_port: int) -> None:
     """Makes the only member of its group the master, as the failover loop does."""
     base = f"http://127.0.0.1:{http_port}/v1"

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from gantry_operator.api import API_VERSION, KIND, BrokerCluster, load_manifest
-from gantry_operator.cli.output import size
 from gantry_operator.cli.show import show_resource
 from gantry_operator.cli.up import default_manifest
+from gantry_operator.cluster.amounts import size
 from gantry_operator.platforms.local.folder import (
     ClusterFolder,
     ClusterNotFound,

@@ -48,6 +48,12 @@ def warehouse(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}"}
 
 
+@pytest.fixture(params=["iceberg", "parquet"])
+def catalog(warehouse: dict[str, str], request: pytest.FixtureRequest) -> dict[str, str]:
+    """For tables of each format."""
+    return {**warehouse, "type": "parquet"} if request.param == "parquet" else warehouse
+
+
 def send(mq: LocalBroker, topic: str, messages: list[tuple[str, bytes]]) -> None:
     async def work() -> None:
         async with Producer(mq.name_servers) as producer:
@@ -242,12 +248,10 @@ def test_an_inferred_schema_is_frozen_and_takes_new_fields(
     assert {r["value"] for r in rows_of(job, spec.rejected_identifier)} == {b"no json", b'{"id": "4"}'}
 
 
-@pytest.mark.parametrize("format_", ["iceberg", "parquet"])
 def test_a_message_that_was_rejected_stays_so_and_takes_no_other_with_it(
-    mq: LocalBroker, warehouse: dict[str, str], format_: str
+    mq: LocalBroker, catalog: dict[str, str]
 ) -> None:
     """Of two names that differ in case the first one becomes a column. Another one is first after the interruption."""
-    catalog = {**warehouse, "type": "parquet"} if format_ == "parquet" else warehouse
     topic = mq.create_topic(queues=2)
 
     def send_to(queue_id: int, *bodies: bytes) -> None:
@@ -281,7 +285,6 @@ DELETED = {"type": "object", "properties": {"_deleted": {"type": "boolean"}}}
 TEXT = {"type": "object", "properties": {"s": {"type": "string"}}}
 
 
-@pytest.mark.parametrize("format_", ["iceberg", "parquet"])
 @pytest.mark.parametrize(
     ("bodies", "more", "rows", "reasons"),
     [
@@ -321,11 +324,10 @@ TEXT = {"type": "object", "properties": {"s": {"type": "string"}}}
     ],
 )  # fmt: skip
 def test_no_body_stops_those_beside_it(
-    mq: LocalBroker, warehouse: dict[str, str], monkeypatch: pytest.MonkeyPatch, format_: str,
+    mq: LocalBroker, catalog: dict[str, str], monkeypatch: pytest.MonkeyPatch,
     bodies: list[list[bytes]], more: dict[str, Any], rows: int, reasons: list[str],
 ) -> None:  # fmt: skip
     monkeypatch.setattr(fields_module, "MAX_FIELDS", 20)
-    catalog = {**warehouse, "type": "parquet"} if format_ == "parquet" else warehouse
     topic = mq.create_topic(queues=1)
     kind = "JsonSchema" if "schema" in more else "Inferred"
     job = TableJob(TableSpec(topic, mq.name_servers, catalog, kind=kind, **more), None)
@@ -384,11 +386,7 @@ def test_a_field_of_any_name_is_no_mark_of_a_deletion(mq: LocalBroker, warehouse
     assert {r["_key"]: r["_deleted"] for r in rows_of(job, spec.identifier)} == {"a": True, "b": False}
 
 
-@pytest.mark.parametrize("format_", ["iceberg", "parquet"])
-def test_new_fields_within_objects_and_arrays_become_columns(
-    mq: LocalBroker, warehouse: dict[str, str], format_: str
-) -> None:
-    catalog = {**warehouse, "type": "parquet"} if format_ == "parquet" else warehouse
+def test_new_fields_within_objects_and_arrays_become_columns(mq: LocalBroker, catalog: dict[str, str]) -> None:
     topic = mq.create_topic(queues=1)
     job = TableJob(TableSpec(topic, mq.name_servers, catalog, kind="Inferred"), None)
     for body in (
@@ -420,13 +418,14 @@ def test_a_run_takes_settings_beside_its_order(
 
 
 @pytest.mark.parametrize(
-    ("case", "format_"), [("lost", "iceberg"), ("lost and grown", "parquet"), ("made again", "iceberg")]
+    ("case", "catalog"),
+    [("lost", "iceberg"), ("lost and grown", "parquet"), ("made again", "iceberg")],
+    indirect=["catalog"],
 )
 def test_messages_that_took_the_offsets_of_others_are_read_once(
-    tmp_path: Path, warehouse: dict[str, str], format_: str, case: str
+    tmp_path: Path, catalog: dict[str, str], case: str
 ) -> None:
     """As after a failover that gave up confirmed messages, or a topic that was deleted and made again."""
-    catalog = {**warehouse, "type": "parquet"} if format_ == "parquet" else warehouse
     topic = f"T{tmp_path.name[-8:]}".replace("_", "-")
     sent: list[bytes] = []
 

@@ -14,8 +14,9 @@ import typer
 
 from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.options import ContextOption, DirOption, NameOption, NamespaceOption, Output, OutputOption
-from gantry_operator.cli.output import note, print_json, print_table, say, size
+from gantry_operator.cli.output import note, print_json, print_table, say
 from gantry_operator.cli.progress import Progress
+from gantry_operator.cluster.amounts import size
 
 if TYPE_CHECKING:
     from gantry_broker.archive.chain import Archive

@@ -10,8 +10,9 @@ import typer
 
 from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.options import ContextOption, DirOption, NameOption, NamespaceOption, Output, OutputOption
-from gantry_operator.cli.output import note, print_json, print_table, size
+from gantry_operator.cli.output import note, print_json, print_table
 from gantry_operator.cli.progress import Progress
+from gantry_operator.cluster.amounts import size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

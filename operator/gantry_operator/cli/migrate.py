@@ -25,8 +25,9 @@ from gantry_operator.cli.options import (
     OutputOption,
     on_kubernetes,
 )
-from gantry_operator.cli.output import note, print_json, print_table, say, size
+from gantry_operator.cli.output import note, print_json, print_table, say
 from gantry_operator.cli.progress import Progress
+from gantry_operator.cluster.amounts import size
 
 if TYPE_CHECKING:
     from gantry_broker.client import Credentials

@@ -76,16 +76,6 @@ def print_json(value: Any) -> None:
     print(json_text(value, 2))
 
 
-def size(count: int) -> str:
-    """Bytes for users: 1.4 MiB."""
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
-
-
 _incomplete: list[str] = []
 
 

@@ -11,9 +11,10 @@ from rich.table import Table
 from gantry_operator.actions.fencing import fence_member, unfence_member
 from gantry_operator.actions.target import Target
 from gantry_operator.cli.next_steps import Step, next_steps
-from gantry_operator.cli.output import console, print_json, say, size
+from gantry_operator.cli.output import console, print_json, say
 from gantry_operator.cli.progress import Progress
 from gantry_operator.cli.target import run_async
+from gantry_operator.cluster.amounts import size
 from gantry_operator.cluster.plain import plain
 
 EVENTS = 8

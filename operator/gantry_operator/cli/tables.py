@@ -16,8 +16,9 @@ from gantry_broker.protocol.digits import whole_number
 
 from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.options import DirOption, NameOption, Output, OutputOption
-from gantry_operator.cli.output import note, print_json, print_table, say, size
+from gantry_operator.cli.output import note, print_json, print_table, say
 from gantry_operator.cli.progress import Progress
+from gantry_operator.cluster.amounts import size
 
 if TYPE_CHECKING:
     from gantry_spark.tables.job import TableSpec

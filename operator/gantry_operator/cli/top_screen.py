@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from rich.text import Text
 
 from gantry_operator.cli.next_steps import Step
-from gantry_operator.cli.output import size
+from gantry_operator.cluster.amounts import size
 from gantry_operator.cluster.live import ConsumerLag, MemberLine, Rates, View
 
 PHASES: Final = {"Running": "green", "Updating": "yellow", "Creating": "yellow", "Degraded": "yellow"}

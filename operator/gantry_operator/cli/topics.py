@@ -16,8 +16,9 @@ from gantry_operator.actions.topics import (
     list_topics,
 )
 from gantry_operator.cli.errors import CliError, Exit
-from gantry_operator.cli.output import print_json, print_table, say, size
+from gantry_operator.cli.output import print_json, print_table, say
 from gantry_operator.cli.target import run_async
+from gantry_operator.cluster.amounts import size
 
 NONE: Final = "none"
 """The value of an option that removes a setting."""

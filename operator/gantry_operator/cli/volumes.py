@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from gantry_operator.actions.target import Target
 from gantry_operator.actions.volumes import delete_volume, list_volumes
-from gantry_operator.cli.output import note, print_json, print_table, say, size
+from gantry_operator.cli.output import note, print_json, print_table, say
 from gantry_operator.cli.target import run_async
+from gantry_operator.cluster.amounts import size
 from gantry_operator.cluster.volume import Volume
 
 

@@ -24,8 +24,8 @@ from gantry_broker.protocol.codes import (
 )
 from gantry_broker.settings import BrokerSettings
 
+from gantry_operator.cluster.amounts import duration, size
 from gantry_operator.migration import users as users_of
-from gantry_operator.migration.amounts import duration, size
 from gantry_operator.migration.edge import FAILURES, SourcePlace, settings_in
 from gantry_operator.migration.steps import altered
 

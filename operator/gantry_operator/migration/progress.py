@@ -10,8 +10,8 @@ from gantry_broker.protocol import plausible
 
 from gantry_operator.api import GROUP as API_GROUP
 from gantry_operator.api.status import MigrationGroupRow, MigrationStatus
+from gantry_operator.cluster.amounts import duration, size
 from gantry_operator.cluster.timestamps import utc
-from gantry_operator.migration.amounts import duration, size
 from gantry_operator.migration.steps import RETURNING, Limits, Phase, Record
 
 SAID: Final = {

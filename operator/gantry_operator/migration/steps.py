@@ -395,7 +395,7 @@ def _finishing(record: Record, seen: Mapping[str, Seen], limits: Limits, now: fl
         if not missing and end is not None and seen[name].state in ("following", "finishing"):
             finishes.append(Finish(name, end))
         said = missing or f"group {name} takes the last bytes and begins to lead"
-        waits = waits or f"{said}: {seen[name].problem}" if seen[name].state == "broken" else waits or said
+        waits = waits or (f"{said}: {seen[name].problem}" if seen[name].state == "broken" else said)
     return Step(replace(record, groups=groups), tuple(finishes), waits)
 
 
