@@ -88,7 +88,14 @@ class Disk:
         return ended
 
     def _files(self) -> dict[str, int]:
-        return {str(path): path.stat().st_ino for path in self._root.rglob("*") if path.is_file()}
+        """Return the inode of each file. Threads of the store rename and remove files meanwhile."""
+        found = {}
+        for folder, _, names in os.walk(self._root):
+            for name in names:
+                with suppress(FileNotFoundError):
+                    path = os.path.join(folder, name)
+                    found[path] = os.stat(path).st_ino
+        return found
 
     def lose(self, rng: random.Random | None = None) -> None:
         """The machine loses power and boots. Without `rng`, all unsynced bytes are lost."""
