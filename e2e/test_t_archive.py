@@ -104,7 +104,11 @@ def verified(of: Cluster, records: int) -> None:
     assert of.condition("Archiving")["status"] == "True"
 
 
-def test_a_cluster_that_is_lost_with_its_volumes_comes_back(namespace: str, store: dict[str, Any]) -> None:
+@pytest.fixture(scope="module")
+def again(namespace: str, store: dict[str, Any]) -> Cluster:
+    """A cluster from the archive of `shop`, which was deleted with its volumes. The group `billing` had read `READ` of
+    the `COUNT` messages of the topic `Orders`.
+    """
     verify = {"schedule": "* * * * *"}
     shop = cluster(namespace, "shop", archive=store | {"url": url("prod"), "interval": "2s", "verify": verify})
     gantry(shop, "produce", "Orders", "--count", str(COUNT), "--size", "100")
@@ -116,39 +120,34 @@ def test_a_cluster_that_is_lost_with_its_volumes_comes_back(namespace: str, stor
     kubectl("-n", namespace, "delete", "bc", "shop", timeout=180)
     selector = "gantry.dev/cluster=shop"
     until("its volumes are gone", lambda: not get(namespace, "pvc", selector=selector), 90)
-
     source = store | {"url": url("prod"), "cluster": "shop"}
-    again = cluster(
-        namespace, "again", bootstrap={"fromArchive": source}, archive=store | {"url": url("again"), "interval": "2s"}
-    )
+    archive = store | {"url": url("again"), "interval": "2s"}
+    return cluster(namespace, "again", bootstrap={"fromArchive": source}, archive=archive)
+
+
+def test_a_cluster_that_is_lost_with_its_volumes_comes_back(again: Cluster) -> None:
     assert unread(again, "billing") == COUNT - READ, "the offsets of the group are those of the archive"
     gantry(again, "consume", "Orders", "--group", "billing", "--count", str(COUNT - READ), "--quiet")
     gantry(again, "consume", "Orders", "--group", "audit", "--count", str(COUNT), "--quiet")
     assert (unread(again, "billing"), unread(again, "audit")) == (0, 0)
 
 
-def test_a_topic_of_an_archive_comes_into_a_running_cluster(
-    namespace: str, store: dict[str, Any], tmp_path: Path
-) -> None:
-    """From the archive of the lost cluster into the one of the test above, under another name."""
+def test_a_topic_of_an_archive_comes_into_a_running_cluster(namespace: str, again: Cluster, tmp_path: Path) -> None:
+    """From the archive of the lost cluster, under another name."""
     keys = tmp_path / "keys"
     keys.mkdir()
     for name, value in (("accessKeyId", ACCESS_KEY), ("secretAccessKey", SECRET_KEY)):
         (keys / name).write_text(value)
-    running = Cluster(namespace, "again")
     with forwarded(namespace, SERVER, 7070) as server:
         place = ["--endpoint", server, "--credentials", str(keys), "--state", str(tmp_path / "state")]
-        said = gantry(
-            running, "restore", url("prod"), "--topic", "Orders", "--as", "OrdersThen", *place, "-o", "json"
-        )  # fmt: skip
+        said = gantry(again, "restore", url("prod"), "--topic", "Orders", "--as", "OrdersThen", *place, "-o", "json")
     assert json.loads(said)["messages"] == COUNT
-    gantry(running, "consume", "OrdersThen", "--group", "then", "--count", str(COUNT), "--quiet")
-    assert unread(running, "then") == 0
+    gantry(again, "consume", "OrdersThen", "--group", "then", "--count", str(COUNT), "--quiet")
+    assert unread(again, "then") == 0
 
 
-def test_two_sites_exchange_their_parts(namespace: str, store: dict[str, Any]) -> None:
-    """The first one is the cluster of the test above."""
-    first, place = Cluster(namespace, "again"), store | {"url": url("again")}
+def test_two_sites_exchange_their_parts(namespace: str, store: dict[str, Any], again: Cluster) -> None:
+    first, place = again, store | {"url": url("again")}
     second = cluster(namespace, "standby", bootstrap={"follow": place}, archive=place | {"interval": "2s"})
     assert second.condition("Standby")["status"] == "True"
     refused = run(
