@@ -23,7 +23,7 @@ from kube import (
     CommandFailed,
     Figure,
     Host,
-    TooLate,
+    Lost,
     apply,
     example,
     helm_install,
@@ -39,14 +39,14 @@ collect_ignore = [] if os.environ.get("E2E_ROUNDS") else ["test_n_rounds.py"]
 FIGURES = Path(os.environ.get("E2E_FIGURES", ROOT / "build" / "e2e-figures.json"))
 
 
-ONLY_LATE = 75
-"""Exit code of a run in which each failed test is one that was too late (`TooLate`): e2e/run tries these alone."""
-LATE, WRONG = pytest.StashKey[int](), pytest.StashKey[int]()
+NOTHING_LOST = 75
+"""Exit code of a run with failed tests none of which raised `Lost`: e2e/run tries these alone."""
+FAILED, LOST = pytest.StashKey[int](), pytest.StashKey[int]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "alone: disturbs the other modules, or measures times that they would disturb")
-    config.stash[LATE] = config.stash[WRONG] = 0
+    config.stash[FAILED] = config.stash[LOST] = 0
     config.pluginmanager.register(Counted(config))
 
 
@@ -75,8 +75,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
     report = yield
-    if call.excinfo is not None and call.excinfo.errisinstance(TooLate):
-        report.user_properties.append(("late", True))
+    if call.excinfo is not None and call.excinfo.errisinstance(Lost):
+        report.user_properties.append(("lost", True))
     return report
 
 
@@ -88,12 +88,12 @@ class Counted:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
-            key = LATE if ("late", True) in map(tuple, report.user_properties) else WRONG
-            self.config.stash[key] += 1
+            self.config.stash[FAILED] += 1
+            self.config.stash[LOST] += ("lost", True) in map(tuple, report.user_properties)
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        if exitstatus == pytest.ExitCode.TESTS_FAILED and self.config.stash[LATE] and not self.config.stash[WRONG]:
-            session.exitstatus = ONLY_LATE
+        if exitstatus == pytest.ExitCode.TESTS_FAILED and self.config.stash[FAILED] and not self.config.stash[LOST]:
+            session.exitstatus = NOTHING_LOST
 
 
 @contextlib.contextmanager

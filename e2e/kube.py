@@ -166,34 +166,36 @@ def state_of_system() -> str:
 
 BESIDE_OTHERS = "PYTEST_XDIST_WORKER" in os.environ
 EXTRA_S = 120.0
-"""Beside other modules a condition has so many seconds more, to know a slow machine from a wait without end."""
+"""Beside other modules a condition has so many seconds more: modules that run alone judge times."""
 
 
 class TooLate(AssertionError):
-    """A send failed, or something took too long. Nothing is lost. Beside other modules that can be the machine:
-    e2e/run tries such a test once more, alone, and then it must hold.
+    """A send failed, or something took too long. Nothing is lost. Beside other modules that can be the machine."""
+
+
+class Lost(AssertionError):
+    """An acknowledged message is gone, or not where its answer said. No machine is slow enough to excuse it: e2e/run
+    tries every other failed test once more, alone, and then it must hold.
     """
 
 
 def until(what: str, condition: Callable[[], T | None], timeout: float = 90, every: float = 0.3) -> T:
     """The first true value of `condition`. An exception of it counts as not yet.
 
-    Raises AssertionError if it stays false, and TooLate if it becomes true after the limit, beside other modules.
+    Raises TooLate if it stays false for `timeout` seconds, and beside other modules for `EXTRA_S` more.
     """
     begin = time.monotonic()
+    limit = timeout + (EXTRA_S if BESIDE_OTHERS else 0)
     problem: object = None
-    while (waited := time.monotonic() - begin) < timeout + (EXTRA_S if BESIDE_OTHERS else 0):
+    while time.monotonic() - begin < limit:
         try:
-            value = condition()
-            if value and waited < timeout:
+            if value := condition():
                 return value
-            if value:
-                raise TooLate(f"{what}: after {waited:.0f} s instead of {timeout:.0f} s; before: {problem}")
             problem = value
         except (CommandFailed, KeyError, IndexError, TypeError) as error:
             problem = error
         time.sleep(every)
-    raise AssertionError(f"{what}: not within {waited:.0f} s, limit {timeout:.0f} s ({problem})")
+    raise TooLate(f"{what}: not within {limit:.0f} s ({problem})")
 
 
 IS_DEFAULT = "storageclass.kubernetes.io/is-default-class"
@@ -442,7 +444,7 @@ class Load:
         return self.result(timeout)
 
     def result(self, timeout: float = 180) -> dict[str, Any]:
-        """The findings, once it has ended. Raises AssertionError with its log after a failure, and when an
+        """The findings, once it has ended. Raises AssertionError with its log after a failure, and Lost when an
         acknowledged message is not at the place in its master's answer.
         """
 
@@ -454,16 +456,18 @@ class Load:
         assert phase == "Succeeded", self._log()
         found: dict[str, Any] = json.loads(self._log().splitlines()[-1])
         kubectl("-n", self.cluster.namespace, "delete", "pod", self.name, "--wait=false")
-        assert found["lost"] == found["elsewhere"] == 0, found
+        if found["lost"] or found["elsewhere"]:
+            raise Lost(str(found))
         return found
 
 
 def unharmed(result: dict[str, Any], gap_ms: int | None = None) -> None:
     """Checks the findings of a load: nothing is lost, no send failed, and no gap has `gap_ms` or more.
 
-    Raises TooLate for a failed send and for a gap.
+    Raises Lost for a lost message, and TooLate for a failed send and for a gap.
     """
-    assert result.get("lost", 0) == 0, result
+    if result.get("lost", 0):
+        raise Lost(str(result))
     if result.get("errors", 0) or (gap_ms is not None and result["maxGapMs"] >= gap_ms):
         raise TooLate(f"failed sends, or a gap of {gap_ms} ms or more: {result}")
 

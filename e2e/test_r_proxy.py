@@ -15,7 +15,7 @@ import pytest
 import yaml
 from gantry_broker.client import Credentials
 from gantry_broker.protocol.grpc_contract import Code
-from kube import Cluster, Figure, Host, TooLate, apply, example, get, kubectl, run, unharmed, until
+from kube import Cluster, Figure, Host, Lost, TooLate, apply, example, get, kubectl, run, unharmed, until
 
 from tests.support.grpc_client import GrpcClient, Refused
 
@@ -115,7 +115,7 @@ class GrpcLoad:
         self.errors.append(said)
 
     def stop(self) -> dict[str, object]:
-        """The figures. Raises AssertionError if an acknowledged message is missing."""
+        """The figures. Raises Lost if an acknowledged message is missing."""
         self._stop.set()
         for thread in self._threads:
             thread.join(30)
@@ -126,7 +126,8 @@ class GrpcLoad:
                 for message in client.receive(self.topic, f"reader-{self.topic}"):
                     missing.discard(message.body)
                     client.ack(self.topic, f"reader-{self.topic}", message)
-        assert not missing, f"{len(missing)} of {len(self.promised)} acknowledged messages are lost"
+        if missing:
+            raise Lost(f"{len(missing)} of {len(self.promised)} acknowledged messages")
         times = sorted(self.times)
         gap_s = max(b - a for a, b in itertools.pairwise(times))
         return {"sendOk": len(self.promised), "failed": len(self.errors), "maxGapMs": round(gap_s * 1000)}
