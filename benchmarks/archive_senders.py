@@ -2,6 +2,7 @@
 
     python -m benchmarks.archive_senders                 # 128 B and 1 KiB, 6 rounds of 8 s
     python -m benchmarks.archive_senders --size 1024 --rounds 10 -o json
+    python -m benchmarks.archive_senders --store folder  # without a server that takes the same cores
 
 The archive goes to a real S3 server (versitygw on loopback), each second and without a limit of bytes, so that the
 upload runs all the time. The member that uploads is the one that takes the messages; in a group of more a follower
@@ -30,6 +31,12 @@ from benchmarks.rig.target import Target
 from tests.archive.s3 import S3Server, s3_server
 
 CATCH_UP_S = 120.0
+
+
+def archive_in(folder: Path) -> dict[str, Any]:
+    """An ArchiveConfig of a new folder, to which all is uploaded within a second."""
+    (folder / "archive").mkdir()
+    return {"url": (folder / "archive").as_uri(), "uid": "u", "interval_s": 1}
 
 
 def archive_on(server: S3Server, folder: Path) -> dict[str, Any]:
@@ -68,19 +75,18 @@ def send(target: Target, size: int, senders: int, seconds: int) -> dict[str, flo
 
 
 @contextlib.contextmanager
-def brokers(folder: Path) -> Iterator[tuple[Target, Target]]:
-    """One broker without an archive, and one with."""
-    with (
-        s3_server(folder) as server,
-        single(folder / "without") as without,
-        single(folder / "with", archive=archive_on(server, folder)) as kept,
-    ):
-        yield without, kept
+def brokers(folder: Path, store: str) -> Iterator[tuple[Target, Target]]:
+    """One broker without an archive, and one with. `store`: s3 or folder."""
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(s3_server(folder)) if store == "s3" else None
+        archive = archive_in(folder) if server is None else archive_on(server, folder)
+        without = stack.enter_context(single(folder / "without"))
+        yield without, stack.enter_context(single(folder / "with", archive=archive))
 
 
 def measure(size: int, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     rounds: list[tuple[dict[str, float], dict[str, float]]] = []
-    with brokers(folder) as (without, kept):
+    with brokers(folder, options.store) as (without, kept):
         for number in range(options.rounds + 1):
             turn = {}
             for target in (without, kept) if number % 2 else (kept, without):
@@ -94,7 +100,7 @@ def measure(size: int, options: argparse.Namespace, folder: Path) -> dict[str, A
         return statistics.median(one[place][name] for one in rounds)
 
     return {
-        "size": size, "senders": options.senders, "rate without": round(median(0, "rate")),
+        "size": size, "senders": options.senders, "store": options.store, "rate without": round(median(0, "rate")),
         "rate with": round(median(1, "rate")),
         "ratio": round(statistics.median(b["rate"] / a["rate"] for a, b in rounds), 3),
         "ratios": [round(b["rate"] / a["rate"], 3) for a, b in rounds],
@@ -111,6 +117,7 @@ def main() -> int:
     parser.add_argument("--senders", type=int, default=64, help="sends in flight (default 64)")
     parser.add_argument("--rounds", type=int, default=6, help="turns of each broker that count (default 6)")
     parser.add_argument("--seconds", type=int, default=8, help="of a turn (default 8)")
+    parser.add_argument("--store", choices=["s3", "folder"], default="s3", help="where the archive lies (default s3)")
     parser.add_argument("-o", "--output", choices=["text", "json"], default="text")
     options = parser.parse_args()
     exit_on_sigterm()
