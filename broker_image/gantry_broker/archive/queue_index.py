@@ -13,6 +13,7 @@ import sqlite3
 import threading
 import time
 import zlib
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -42,6 +43,10 @@ CREATE TABLE covered (start INTEGER NOT NULL, upto INTEGER NOT NULL, checksum IN
 _PIECE: Final = "first, part, length, at, size, crc, (SELECT name FROM parts WHERE start = part)"
 _PAGE: Final = 64
 """Rows that one query returns at most."""
+_REMEMBERED: Final = 1_024
+"""Queues whose records that were read last are remembered: a reader asks for the same ones many times."""
+_REMEMBERED_PARTS: Final = 64
+"""Objects that are remembered likewise."""
 _TURN: Final = 500
 """Rows that are checked before other threads get their turn."""
 
@@ -90,6 +95,9 @@ class QueueIndex:
         self._lock = threading.RLock()
         self.damaged = False
         """A call has found the file damaged: `open` makes a new one."""
+        self._last: OrderedDict[tuple[str, int], tuple[Held, int]] = OrderedDict()
+        """By queue what `at_or_behind` found, and the queue offset up to which that is so."""
+        self._parts: OrderedDict[int, Outlined] = OrderedDict()
 
     def open(self) -> None:
         """Open the table, or make a new one in place of what cannot be used."""
@@ -126,6 +134,7 @@ class QueueIndex:
 
     def close(self) -> None:
         with self._lock:
+            self._forget()
             if self._db is not None:
                 self._db.close()
                 self._db = None
@@ -181,7 +190,13 @@ class QueueIndex:
 
     def part(self, start: int) -> Outlined | None:
         """Return the object that begins at an offset of the log."""
-        return self._outlined("WHERE start = ?", start)
+        with self._lock:
+            found = self._parts.get(start)
+            if found is None:
+                found = self._outlined("WHERE start = ?", start)
+            if found is not None:
+                _remember(self._parts, start, found, _REMEMBERED_PARTS)
+            return found
 
     def part_at(self, phys: int) -> Outlined | None:
         """Return the object that has an offset of the log."""
@@ -195,15 +210,27 @@ class QueueIndex:
 
     def at_or_behind(self, topic: str, queue_id: int, number: int) -> Held | None:
         """Return the first records of a queue that end behind a queue offset."""
+        with self._lock:
+            known = self._last.get((topic, queue_id))
+            if known is not None and known[0].piece.first <= number < known[1]:
+                return known[0]
+            found, following = self._look(topic, queue_id, number)
+            if found is not None and found.piece.first <= number:
+                until = found.end if following is None else min(found.end, following.piece.first)
+                _remember(self._last, (topic, queue_id), (found, until), _REMEMBERED)
+            return found
+
+    def _look(self, topic: str, queue_id: int, number: int) -> tuple[Held | None, Held | None]:
+        """Return what `at_or_behind` does, and the next records behind the queue offset if there are some."""
         key = (_blob(topic), queue_id)
         query = f"SELECT {_PIECE} FROM pieces WHERE topic = ? AND queue = ?"
+        behind = self._rows(f"{query} AND first > ? ORDER BY first, part LIMIT 1", *key, number)
+        following = _held(behind[0]) if behind else None
         for row in self._rows(f"{query} AND first <= ? ORDER BY first DESC, part DESC LIMIT 1", *key, number):
             held = _held(row)
             if number < held.end:
-                return held
-        for row in self._rows(f"{query} AND first > ? ORDER BY first, part LIMIT 1", *key, number):
-            return _held(row)
-        return None
+                return held, following
+        return following, None
 
     def reaching(self, topic: str, queue_id: int, phys: int) -> Held | None:
         """Return the first records of a queue in an object that ends above an offset of the log."""
@@ -266,6 +293,10 @@ class QueueIndex:
                 raise OSError(f"{self._path} is closed")
             return self._db.execute(query, values).fetchall()
 
+    def _forget(self) -> None:
+        self._last.clear()
+        self._parts.clear()
+
     @contextlib.contextmanager
     def _as_os_error(self) -> Iterator[None]:
         try:
@@ -280,6 +311,7 @@ class QueueIndex:
         with self._lock, self._as_os_error():
             if self._db is None:
                 raise OSError(f"{self._path} is closed")
+            self._forget()
             self._db.execute("BEGIN")
             try:
                 yield self._db
@@ -287,6 +319,13 @@ class QueueIndex:
                 self._db.execute("ROLLBACK")
                 raise
             self._db.execute("COMMIT")
+
+
+def _remember(known: OrderedDict[Any, Any], key: Any, value: Any, most: int) -> None:
+    known[key] = value
+    known.move_to_end(key)
+    if len(known) > most:
+        known.popitem(last=False)
 
 
 def _held(row: Any) -> Held:

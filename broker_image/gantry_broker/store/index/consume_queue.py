@@ -478,13 +478,15 @@ class ConsumeQueue:
     def first_at(self, phys: int) -> int:
         """Return the first queue offset whose record lies at or above `phys`; `max` without one. Raises OSError."""
         low, high = self._first, self.max
+        # First the last one: of a queue whose log is gone each pull asks for this, and the answer cannot be kept.
+        middle = high - 1
         while low < high:
-            middle = (low + high) // 2
             at, size, _ = self.entry(middle)
             if at < phys or (at == 0 and size == BLANK_SIZE):
                 low = middle + 1
             else:
                 high = middle
+            middle = (low + high) // 2
         return low
 
     def min_at(self, log_start: int) -> int:
