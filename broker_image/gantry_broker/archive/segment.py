@@ -173,7 +173,7 @@ class _Queue:
     """The rows of one queue, packed, from queue offset `first` on."""
 
     first: int
-    rows: list[bytes] = field(default_factory=list)
+    rows: bytearray = field(default_factory=bytearray)
     count: int = 0
 
     def add(self, number: int, rows: bytes) -> None:
@@ -183,9 +183,9 @@ class _Queue:
         """
         missing = number - self.first - self.count
         if missing > 0:
-            self.rows.append(_NO_ROW * missing)
+            self.rows += _NO_ROW * missing
             self.count += missing
-        self.rows.append(rows)
+        self.rows += rows
         self.count += len(rows) // _NEW_ROW.size
 
 
@@ -233,7 +233,7 @@ class SegmentWriter:
         self._added: list[tuple[int, int, int, int, Future[bytes] | bytes]] = []
         """Start, end, lowest and highest store time of each block, and its stored bytes."""
         self._queues: dict[tuple[bytes, int], _Queue] = {}
-        self._keys: list[bytes] = []
+        self._keys = bytearray()
         self._epochs: list[EpochStart] = []
         self._records = 0
         self._first_ms = self._last_ms = 0
@@ -257,7 +257,8 @@ class SegmentWriter:
             if queue is None:
                 queue = self._queues[topic, queue_id] = _Queue(number)
             queue.add(number, rows)
-        self._keys += found.keys
+        for keys in found.keys:
+            self._keys += keys
         self._epochs += found.epochs
         self._records += found.records
         self._first_ms = min(self._first_ms or found.low, found.low or self._first_ms)
@@ -340,8 +341,11 @@ class SegmentWriter:
 
     @property
     def size(self) -> int:
-        """Stored bytes of the blocks so far; it waits for those that are being compressed."""
-        return sum(len(s if isinstance(s, bytes) else s.result()) for *_, s in self._added)
+        """Bytes in memory: the stored blocks and the rows of queues and keys. It waits for blocks that are being
+        compressed.
+        """
+        blocks = sum(len(s if isinstance(s, bytes) else s.result()) for *_, s in self._added)
+        return blocks + sum(len(queue.rows) for queue in self._queues.values()) + len(self._keys)
 
     def finish(self) -> tuple[bytes, Directory]:
         """Return the whole object and its directory."""
@@ -362,10 +366,10 @@ class SegmentWriter:
         queues: dict[tuple[str, int], Piece] = {}
         for (topic, queue_id), queue in self._queues.items():
             name = topic.decode("utf-8", "surrogateescape")
-            columns = archived_columns(b"".join(queue.rows))
+            columns = archived_columns(bytes(queue.rows))
             stored = self._stored(columns, _context(self.start, f"piece {name} {queue_id}", 0))
             queues[name, queue_id] = Piece(queue.first, queue.count, *put(stored))
-        by_hash = archived_keys(b"".join(self._keys))
+        by_hash = archived_keys(bytes(self._keys))
         rows = len(by_hash) // _KEY_ROW
         keys = Keys(rows, *put(self._stored(by_hash, _context(self.start, "keys", 0))))
         directory = Directory(
