@@ -16,7 +16,7 @@ import orjson
 from gantry_broker import logs
 from gantry_broker.protocol.digits import whole_number
 
-from gantry_spark.errors import GantrySparkError
+from gantry_spark.errors import GantrySparkError, error_message
 from gantry_spark.page_secret import keep_page
 from gantry_spark.report import Job, preflight, run
 from gantry_spark.session import parse_conf, session
@@ -32,9 +32,6 @@ EXIT_PERMANENT: Final = 3
 """Exit code of a run that failed and would fail again in the same way."""
 MIN_MEMORY_KB: Final = 512 * 1024
 """Spark needs a heap of at least 450 MiB, and a part of the JVM's memory is no heap."""
-_SHUT_DOWN: Final = "cancelled because SparkContext was shut down"
-_JAVA_CAUSE: Final = re.compile(r"^(?:: |Caused by: )([\w.$]+): (.+)$", re.MULTILINE)
-"""Matches the causes in the text of a Java exception, the outermost first."""
 _UNITS: Final = {"s": 1 / 3600, "m": 1 / 60, "h": 1.0, "d": 24.0, "w": 168.0}
 
 
@@ -165,25 +162,6 @@ def run_summary(report: dict[str, Any], out: str | None) -> dict[str, Any]:
         "missing": [part[:MAX_NOTE_LENGTH] for part in report["missing"][:MAX_MISSING]],
         "notes": [note[:MAX_NOTE_LENGTH] for note in report["notes"][:MAX_NOTES]],
     }
-
-
-def error_message(error: BaseException) -> str:
-    """Return the message for the user of an error, also of an error from Spark's workers."""
-    if isinstance(error, GantrySparkError | ValueError):
-        return str(error)
-    details = re.findall(r"gantry_spark\.errors\.\w+: (.+)", str(error))
-    if details:
-        return str(details[-1]).strip()
-    if _SHUT_DOWN in str(error):
-        return (
-            "Spark has stopped because its executors failed too often. The logs of their pods name the reason (too "
-            "little memory, an image that cannot be pulled, no connection to the driver)"
-        )
-    causes = _JAVA_CAUSE.findall(str(error))
-    if causes:
-        return f"{causes[-1][0].rpartition('.')[2]}: {causes[-1][1].strip()}"
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
 
 
 def write_termination_message(path: str | None, value: dict[str, Any]) -> None:

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from gantry_spark.errors import GantrySparkError, SourceError
-from gantry_spark.main import EXIT_FAILED, error_message, write_termination_message
+from gantry_spark.errors import GantrySparkError, SourceError, error_message
+from gantry_spark.main import EXIT_FAILED, write_termination_message
 from gantry_spark.output_store import LocalOutputStore, OutputStore, is_local, open_output_store
 from gantry_spark.session import session
 

@@ -126,7 +126,7 @@ def test_old_rows_go_and_a_table_is_dropped(mq: LocalBroker, warehouse: dict[str
     opened = open_catalog(warehouse)
     assert spec.topic in [t.name()[-1] for t in library.tables(opened)]
     assert library.query([opened], f'select count(*) from "{spec.topic}"')[1] == [(len(left),)]
-    library.drop(opened, table)
+    library.drop(opened, spec.topic)
     assert TableJob(spec, None).find() is None
 
 

@@ -16,6 +16,7 @@ from gantry_operator.platforms.kubernetes.analytics import jobs, manifests
 from gantry_operator.platforms.kubernetes.analytics.status import analytics_status, from_termination_message, run_events
 from gantry_spark import main, showlog
 from gantry_spark.entrypoint import driver_arguments, executor_command
+from gantry_spark.errors import error_message
 from gantry_spark.main import arguments, job_from_args
 from pydantic import ValidationError
 
@@ -395,12 +396,12 @@ def test_errors_of_java_become_one_line() -> None:
         "An error occurred while calling o208.parquet.\n: org.apache.spark.SparkException: Job aborted.\n\tat o.a.X.y\n"
         "Caused by: java.io.IOException: No space left on device\n\tat sun.nio.z\n"
     )
-    assert main.error_message(RuntimeError(java)) == "IOException: No space left on device"
+    assert error_message(RuntimeError(java)) == "IOException: No space left on device"
     python = f"{java}pyspark.errors: Traceback\ngantry_spark.errors.SourceError: broker http://x does not answer\n"
-    assert main.error_message(RuntimeError(python)) == "broker http://x does not answer"
+    assert error_message(RuntimeError(python)) == "broker http://x does not answer"
     gone = java.replace("Job aborted.", "Job 0 cancelled because SparkContext was shut down")
-    assert main.error_message(RuntimeError(gone)).startswith("Spark has stopped because its executors failed too often")
-    assert main.error_message(RuntimeError("first\nsecond")) == "RuntimeError: first"
+    assert error_message(RuntimeError(gone)).startswith("Spark has stopped because its executors failed too often")
+    assert error_message(RuntimeError("first\nsecond")) == "RuntimeError: first"
 
 
 def test_termination_messages_of_others_are_no_summaries() -> None:

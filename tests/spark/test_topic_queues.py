@@ -105,7 +105,7 @@ def test_positions_are_named_by_queue() -> None:
         ('{"T": 4}', "topic 'T' has '4'"),
         ('{"T": {"0": 4}}', "'0' is no queue; write GROUP:NUMBER"),
         ('{"T": {"a:x": 4}}', "is no queue"),
-        ('{"T": {"a:0": -3}}', "has the offset '-3'"),
+        ('{"T": {"a:0": -3}}', "has the offset '-3'; write a whole number from 0 on; -2: from the first"),
         ('{"T": {"a:0": 1.5}}', "has the offset '1.5'"),
         ('{"T": {"a:0": true}}', "has the offset 'True'"),
         ("[]", "write JSON as"),
@@ -114,6 +114,8 @@ def test_positions_are_named_by_queue() -> None:
             parse_position(text, "startingOffsets")
     with pytest.raises(SourceError, match="names no offset for a:1 of topic T"):
         resolve(parse_position('{"T": {"a:0": 0}}', "o"), there, "o")
+    with pytest.raises(SourceError, match="option o: topic U is none of T"):
+        resolve(parse_position('{"U": {"a:0": 0}}', "o"), there, "o")
     with pytest.raises(SourceError, match="topic T has no readable queue a:7"):
         resolve(parse_position('{"T": {"a:0": 0, "a:1": 0, "a:7": 0}}', "o"), there, "o")
     assert EARLIEST == -2
@@ -126,6 +128,9 @@ READ = {"nameServers": "127.0.0.1:9876", "subscribe": "T"}
     ("options", "error"),
     [
         ({"subscribe": "T"}, "give option nameServers"),
+        ({"nameServers": ";", "subscribe": "T"}, "option nameServers: '' is no address; write host:port"),
+        ({"nameServers": "h:1;h", "subscribe": "T"}, "option nameServers: 'h' is no address"),
+        ({"cluster": "h:99999", "subscribe": "T"}, "option cluster: 'h:99999' is no address"),
         ({"nameServers": "h:1"}, "subscribe .* and subscribePattern"),
         (READ | {"subscribePattern": "T.*"}, "subscribe .* and subscribePattern"),
         ({"nameServers": "h:1", "subscribePattern": "("}, "no regular expression"),
@@ -133,7 +138,21 @@ READ = {"nameServers": "127.0.0.1:9876", "subscribe": "T"}
         (READ | {"startingTimestamp": "soon"}, "option startingTimestamp: 'soon'; write a whole number"),
         (READ | {"startingTimestamp": "1", "startingOffsets": "earliest"}, "startingOffsets and startingTimestamp"),
         (READ | {"startingOffsets": "latest"}, "latest is a start of streams"),
+        (READ | {"startingOffsets": '{"T": {"a:0": -1}}'}, "latest is a start of streams, as -1 is"),
         (READ | {"endingOffsets": "earliest"}, "earliest is only a start"),
+        (READ | {"endingOffsets": '{"T": {"a:0": -2}}'}, r"-2 \(earliest\) is only a start"),
+        (READ | {"endingOffsets": "{"}, "option endingOffsets: '{'; write earliest, latest or JSON"),
+        (READ | {"endingOffsets": "latest", "endingTimestamp": "1"}, "endingOffsets and endingTimestamp"),
+        (READ | {"startingTimestamp": "-1"}, "whole number from 0"),
+        (READ | {"startingTimestamp": "5", "endingTimestamp": "4"}, "endingTimestamp: 4 is before startingTimestamp 5"),
+        (READ | {"maxOffsetsPerTrigger": "-1"}, "whole number from 1"),
+        (READ | {"minPartitions": "1e3"}, "option minPartitions: '1e3'; write a whole number from 1 to 100000"),
+        (READ | {"timeoutMs": "10"}, "option timeoutMs: '10'; write a whole number from 1000"),
+        (READ | {"via": "archive"}, "option via: 'archive'; write one of auto, pull, log"),
+        (READ | {"archive": "here"}, "option archive: 'here' is no archive; write its URL"),
+        (READ | {"verify": "1"}, "option verify: '1'; write true or false"),
+        (READ | {"path": "U"}, "give the topic once"),
+        (READ | {"secretKey": "a"}, "accessKey and secretKey together"),
         (READ | {"maxOffsetsPerTrigger": "0"}, "whole number from 1"),
         (READ | {"minPartitions": "²"}, "whole number from 1"),
         (READ | {"failOnDataLoss": "no"}, "write true or false"),
@@ -154,4 +173,7 @@ def test_options_of_a_stream_and_of_a_write() -> None:
         ReadOptions(READ | {"endingOffsets": "latest"}, stream=True)
     with pytest.raises(SourceError, match="option subscribe: unknown"):
         WriteOptions(READ)
+    for name, value in (("orderByKey", "yes"), ("producerGroup", "a b"), ("timeoutMs", "x"), ("nameServers", "x")):
+        with pytest.raises(SourceError, match=f"option {name}: "):
+            WriteOptions({"nameServers": "h:1", "topic": "T", name: value})
     assert "secret" not in repr(ReadOptions(READ | {"accessKey": "a", "secretKey": "secret"}, stream=True).access.trust)

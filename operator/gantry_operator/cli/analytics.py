@@ -160,7 +160,7 @@ def _tasks(spark: Any) -> tuple[int, int | None] | None:
 
 def _with_spark(memory: str, label: str, check: Callable[[], int], work: Callable[[Any], _Done]) -> _Done:
     """Run `check` first, then work in a session. Raises CliError. `check` returns the bytes of the logs."""
-    from gantry_spark.main import error_message
+    from gantry_spark.errors import error_message
 
     spark = None
     try:

@@ -402,5 +402,5 @@ def rebuild_table(
             raise CliError(f"topic {spec.topic} does not exist: its table stays as it is")
         if not yes and not typer.confirm(f"Drop table {table} and read topic {spec.topic} from its first message?"):
             raise CliError("nothing changed", Exit.USAGE)
-        library.drop(opened, found)
+        library.drop(opened, spec.topic)
         _run(spec, output == Output.json)

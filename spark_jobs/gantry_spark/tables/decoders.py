@@ -12,13 +12,13 @@ import functools
 import io
 from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime, time, timedelta
-from decimal import Decimal
+from decimal import Context, Decimal
 from typing import Any, Final
 from uuid import UUID
 
 import orjson
 
-from gantry_spark.tables.fields import MAX_DEPTH, BadSchema, Field, Rejected
+from gantry_spark.tables.fields import MAX_DEPTH, BadSchema, Field, Rejected, Values
 
 AVRO: Final = "Avro"
 PROTOBUF: Final = "Protobuf"
@@ -31,6 +31,10 @@ _AVRO_KINDS: Final = {
 _AVRO_TIMES: Final = ("timestamp-millis", "timestamp-micros", "local-timestamp-millis", "local-timestamp-micros")
 _AVRO_TEXTS: Final = ("date", "time-millis", "time-micros", "decimal", "uuid")
 """Logical types that a table has as text, exactly."""
+_DECIMAL: Final = "gantry-decimal"
+"""The logical type that the reader is given for decimal: the library's own rounds a number with too many digits, and
+takes the square of its length.
+"""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 Decoder = Callable[[bytes], dict[str, Any]]
 
@@ -168,8 +172,12 @@ def _check_names(name: str, names: list[str]) -> None:
 
 def _avro_decoder(definition: str) -> Decoder:
     import fastavro
+    from fastavro import read
 
-    parsed = _avro_parsed(definition)
+    for kind in ("bytes", "fixed"):
+        read.LOGICAL_READERS[f"{kind}-{_DECIMAL}"] = _decimal
+    _avro_parsed(definition)
+    parsed = fastavro.parse_schema(_with_decimals(orjson.loads(definition)), named_schemas={})
 
     def decode(body: bytes) -> dict[str, Any]:
         stream = io.BytesIO(body)
@@ -183,6 +191,32 @@ def _avro_decoder(definition: str) -> Decoder:
         return found
 
     return decode
+
+
+def _with_decimals(schema: Any) -> Any:
+    """Return a schema whose decimals are read by `_decimal`."""
+    if isinstance(schema, list):
+        return [_with_decimals(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {n: _with_decimals(v) if n in ("type", "items", "values") else v for n, v in schema.items()}
+    if "fields" in schema:
+        found["fields"] = [_with_decimals(one) for one in schema["fields"]]
+    if schema.get("logicalType") == "decimal":
+        found["logicalType"] = _DECIMAL
+    return found
+
+
+def _decimal(data: bytes, schema: Any, _: Any = None) -> Decimal:
+    """Return a decimal. Raises ValueError if it has more digits than its schema allows."""
+    precision, scale = schema["precision"], schema.get("scale", 0)
+    sign = data[:1]
+    # Bytes that repeat the sign. Of the others each has more than two digits.
+    digits = sign + data.lstrip(sign) if sign in (b"\0", b"\xff") else data
+    unscaled = int.from_bytes(digits, "big", signed=True) if len(digits) <= precision // 2 + 2 else None
+    if unscaled is None or abs(unscaled) >= 10**precision:
+        raise ValueError(f"a decimal of {len(data)} bytes has more than {precision} digits")
+    return Decimal(unscaled).scaleb(-scale, Context(prec=precision))
 
 
 # ---- Protobuf
@@ -271,7 +305,7 @@ def _protobuf_decoder(definition: str, message: str) -> Decoder:
 
     def decode(body: bytes) -> dict[str, Any]:
         try:
-            found: dict[str, Any] = _plain_message(made.FromString(body))
+            found: dict[str, Any] = _plain_message(made.FromString(body), Values(), message)
         except (DecodeError, ValueError, OverflowError) as error:
             raise Rejected(f"the body is not of Protobuf message {message}: {error}"[:500]) from None
         return found
@@ -279,10 +313,12 @@ def _protobuf_decoder(definition: str, message: str) -> Decoder:
     return decode
 
 
-def _plain_message(found: Any) -> Any:
+def _plain_message(found: Any, values: Values, place: str) -> Any:
+    """Return a message as a value. An empty one within another has two bytes and all of its fields. Raises Rejected."""
     descriptor = found.DESCRIPTOR
     if descriptor.full_name == "google.protobuf.Timestamp":
         return _EPOCH + timedelta(seconds=found.seconds, microseconds=found.nanos // 1000)
+    values.add(len(descriptor.fields), place)
     out: dict[str, Any] = {}
     for one in descriptor.fields:
         if one.has_presence and not found.HasField(one.name):
@@ -290,17 +326,17 @@ def _plain_message(found: Any) -> Any:
         value = getattr(found, one.name)
         if _is_map(one):
             valued = one.message_type.fields_by_name["value"]
-            out[one.name] = {str(key): _plain(valued, value[key]) for key in value}
+            out[one.name] = {str(key): _plain(valued, value[key], values) for key in value}
         elif one.is_repeated:
-            out[one.name] = [_plain(one, item) for item in value]
+            out[one.name] = [_plain(one, item, values) for item in value]
         else:
-            out[one.name] = _plain(one, value)
+            out[one.name] = _plain(one, value, values)
     return out
 
 
-def _plain(one: Any, value: Any) -> Any:
+def _plain(one: Any, value: Any, values: Values) -> Any:
     if one.message_type is not None:
-        return _plain_message(value)
+        return _plain_message(value, values, one.name)
     if one.enum_type is not None:
         known = one.enum_type.values_by_number.get(value)
         return str(value) if known is None else known.name

@@ -8,9 +8,10 @@ other schema is kept as JSON text.
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any, Final
 
 import orjson
@@ -24,6 +25,8 @@ KEY: Final = "_key"
 """The key of a row, in tables by key."""
 MAX_FIELDS: Final = 1_000
 MAX_DEPTH: Final = 16
+MAX_VALUES: Final = 1_000_000
+"""Values of one row: a short list of empty objects has as many as their columns."""
 _INT64: Final = range(-(2**63), 2**63)
 _TIME: Final = pa.timestamp("us", tz="UTC")
 
@@ -47,6 +50,11 @@ class Field:
     required: bool = False
     fields: tuple[Field, ...] = ()
     item: Field | None = None
+
+    @cached_property
+    def width(self) -> int:
+        """Values of one instance, a list counted as one."""
+        return sum(one.width for one in self.fields) + 1
 
     def arrow(self) -> Any:
         """Return the Arrow type."""
@@ -160,7 +168,19 @@ def to_schema(field: Field) -> dict[str, Any]:
     return {} if field.kind == "json" else {"type": field.kind}
 
 
-def convert(field: Field, body: bytes) -> dict[str, Any]:
+class Values:
+    """Counts the values of a row. Raises Rejected when they are too many."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def add(self, number: int, place: str) -> None:
+        self.count += number
+        if self.count > MAX_VALUES:
+            raise Rejected(f"field {place}: the row would have more than {MAX_VALUES:,} values")
+
+
+def convert(field: Field, body: bytes, values: Values | None = None) -> dict[str, Any]:
     """Return the columns of a body. Raises Rejected."""
     if not body:
         raise Rejected("the body is empty")
@@ -170,12 +190,18 @@ def convert(field: Field, body: bytes) -> dict[str, Any]:
         raise Rejected(f"the body is no JSON: {error}") from None
     if not isinstance(value, dict):
         raise Rejected(f"the body is {_kind_of(value)}, not an object")
-    return fit(field, value)
+    return fit(field, value, values=values)
 
 
-def fit(field: Field, value: Mapping[str, Any], json_text: Callable[[Any], str] | None = None) -> dict[str, Any]:
-    """Return the columns of a decoded body. `json_text`: writes a value as JSON. Raises Rejected."""
-    found: dict[str, Any] = _value(field, value, "", json_text or _json_text)
+def fit(
+    field: Field, value: Mapping[str, Any], json_text: Callable[[Any], str] | None = None, values: Values | None = None
+) -> dict[str, Any]:
+    """Return the columns of a decoded body. `json_text`: writes a value as JSON. `values`: counts them. Raises
+    Rejected.
+    """
+    values = values or Values()
+    values.add(field.width, "")
+    found: dict[str, Any] = _value(field, value, "", json_text or _json_text, values)
     return found
 
 
@@ -183,7 +209,7 @@ def _json_text(value: Any) -> str:
     return orjson.dumps(value).decode()
 
 
-def _value(field: Field, value: Any, place: str, json_text: Callable[[Any], str]) -> Any:
+def _value(field: Field, value: Any, place: str, json_text: Callable[[Any], str], values: Values) -> Any:
     if value is None:
         if field.required:
             raise Rejected(f"field {place} is null and is required")
@@ -196,13 +222,14 @@ def _value(field: Field, value: Any, place: str, json_text: Callable[[Any], str]
             raise Rejected(f"field {place} cannot be written as JSON: {error}") from None
     if kind == "object" and isinstance(value, dict):
         return {
-            f.name: _value(f, value[f.name], f"{place}.{f.name}".lstrip("."), json_text)
+            f.name: _value(f, value[f.name], f"{place}.{f.name}".lstrip("."), json_text, values)
             if f.name in value
             else _absent(f, f"{place}.{f.name}".lstrip("."))
             for f in field.fields
         }
     if kind == "array" and isinstance(value, list) and field.item is not None:
-        return [_value(field.item, one, f"{place}[{index}]", json_text) for index, one in enumerate(value)]
+        values.add(len(value) * field.item.width, place)
+        return [_value(field.item, one, f"{place}[{index}]", json_text, values) for index, one in enumerate(value)]
     if kind == "string" and isinstance(value, str):
         return value
     if kind == "boolean" and isinstance(value, bool):
@@ -269,11 +296,34 @@ def infer(value: Any, name: str = SYSTEM, depth: int = 0) -> Field:
         found = Field(name, "object", fields=tuple(infer(v, n, depth + 1) for n, v in value.items()))
         return found if _are_distinct(found) else Field(name, "json")
     if depth < MAX_DEPTH and isinstance(value, list):
-        item = Field("element", "unknown")
-        for one in value:
-            item = merge(item, infer(one, "element", depth + 1))
-        return Field(name, "array", item=item)
+        return Field(name, "array", item=_infer_all(value, "element", depth + 1))
     return Field(name, "json")
+
+
+def _infer_all(values: Iterable[Any], name: str, depth: int) -> Field:
+    """Return the field that all values fit. It looks at each part of them once: one body may have a million objects."""
+    found = Field(name, "unknown")
+    objects, lists = False, False
+    by_name: dict[str, list[Any]] = {}
+    items: list[Any] = []
+    for value in values:
+        if depth < MAX_DEPTH and isinstance(value, dict) and "" not in value:
+            objects = True
+            for inner, one in value.items():
+                by_name.setdefault(inner, []).append(one)
+        elif depth < MAX_DEPTH and isinstance(value, list):
+            lists = True
+            items += value
+        else:
+            found = merge(found, infer(value, name, depth))
+    if objects and len(by_name) >= MAX_FIELDS:
+        return Field(name, "json")
+    if objects:
+        whole = Field(name, "object", fields=tuple(_infer_all(v, n, depth + 1) for n, v in by_name.items()))
+        found = merge(found, whole if _are_distinct(whole) else Field(name, "json"))
+    if lists:
+        found = merge(found, Field(name, "array", item=_infer_all(items, "element", depth + 1)))
+    return found
 
 
 def merge(a: Field, b: Field) -> Field:
@@ -284,7 +334,7 @@ def merge(a: Field, b: Field) -> Field:
         others = {f.name: f for f in b.fields}
         fields = [merge(f, others.pop(f.name)) if f.name in others else f for f in a.fields]
         found = Field(a.name, "object", fields=(*fields, *others.values()))
-        return found if _are_distinct(found) else Field(a.name, "json")
+        return found if len(found.fields) < MAX_FIELDS and _are_distinct(found) else Field(a.name, "json")
     if a.kind == b.kind == "array" and a.item is not None and b.item is not None:
         return Field(a.name, "array", item=merge(a.item, b.item))
     if a.kind == b.kind:
@@ -330,29 +380,31 @@ def unknown_fields(field: Field, value: Mapping[str, Any], depth: int = 0) -> Fi
     """Return the fields of a body that the schema lacks, within those that it has; None: it has all of them. A field
     that is null is not missed.
     """
+    return _unknown_within(field, [value], depth)
+
+
+def _unknown_within(field: Field, values: Iterable[Any], depth: int) -> Field | None:
+    """Return the fields that a field lacks for any of these values."""
+    if field.item is not None:
+        items = [one for value in values if isinstance(value, list) for one in value]
+        item = _unknown_within(field.item, items, depth + 1)
+        return None if item is None else Field(field.name, "array", item=item)
+    if field.kind != "object":
+        return None
+    by_name: dict[str, list[Any]] = {}
+    for value in values:
+        if isinstance(value, dict):
+            for name, one in value.items():
+                if one is not None:
+                    by_name.setdefault(name, []).append(one)
     known = {f.name: f for f in field.fields}
     more = []
-    for name, one in value.items():
-        if one is None:
-            continue
+    for name, some in by_name.items():
         there = known.get(name)
-        found = infer(one, name, depth + 1) if there is None else _unknown_within(there, one, depth + 1)
+        found = _infer_all(some, name, depth + 1) if there is None else _unknown_within(there, some, depth + 1)
         if found is not None:
             more.append(found)
     return Field(field.name, "object", fields=tuple(more)) if more else None
-
-
-def _unknown_within(field: Field, value: Any, depth: int) -> Field | None:
-    if field.kind == "object" and isinstance(value, dict):
-        return unknown_fields(field, value, depth)
-    if field.item is None or not isinstance(value, list):
-        return None
-    item: Field | None = None
-    for one in value:
-        found = _unknown_within(field.item, one, depth + 1)
-        if found is not None:
-            item = found if item is None else merge(item, found)
-    return None if item is None else Field(field.name, "array", item=item)
 
 
 def joined(known: Field, found: Field | None, more: Field, taken: Collection[str]) -> Field:
@@ -363,6 +415,8 @@ def joined(known: Field, found: Field | None, more: Field, taken: Collection[str
     if both == found:
         return both
     if both.kind != "object":
-        raise BadSchema("names of new fields differ in case only, or by their parts")
+        raise BadSchema(
+            f"names of new fields differ in case only, or by their parts, or there are more than {MAX_FIELDS} fields"
+        )
     check_names(widened(known, settle(both)), taken)
     return both

@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from gantry_broker.protocol.fastjson import MessageQueue
 from pyiceberg.catalog import load_catalog
-from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
+from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError, ValidationError
 from pyiceberg.expressions import In
 from pyiceberg.io import load_file_io
 from pyiceberg.table import Table, Transaction
@@ -400,10 +400,11 @@ class TableJob:
             f"table, which ended at {known[q]}: it has lost them, or the topic was made again"
             for q, offset in moved.items()
         ]
-        times = {} if table is None else store_times(_summaries(table))
+        newest: dict[MessageQueue, tuple[int, int]] = {}
         for part in parts:
-            times |= {q: max(ms, times.get(q, 0) if q not in moved else 0) for q, (_, ms) in part.newest.items()}
-        properties = summary(known, found.ranges, end, losses, times)
+            newest |= {q: max(one, newest.get(q, one)) for q, one in part.newest.items()}
+        before = store_times(_summaries(table))
+        properties = summary(known, found.ranges, end, losses, before | {q: ms for q, (_, ms) in newest.items()})
         self._commit_rejected(rejected, parts, properties)
         self.after("reject")
         committed = self._commit_rows(table, shape, parts, known, properties)
@@ -583,11 +584,10 @@ class TableJob:
             return self._commit_parquet(table, shape, parts, properties)
         transaction = table.transaction()
         files = [file for part in parts for file in part.files]
+        _add_columns(transaction, table, shape)
         if shape.fields is not None:
             text = orjson.dumps(to_schema(shape.fields)).decode()
             if table.properties.get(SCHEMA) != text:
-                with transaction.update_schema() as update:
-                    update.union_by_name(shape.arrow())
                 more = {DEFINITION: self.spec.definition, MESSAGE: self.spec.message} if self.spec.definition else {}
                 transaction.set_properties({SCHEMA: text, **more})
         if table.properties.get("commit.retry.num-retries") != "0":
@@ -606,9 +606,11 @@ class TableJob:
                 if shape.by_key:
                     rows, keys = newest(rows, shape)
             if keys and table.current_snapshot() is not None:
+                # Its snapshot lacks the new rows: a table that is set back to it begins where this commit began.
+                lacking = summary(start, (), {}, (), store_times(_summaries(table)))
                 with warnings.catch_warnings():
                     warnings.filterwarnings("ignore", "Delete operation did not match any records")
-                    transaction.delete(_is_in(shape.key, keys), snapshot_properties=properties)
+                    transaction.delete(_is_in(shape.key, keys), snapshot_properties=lacking)
             if rows is not None and len(rows):
                 transaction.append(rows, snapshot_properties=properties)
             else:
@@ -709,6 +711,28 @@ def _append_files(transaction: Transaction, files: list[str], properties: dict[s
             pass
 
 
+def _add_columns(transaction: Transaction, table: Table, shape: Shape) -> None:
+    """Add the columns that a table lacks: new ones, and those that another engine has removed or given another name.
+    Raises BadSchema.
+    """
+    name = ".".join(table.name())
+    columns = shape.arrow()
+    lacking = set(iceberg_schema(columns).column_names) - set(table.schema().column_names)
+    if shape.by_key and shape.key in lacking:
+        raise BadSchema(f"table {name} lacks the column {shape.key}, by which it is kept: rebuild it")
+    try:
+        # Also without new names: it compares the types.
+        with transaction.update_schema() as update:
+            update.union_by_name(columns)
+    except (ValidationError, ValueError) as error:
+        raise BadSchema(
+            f"table {name} has a column of another type than its messages ({error}): another program changed it; "
+            f"give that column another name, or rebuild the table"
+        ) from None
+    if lacking and table.current_snapshot() is not None:
+        logger.info("table %s gets the columns %s", name, ", ".join(sorted(lacking)))
+
+
 def _commit(transaction: Transaction, table: Table) -> None:
     try:
         transaction.commit_transaction()
@@ -743,12 +767,15 @@ def write_part(task: Task, ranges: tuple[QueueRange, ...]) -> Part:
         for topic, group, records in task.way.read(cluster, ranges, settings):
             part.note_newest(topic, group, records)
             for batch in batches(records, topic, group, MESSAGES.names, MESSAGES):
-                converted = convert_batch(without(batch, task.held), task.shape, part.new_fields)
-                part.new_fields = converted.new_fields
-                if len(converted.rejected):
-                    part.note_bad(converted.rejected)
-                good.write(converted.rows)
-                bad.write(converted.rejected)
+                left = without(batch, task.held)
+                while len(left):
+                    converted = convert_batch(left, task.shape, part.new_fields)
+                    left = left.slice(converted.count)
+                    part.new_fields = converted.new_fields
+                    if len(converted.rejected):
+                        part.note_bad(converted.rejected)
+                    good.write(converted.rows)
+                    bad.write(converted.rejected)
     finally:
         cluster.close()
         good.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -34,6 +35,8 @@ from gantry_spark.tables.rows import Shape
 from gantry_spark.topics.queues import to_table
 from gantry_spark.topics.wire import Cluster
 
+logger = logging.getLogger(__name__)
+
 NAMESPACE: Final = "rocketmq"
 MAX_ROWS: Final = 10_000
 """Rows of a query's answer."""
@@ -61,9 +64,12 @@ def catalogs(properties: Mapping[str, str]) -> list[Any]:
 
 
 def find(properties: Mapping[str, str], name: str, namespace: str = NAMESPACE) -> tuple[Any, Table]:
-    """Return a table and its catalog. Raises NoSuchTable."""
+    """Return the table of a topic and its catalog. Raises NoSuchTable, also for another table."""
     opened = catalogs(properties)
     found = _of(opened, name, namespace)
+    if MODE not in found.properties:
+        what = f"the rejected messages of topic {found.properties[TOPIC]}" if TOPIC in found.properties else "no topic"
+        raise NoSuchTable(f"table {name} has {what}: name the table of a topic; gantry table query reads any table")
     return opened[-1 if is_parquet(found) else 0], found
 
 
@@ -210,11 +216,14 @@ def spec_of(table: Table, like: TableSpec) -> TableSpec:
     )  # fmt: skip
 
 
-def drop(catalog: Catalog, table: Table) -> None:
-    """Drop a table and its rejected rows from the catalog. Their files stay."""
-    namespace, name = table.name()[-2:]
-    for one in (name, f"{name}__rejected"):
-        try:
-            catalog.drop_table((namespace, one))
-        except NoSuchTableError:
-            continue
+def drop(catalog: Catalog, topic: str, namespace: str = NAMESPACE) -> None:
+    """Drop the table of a topic and that of its rejected rows from the catalog. Files of Iceberg's tables stay. A table
+    of that name which is not the topic's stays, too.
+    """
+    for name in (topic, f"{topic}__rejected"):
+        with suppress(NoSuchTableError, NoSuchNamespaceError):
+            table = catalog.load_table((namespace, name))
+            if table.properties.get(TOPIC) == topic:
+                catalog.drop_table((namespace, name))
+            else:
+                logger.warning("table %s.%s is not that of topic %s, and stays", namespace, name, topic)

@@ -185,7 +185,8 @@ def _replace(
     cutoff = _cutoff(rules)
     if group.expire_rows and cutoff is not None:
         times = pc.struct_field(rows.column(SYSTEM), "timestamp")
-        rows = rows.filter(pc.greater_equal(times, pa.scalar(cutoff * 1000, pa.int64()).cast(times.type)))
+        young = pc.greater_equal(times, pa.scalar(cutoff * 1000, pa.int64()).cast(times.type))
+        rows = rows.filter(pc.fill_null(young, True))  # Another engine may have taken the times away.
     after("read")
     transaction = table.transaction()
     properties = {ENDS: orjson.dumps(to_table(dict(ends))).decode(), STARTS: "{}", "gantry.maintenance": "true"}

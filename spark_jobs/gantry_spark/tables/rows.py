@@ -11,7 +11,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gantry_spark.tables.decoders import AVRO, PROTOBUF, as_field, decoder, json_text
-from gantry_spark.tables.fields import KEY, SYSTEM, BadSchema, Field, Rejected, convert, fit, joined, unknown_fields
+from gantry_spark.tables.fields import (
+    KEY,
+    SYSTEM,
+    BadSchema,
+    Field,
+    Rejected,
+    Values,
+    convert,
+    fit,
+    joined,
+    unknown_fields,
+)
 
 MODES: Final = ("Append", "Upsert")
 _TIME: Final = pa.timestamp("us", tz="UTC")
@@ -31,6 +42,8 @@ MESSAGES: Final = pa.schema(
 )  # fmt: skip
 """The columns of the source that rows are made from."""
 REJECTED: Final = pa.schema([("reason", pa.string()), ("value", pa.binary()), (SYSTEM, SYSTEM_TYPE)])
+BATCH_VALUES: Final = 2_000_000
+"""Values of rows that are in memory as objects of Python."""
 DELETED: Final = f"{SYSTEM}.deleted"
 """Column, with a name that no field has, of staged rows of a table by key: the message deletes its key."""
 
@@ -50,12 +63,13 @@ class Shape:
     complete: bool = False
     """A new field makes a row a rejected one."""
 
-    def decode(self, body: bytes) -> dict[str, Any]:
-        """Return the columns of a body. Raises Rejected, BadSchema."""
+    def decode(self, body: bytes, values: Values) -> dict[str, Any]:
+        """Return the columns of a body, and count its values. Raises Rejected, BadSchema."""
         assert self.fields is not None
         if self.kind not in (AVRO, PROTOBUF):
-            return convert(self.fields, body)
-        return fit(self.fields, as_field(decoder(self.kind, self.definition, self.message)(body)), json_text)
+            return convert(self.fields, body, values)
+        found = decoder(self.kind, self.definition, self.message)(body)
+        return fit(self.fields, as_field(found), json_text, values)
 
     @property
     def key(self) -> str:
@@ -79,23 +93,24 @@ class Shape:
 
 @dataclass
 class Converted:
-    """Rows of one batch, the rejected ones, and fields that the schema lacks."""
+    """Rows of the first messages of a batch, the rejected ones, and fields that the schema lacks. `count`: messages."""
 
     rows: Any
     rejected: Any
+    count: int
     new_fields: Field | None = None
 
 
 def convert_batch(batch: Any, shape: Shape, new_fields: Field | None = None) -> Converted:
-    """Convert messages: an Arrow batch with the columns MESSAGES. `new_fields`: of the batches before."""
+    """Convert messages: an Arrow batch with the columns MESSAGES, or as many of its first ones as have about
+    BATCH_VALUES values. `new_fields`: of the batches before.
+    """
     keys = _texts(batch.column("key"))
-    system = pa.StructArray.from_arrays(
-        [batch.column(n) if n != "key" else keys for n in SYSTEM_TYPE.names], fields=list(SYSTEM_TYPE)
-    )
     values = batch.column("value")
     reasons: list[str | None] = [None] * len(batch)
     found: list[Any] = [None] * len(batch)
     deleted = np.zeros(len(batch), dtype=np.bool_)
+    held = 0
     if shape.fields is not None or shape.by_key or values.null_count:
         for index, (body, key) in enumerate(zip(values.to_pylist(), keys.to_pylist(), strict=True)):
             if body is None:
@@ -105,12 +120,22 @@ def convert_batch(batch: Any, shape: Shape, new_fields: Field | None = None) -> 
             elif shape.by_key and not body:
                 deleted[index] = True
             elif shape.fields is not None:
+                one = Values()
                 try:
-                    found[index] = shape.decode(body)
+                    found[index] = shape.decode(body, one)
                     if shape.kind == "Inferred":
                         new_fields = _with_those_of(body, shape, new_fields)
                 except Rejected as error:
-                    reasons[index] = str(error)
+                    found[index], reasons[index] = None, str(error)
+                held += one.count
+                if held >= BATCH_VALUES:
+                    count = index + 1
+                    batch, keys, values = batch.slice(0, count), keys.slice(0, count), values.slice(0, count)
+                    reasons, found, deleted = reasons[:count], found[:count], deleted[:count]
+                    break
+    system = pa.StructArray.from_arrays(
+        [batch.column(n) if n != "key" else keys for n in SYSTEM_TYPE.names], fields=list(SYSTEM_TYPE)
+    )
     good = np.array([reason is None for reason in reasons], dtype=np.bool_)
     columns: dict[str, Any] = {SYSTEM: system}
     if shape.fields is None:
@@ -123,7 +148,7 @@ def convert_batch(batch: Any, shape: Shape, new_fields: Field | None = None) -> 
     staged = shape.staged()
     rows = pa.Table.from_arrays([columns[name] for name in staged.names], schema=staged)
     rejected = pa.Table.from_arrays([pa.array(reasons, type=pa.string()), values, system], schema=REJECTED)
-    return Converted(rows.filter(pa.array(good)), rejected.filter(pa.array(~good)), new_fields)
+    return Converted(rows.filter(pa.array(good)), rejected.filter(pa.array(~good)), len(batch), new_fields)
 
 
 def _with_those_of(body: bytes, shape: Shape, found: Field | None) -> Field | None:

@@ -20,7 +20,7 @@ from gantry_broker import logs
 from gantry_broker.contracts.table_runs import Reason, RunOrder, RunReport, TableOrder, TableReport, to_text
 from pyiceberg.exceptions import NotInstalledError, RESTError, ServerError
 
-from gantry_spark.errors import GantrySparkError, SourceError
+from gantry_spark.errors import GantrySparkError, SourceError, error_message, error_name
 from gantry_spark.session import parse_conf
 from gantry_spark.tables.fields import BadSchema
 from gantry_spark.tables.job import BadRecord, CatalogFailed, SchemaProposed, TableJob, TableSpec, ends_of
@@ -42,6 +42,12 @@ LEAST_PAUSE_S: Final = 1.0
 """Seconds between two looks at the topic of a continuous table that has everything."""
 AFTER_FAILURE_S: Final = 30.0
 """Seconds after which a lasting run tries a table again that failed."""
+
+
+_IN_WORKERS: Final[dict[str, Reason]] = {
+    "SourceError": "SourceFailed", "Broken": "SourceFailed", "Expired": "SourceFailed", "BadSchema": "BadSchema",
+}  # fmt: skip
+"""Words for errors that Spark's workers raise, and that arrive here as an exception of Java's."""
 
 
 class BadOrder(GantrySparkError):
@@ -108,6 +114,8 @@ def spec_of(order: RunOrder, table: TableOrder) -> TableSpec:
 
 def reason_of(error: Exception) -> Reason:
     """Return the word for what a table failed by."""
+    if (in_worker := _IN_WORKERS.get(error_name(error))) is not None:
+        return in_worker
     if isinstance(error, SchemaProposed):
         return "SchemaProposed"
     if isinstance(error, BadRecord):
@@ -175,9 +183,7 @@ class Run:
         try:
             job = TableJob(spec_of(self._order, table), self._spark)
             if table.drop:
-                found = job.find()
-                if found is not None:
-                    drop(job.catalog, found)
+                drop(job.catalog, *reversed(job.spec.identifier))
                 return TableReport(topic=table.topic, reason="Dropped")
             outcomes = job.run()
             update: dict[str, Any] = {
@@ -193,8 +199,9 @@ class Run:
         except Exception as error:
             if not isinstance(error, GantrySparkError):
                 logger.exception("table %s", table.topic)
-            said = str(error) or type(error).__name__
-            text = said if isinstance(error, GantrySparkError) else f"{type(error).__name__}: {said}"
+            text = error_message(error)
+            if isinstance(error, ValueError):
+                text = f"{type(error).__name__}: {text}"
             update = {"reason": reason_of(error), "message": text}
             if isinstance(error, SchemaProposed):
                 update["proposed"] = orjson.dumps(error.schema).decode()

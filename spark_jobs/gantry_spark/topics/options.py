@@ -13,7 +13,7 @@ from gantry_broker.protocol.digits import whole_number
 from gantry_broker.protocol.plausible import MAX_OFFSET
 
 from gantry_spark.errors import SourceError
-from gantry_spark.topics.queues import LATEST, Offsets, parse_position
+from gantry_spark.topics.queues import EARLIEST, LATEST, Offsets, parse_position
 from gantry_spark.topics.ways import Logs
 from gantry_spark.trust import Trust
 
@@ -74,6 +74,11 @@ class Access:
         if bool(servers) == bool(cluster):
             raise SourceError("give option nameServers: addresses of NameServers as host:port;host:port")
         self.name_servers = tuple(s.strip() for s in (servers or cluster).replace(",", ";").split(";") if s.strip())
+        option = "nameServers" if servers else "cluster"
+        for one in self.name_servers or ("",):
+            host, _, port = one.rpartition(":")
+            if not host or whole_number(port, 1, 65_535) is None:
+                raise SourceError(f"option {option}: {one[:80]!r} is no address; write host:port;host:port")
         access, secret = given.text("accessKey"), given.text("secretKey")
         file = given.text("credentialsFile") or None
         if bool(access) != bool(secret):
@@ -105,6 +110,11 @@ def logs_of(given: Given) -> Logs:
     return Logs(via, place, given.text("tokenFile") or None)
 
 
+def _has(position: int | Offsets, offset: int) -> bool:
+    """Return whether a position by queue has this offset."""
+    return isinstance(position, dict) and offset in position.values()
+
+
 class ReadOptions:
     """The validated options of a read. Raises SourceError with the option, its value and the valid form."""
 
@@ -129,13 +139,23 @@ class ReadOptions:
         for ends, text, ms in (("starting", "Offsets", self.start_ms), ("ending", "Offsets", self.end_ms)):
             if ms is not None and given.text(f"{ends}{text}"):
                 raise SourceError(f"give one of the options {ends}Offsets and {ends}Timestamp")
+        if self.start_ms is not None and self.end_ms is not None and self.end_ms < self.start_ms:
+            raise SourceError(
+                f"option endingTimestamp: {self.end_ms} is before startingTimestamp {self.start_ms}; write a later time"
+            )
         if stream and (self.end_ms is not None or given.text("endingOffsets")):
             raise SourceError("a stream has no end: leave out endingOffsets and endingTimestamp")
         default = "latest" if stream else "earliest"
         self.starting: int | Offsets = parse_position(given.text("startingOffsets", default), "startingOffsets")
         self.ending: int | Offsets = parse_position(given.text("endingOffsets", "latest"), "endingOffsets")
-        if stream is False and self.starting == LATEST:
-            raise SourceError("option startingOffsets: latest is a start of streams; write earliest or JSON")
+        if stream is False and (self.starting == LATEST or _has(self.starting, LATEST)):
+            raise SourceError(
+                "option startingOffsets: latest is a start of streams, as -1 is; write earliest, offsets or -2"
+            )
+        if _has(self.ending, EARLIEST):
+            raise SourceError(
+                "option endingOffsets: -2 (earliest) is only a start; write latest, or JSON with offsets or -1"
+            )
         self.per_trigger = given.number("maxOffsetsPerTrigger", 1, MAX_OFFSET)
         self.min_partitions = given.number("minPartitions", 1, 100_000) or 1
         self.fail_on_loss = given.flag("failOnDataLoss", True)

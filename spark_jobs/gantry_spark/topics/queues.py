@@ -90,7 +90,11 @@ def from_table(table: Any, what: str, least: int = 0) -> Offsets:
             if not colon or not group or queue_id is None:
                 raise SourceError(f"{what}: {name!r} is no queue; write GROUP:NUMBER, as demo-a:0")
             if type(offset) is not int or not least <= offset <= MAX_OFFSET:
-                raise SourceError(f"{what}: {name} of topic {topic} has the offset {str(offset)[:40]!r}")
+                also = "" if least == 0 else "; -2: from the first, -1: from the last"
+                raise SourceError(
+                    f"{what}: {name} of topic {topic} has the offset {str(offset)[:40]!r}; write a whole number from 0 "
+                    f"on{also}"
+                )
             found[MessageQueue(topic, group, queue_id)] = offset
     return found
 
@@ -119,6 +123,11 @@ def resolve(position: int | Offsets, bounds: Mapping[MessageQueue, Bounds], opti
     """Return the offset of each queue of a position. Raises SourceError, also for a queue that it does not name."""
     found: Offsets = {}
     if isinstance(position, dict):
+        topics = {queue.topic for queue in bounds}
+        unknown = sorted(position.keys() - bounds.keys())
+        for queue in unknown:
+            if queue.topic not in topics:
+                raise SourceError(f"option {option}: topic {queue.topic} is none of {', '.join(sorted(topics)[:20])}")
         missing = sorted(bounds.keys() - position.keys())
         if missing:
             table = orjson.dumps({missing[0].topic: {queue_text(missing[0]): EARLIEST}}).decode()
@@ -126,7 +135,6 @@ def resolve(position: int | Offsets, bounds: Mapping[MessageQueue, Bounds], opti
                 f"option {option} names no offset for {queue_text(missing[0])} of topic {missing[0].topic} "
                 f"({len(missing)} queues are missing); add them, as {table}; -2: from the first, -1: from the last"
             )
-        unknown = sorted(position.keys() - bounds.keys())
         if unknown:
             raise SourceError(
                 f"option {option}: topic {unknown[0].topic} has no readable queue {queue_text(unknown[0])}"

@@ -137,6 +137,12 @@ class TopicReader(_Reader, DataSourceReader):
                         f"option {option}: {offset} is behind the end {bound.after} of queue {queue_text(queue)} of "
                         f"topic {queue.topic}"
                     )
+            named = isinstance(self.options.starting, dict) and isinstance(self.options.ending, dict)
+            if named and end[queue] < start[queue]:
+                raise SourceError(
+                    f"option endingOffsets: {end[queue]} is before startingOffsets {start[queue]} of queue "
+                    f"{queue_text(queue)} of topic {queue.topic}; write a later offset, or -1"
+                )
             end[queue] = max(start[queue], end[queue])
         found = plan(start, end, {queue: bound.first for queue, bound in bounds.items()})
         for loss in found.losses:
@@ -291,6 +297,8 @@ class TopicSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from gantry_spark.topics.sink import TopicWriter
 
+        if overwrite:
+            raise SourceError("mode overwrite: messages of a topic cannot be replaced; write mode append")
         return TopicWriter(schema, WriteOptions(dict(self.options)))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:

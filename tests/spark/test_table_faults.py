@@ -1,0 +1,310 @@
+"""Tables after what others do to them, and bodies that would cost far more memory or time than they have bytes."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pytest
+from gantry_broker.contracts.table_runs import RunOrder, TableOrder
+from gantry_broker.testing import LocalBroker
+from gantry_spark.errors import SourceError
+from gantry_spark.tables import fields as fields_module
+from gantry_spark.tables import library
+from gantry_spark.tables import rows as rows_module
+from gantry_spark.tables.decoders import as_field, decoder
+from gantry_spark.tables.fields import BadSchema, Rejected, Values, convert, infer, parse_schema, unknown_fields
+from gantry_spark.tables.job import TableJob, TableSpec, ends_of, open_catalog
+from gantry_spark.tables.maintenance import Rules, maintain, now_ms
+from gantry_spark.tables.run import Run, reason_of
+
+from tests.spark.test_table_care import descriptors
+from tests.spark.test_tables import SCHEMA, check, one_at_a_time, rows_of, send
+
+
+def spec_of(mq: LocalBroker, warehouse: dict[str, str], **more: Any) -> TableSpec:
+    return TableSpec(mq.create_topic(queues=1), mq.name_servers, warehouse, **more)
+
+
+# ---- what others do to a table
+
+
+def ancestors(job: TableJob) -> list[int]:
+    """Snapshots of the table, the newest first."""
+    table = job.find()
+    assert table is not None
+    found: list[int] = []
+    at = table.current_snapshot()
+    while at is not None:
+        found.append(at.snapshot_id)
+        at = None if at.parent_snapshot_id is None else table.metadata.snapshot_by_id(at.parent_snapshot_id)
+    return found
+
+
+@pytest.mark.parametrize("parts", [(), ("bucket(2, rocketmq.offset)",)])
+@pytest.mark.parametrize("mode", ["Append", "Upsert"])
+def test_a_table_that_is_set_back_to_any_snapshot_continues_from_there(
+    mq: LocalBroker, warehouse: dict[str, str], mode: str, parts: tuple[str, ...]
+) -> None:
+    """A commit by key has several snapshots, and the first ones lack its rows."""
+    spec = spec_of(mq, warehouse, mode=mode, partition_by=parts)
+    job = TableJob(spec, None)
+    sent: list[tuple[str, bytes]] = []
+    for some in ([("a", b"1"), ("b", b"2"), ("c", b"3")], [("a", b"4"), ("d", b"5")], [("b", b""), ("d", b"6")]):
+        some = [one for one in some if one[1] or mode == "Upsert"]
+        send(mq, spec.topic, some)
+        sent += some
+        one_at_a_time(job)
+    maintain(job.find(), Rules(now_ms(), 10**9), ends_of)
+    for snapshot in ancestors(job):
+        table = job.find()
+        assert table is not None
+        table.manage_snapshots().set_current_snapshot(snapshot).commit()
+        one_at_a_time(TableJob(spec, None))
+        check(job, sent)
+
+
+@pytest.mark.parametrize("kind", ["JsonSchema", "Raw"])
+@pytest.mark.parametrize("mode", ["Append", "Upsert"])
+@pytest.mark.parametrize("column", ["name", "rocketmq.tags", "rocketmq.timestamp"])
+@pytest.mark.parametrize("how", ["removed", "renamed"])
+def test_a_column_that_another_engine_takes_away_comes_back(
+    mq: LocalBroker, warehouse: dict[str, str], mode: str, kind: str, column: str, how: str
+) -> None:
+    column = "value" if (kind, column) == ("Raw", "name") else column
+    spec = spec_of(mq, warehouse, mode=mode, kind=kind, schema=SCHEMA if kind == "JsonSchema" else None)
+    job = TableJob(spec, None)
+    send(mq, spec.topic, [("a", b'{"id": 1, "name": "x"}')])
+    one_at_a_time(job)
+    table = job.find()
+    assert table is not None
+    with table.update_schema(allow_incompatible_changes=True) as update:
+        if how == "removed":
+            update.delete_column(column)
+        else:
+            update.rename_column(column, "theirs")
+    send(mq, spec.topic, [("b", b'{"id": 2, "name": "y"}')])
+    one_at_a_time(TableJob(spec, None))
+    (new,) = [r for r in rows_of(job, spec.identifier) if r["rocketmq"]["key"] == "b"]
+    assert (new["name"] if kind == "JsonSchema" else new["value"]) == (
+        "y" if kind == "JsonSchema" else b'{"id": 2, "name": "y"}'
+    )
+    assert len(rows_of(job, spec.identifier)) == 2
+    maintain(job.find(), Rules(now_ms(), 0, 3_600_000), ends_of)
+    assert len(rows_of(job, spec.identifier)) == 2, "a row whose time was taken away is not an old one"
+
+
+def test_what_another_engine_makes_impossible_is_said(mq: LocalBroker, warehouse: dict[str, str]) -> None:
+    for name, words in (
+        ("_key", "lacks the column _key, by which it is kept: rebuild it"),
+        ("name", "of another type"),
+    ):
+        spec = spec_of(mq, warehouse, mode="Upsert", kind="JsonSchema", schema=SCHEMA)
+        send(mq, spec.topic, [("a", b'{"id": 1, "name": "x"}')])
+        one_at_a_time(TableJob(spec, None))
+        table = TableJob(spec, None).find()
+        assert table is not None
+        with table.update_schema(allow_incompatible_changes=True) as update:
+            update.delete_column(name)
+        if name == "name":
+            with table.update_schema() as update:
+                update.union_by_name(pa.schema([("name", pa.int32())]))
+        send(mq, spec.topic, [("a", b'{"id": 2, "name": "y"}')])
+        with pytest.raises(BadSchema, match=words):
+            TableJob(spec, None).run()
+        assert [r["id"] for r in rows_of(TableJob(spec, None), spec.identifier)] == [1]
+
+
+def test_only_the_table_of_the_topic_is_dropped(mq: LocalBroker, warehouse: dict[str, str]) -> None:
+    opened = open_catalog(warehouse)
+    spec, theirs = spec_of(mq, warehouse), mq.create_topic(queues=1)
+    send(mq, spec.topic, [("a", b"1")])
+    one_at_a_time(TableJob(spec, None))
+    opened.create_table(("rocketmq", theirs), pa.schema([("x", pa.int64())]))
+    # A process that dropped the table, and ended before it dropped that of the rejected messages.
+    opened.drop_table(spec.identifier)
+    tables = [TableOrder(topic=topic, drop=True) for topic in (spec.topic, theirs)]
+    order = RunOrder(run="r", name_servers=mq.name_servers, tables=tables, catalog=warehouse, report="r")
+    assert [t.reason for t in Run(order, lambda report: None).run().tables] == ["Dropped", "Dropped"]
+    assert opened.list_tables("rocketmq") == [("rocketmq", theirs)]
+
+
+def test_a_table_of_no_topic_is_named(mq: LocalBroker, warehouse: dict[str, str]) -> None:
+    spec = spec_of(mq, warehouse)
+    send(mq, spec.topic, [("a", b"1")])
+    one_at_a_time(TableJob(spec, None))
+    open_catalog(warehouse).create_table(("rocketmq", "theirs"), pa.schema([("x", pa.int64())]))
+    assert library.find(warehouse, spec.topic)[1].name() == spec.identifier
+    for name, words in (
+        (f"{spec.topic}__rejected", "has the rejected messages of topic test-"),
+        ("theirs", "no topic"),
+    ):
+        with pytest.raises(library.NoSuchTable, match=words):
+            library.find(warehouse, name)
+
+
+# ---- messages that are gone
+
+
+@pytest.mark.parametrize("mode", ["Append", "Upsert"])
+def test_a_table_goes_on_after_messages_that_expired_while_it_was_off(
+    mq: LocalBroker, warehouse: dict[str, str], monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    spec = spec_of(mq, warehouse, mode=mode)
+    sent = [(f"k{n}", b"%d" % n) for n in range(10)]
+    send(mq, spec.topic, sent[:2])
+    one_at_a_time(TableJob(spec, None))
+    send(mq, spec.topic, sent[2:])
+    job = TableJob(spec, None)
+    real = job.cluster.bounds
+    monkeypatch.setattr(job.cluster, "bounds", lambda qs: {q: replace(b, first=6) for q, b in real(qs).items()})
+    (done,) = job.run()
+    assert done.losses == (f"queue test:0 of topic {spec.topic}: messages 2 to 5 expired before they were read",)
+    check(job, sent[:2] + sent[6:])
+    (catalog, table), (loss,) = library.find(warehouse, spec.topic), done.losses
+    assert library.describe(catalog, table, None)["lost"] == [loss]
+    assert TableJob(spec, None).run() == []
+
+
+def test_store_times_that_step_back_repeat_no_message(
+    mq: LocalBroker, warehouse: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Apache RocketMQ has them after its clock was set. Those of Gantry do not go back."""
+    spec = spec_of(mq, warehouse, per_commit=1)
+    sent = [(f"k{n}", b"%d" % n) for n in range(6)]
+    times = [100, 500, 300, 200, 400, 350]
+    send(mq, spec.topic, sent)
+
+    def job() -> TableJob:
+        made = TableJob(spec, None)
+        monkeypatch.setattr(made, "_store_ms", lambda queue, offset: times[offset])
+        return made
+
+    from gantry_spark.tables import job as module
+
+    real = module.Part.note_newest
+
+    def note(part: Any, topic: str, group: str, records: Any) -> None:
+        real(part, topic, group, records)
+        part.newest = {q: (offset, times[offset]) for q, (offset, _) in part.newest.items()}
+
+    monkeypatch.setattr(module.Part, "note_newest", note)
+    for _ in sent:
+        bounds = job()._bounds()
+        assert job()._moved(bounds) == {}
+        job().commit(bounds, 1, {})
+    assert job().run() == []
+    check(job(), sent)
+
+
+# ---- bodies that cost more than they have bytes
+
+WIDE = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "integer"},
+        "l": {"type": "array", "items": {"type": "object", "properties": {f"f{n}": {} for n in range(50)}}},
+    },
+}
+
+
+def test_a_row_has_a_limit_of_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fields_module, "MAX_VALUES", 1_000)
+    field, values = parse_schema(WIDE), Values()
+    assert len(convert(field, b'{"l": [' + b"{}," * 9 + b"{}]}", values)["l"]) == 10
+    assert values.count == field.width + 10 * 51
+    with pytest.raises(Rejected, match="field l: the row would have more than 1,000 values"):
+        convert(field, b'{"l": [' + b"{}," * 30 + b"{}]}")
+    text, made = descriptors()
+    order = made(counts=[1] * 990)
+    assert len(decoder("Protobuf", text, "shop.Order")(order.SerializeToString())["counts"]) == 990
+
+
+def test_rows_of_many_values_are_written_in_parts(
+    mq: LocalBroker, warehouse: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows_module, "BATCH_VALUES", 300)
+    parts: list[int] = []
+    from gantry_spark.tables import job as module
+
+    real = module.convert_batch
+
+    def counted(*args: Any) -> Any:
+        found = real(*args)
+        parts.append(found.count)
+        return found
+
+    monkeypatch.setattr(module, "convert_batch", counted)
+    spec = spec_of(mq, warehouse, kind="JsonSchema", schema=WIDE, mode="Upsert")
+    sent = [(f"k{n}", b'{"id": %d, "l": [{}, {}]}' % n) for n in range(7)]
+    send(mq, spec.topic, [*sent, ("k", b"no json"), ("k1", b"")])
+    job = TableJob(spec, None)
+    one_at_a_time(job)
+    assert sorted(r["id"] for r in rows_of(job, spec.identifier)) == [0, 2, 3, 4, 5, 6]
+    assert len(rows_of(job, spec.rejected_identifier)) == 1
+    assert parts == [3, 3, 3]
+
+
+def test_a_list_of_objects_with_many_names_is_looked_at_once() -> None:
+    """A body of a few MiB took hours."""
+    many = [{f"n{i}": i} for i in range(200_000)]
+    assert infer(many).item == fields_module.Field("element", "json")
+    wide = [{f"n{i}": i for i in range(900)}, *({} for _ in range(200_000))]
+    found = infer(wide).item
+    assert found is not None
+    assert len(found.fields) == 900
+    table = fields_module.Field("t", "object", fields=(fields_module.settle(infer([{"a": 1}], "l")),))
+    more = unknown_fields(table, {"l": [{"a": 1, "b": 2}, {"c": None}, {"b": 2.5, "d": [1]}, *wide]})
+    assert more is not None
+    item = more.fields[0].item
+    assert item is not None
+    kinds = {f.name: f.kind for f in item.fields}
+    assert (len(kinds), kinds["b"], kinds["d"], "c" in kinds) == (902, "number", "array", False)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "fixed"])
+def test_a_decimal_is_exact_or_rejected(kind: str) -> None:
+    size = 100_000 if kind == "bytes" else 16
+    plain = "bytes" if kind == "bytes" else {"type": "fixed", "name": "F", "size": size}
+    named = {"type": kind, "logicalType": "decimal", "precision": 20, "scale": 2, "name": "F", "size": size}
+    # The second field has the type by its name.
+    schema = {"type": "record", "name": "T", "fields": [
+        {"name": "d", "type": named}, {"name": "e", "type": "F" if kind == "fixed" else named}]}  # fmt: skip
+    writer = {"type": "record", "name": "T", "fields": [
+        {"name": "d", "type": plain}, {"name": "e", "type": "F" if kind == "fixed" else plain}]}  # fmt: skip
+
+    def decoded(data: bytes) -> Any:
+        stream = io.BytesIO()
+        fastavro.schemaless_writer(stream, fastavro.parse_schema(writer, named_schemas={}), {"d": data, "e": data})
+        found = as_field(decoder("Avro", json.dumps(schema), "")(stream.getvalue()))
+        assert found["d"] == found["e"]
+        return found["d"]
+
+    for number in (0, 1, -1, 99, -12_345, 10**20 - 1, 1 - 10**20, 12_345_678_901_234_567_890):
+        for length in (16,) if kind == "fixed" else (9, 16, size):
+            assert Decimal(decoded(number.to_bytes(length, "big", signed=True))) == Decimal(number) * Decimal("0.01")
+    for wrong in (10**20, -(10**20), 2**120):
+        with pytest.raises(Rejected, match="has more than 20 digits"):
+            decoded(wrong.to_bytes(16, "big", signed=True))
+    if kind == "bytes":
+        with pytest.raises(Rejected, match="a decimal of 100000 bytes has more than 20 digits"):
+            decoded(b"\x7f" * size)
+
+
+# ---- what a run says
+
+
+def test_an_error_of_a_worker_has_its_own_reason() -> None:
+    java = "An error occurred while calling o1.collect.\n: org.apache.spark.SparkException: Job aborted\n"
+    for name, reason in (
+        ("errors.SourceError", "SourceFailed"), ("topics.wire.Broken", "SourceFailed"),
+        ("tables.fields.BadSchema", "BadSchema"),
+    ):  # fmt: skip
+        assert reason_of(RuntimeError(f"{java}Traceback\ngantry_spark.{name}: why\n")) == reason
+    assert reason_of(RuntimeError(java)) == "Failed"
+    assert reason_of(SourceError("gantry_spark.errors.BadSchema: x")) == "SourceFailed"
