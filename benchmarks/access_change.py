@@ -82,7 +82,7 @@ def by_gantry(cluster: Cluster, count: int, kill: bool) -> list[tuple[str, Chang
 
         found.append((what, watched.change(act, key, what != "delete", within_s=60, quiet_s=3 if kill else 0.3)))
         if kill:
-            until("all members are in sync", lambda: all(m["inSync"] for m in cluster.status()["members"]), 60)
+            until("all members are in sync", lambda: all(m.get("inSync") for m in cluster.status()["members"]), 60)
     return found
 
 

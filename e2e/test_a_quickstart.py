@@ -19,7 +19,7 @@ def test_from_apply_to_available(namespace: str, figure: Figure) -> None:
     status = cluster.wait_running()
     assert status["readyMembers"] == "3/3"
     assert [m["role"] for m in status["members"]].count("Master") == 1
-    assert all(m["inSync"] and m["epoch"] == 1 and m["node"] for m in status["members"])
+    assert all(m.get("inSync") and m["epoch"] == 1 and m["node"] for m in status["members"])
     assert len({m["node"] for m in status["members"]}) > 1, "members lie on different nodes"
     assert "finalizers" not in cluster.object()["metadata"]
     line = kubectl("-n", namespace, "get", "bc", "demo", "--no-headers").split()

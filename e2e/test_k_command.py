@@ -84,7 +84,7 @@ def test_a_member_is_fenced_for_a_look_and_given_back(demo: Cluster, where: list
     assert printed["acknowledged"] == 5, printed
 
     gantry("fence", "off", member, *where)
-    until("it is in sync again", lambda: row()["inSync"] and not row().get("reason"), 60)
+    until("it is in sync again", lambda: row().get("inSync") and not row().get("reason"), 60)
     assert demo.uids()[member] == before, "its pod was never replaced"
 
 

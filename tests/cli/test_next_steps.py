@@ -111,6 +111,19 @@ def test_a_cluster_without_a_supervisor_says_so_first() -> None:
     assert said[0][1].startswith("gantry up --detach")
 
 
+def test_a_supervisor_that_does_not_answer_is_named_by_its_process() -> None:
+    silent = {"pid": 4711, "stopped": True, "message": "`gantry up` (process 4711) did not answer within 1 s"}
+    assert steps(LOCAL, supervised=False, supervisor=silent)[0][1].startswith("kill -CONT 4711 (")
+    hangs = steps(LOCAL, supervised=False, supervisor=silent | {"stopped": False})
+    assert hangs[0][1].startswith("kill -KILL 4711; gantry up --detach (")
+
+
+def test_a_slave_of_which_nobody_knows_whether_it_is_in_sync_needs_no_step() -> None:
+    unknown = row(1, "Slave")
+    del unknown["inSync"]
+    assert steps(LOCAL, members=[row(), unknown]) == []
+
+
 def test_a_failed_report() -> None:
     assert steps(KUBERNETES, analytics={"lastResult": "Failed"})[0][1].startswith("gantry analyze -n mq")
 

@@ -138,7 +138,7 @@ def test_a_member_that_is_gone_shows_before_the_status_does() -> None:
     assert (health.tone, health.summary) == ("warn", "not answering: fake-a-0")
     member = members_of(seen, 101.0)[0]
     assert (member.role, member.tone, member.in_sync, member.reason) == (
-        "Unknown", "bad", False, "its process does not run",
+        "Unknown", "bad", None, "its process does not run",
     )  # fmt: skip
 
 
@@ -232,6 +232,9 @@ def test_a_dead_supervisor_and_a_cluster_that_is_not_ready_are_red() -> None:
     health = health_of(alone, 101.0)
     assert (health.tone, health.phase) == ("bad", "Running")
     assert health.summary.startswith("`gantry up` is not running: nothing is restarted")
+    frozen = {"supervised": False, "supervisor": {"message": "`gantry up` (process 4711) did not answer within 1 s"}}
+    health = health_of(replace(seen, resource={"status": {**seen.status, **frozen}}), 101.0)
+    assert health.summary.startswith("`gantry up` (process 4711) did not answer within 1 s: nothing is restarted")
     ready = {"type": "Ready", "status": "False", "message": "no write reaches group a", "lastTransitionTime": "t"}
     for phase, tone in (("Running", "bad"), ("Degraded", "bad"), ("Updating", "warn"), ("Paused", "warn")):
         changed = {**seen.status, "phase": phase, "conditions": [ready]}

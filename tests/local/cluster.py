@@ -133,7 +133,7 @@ class Cluster:
     def whole(self) -> bool:
         """All members are in sync, and one leads."""
         members = self.members().values()
-        return all(m["inSync"] for m in members) and [m["role"] for m in members].count("Master") == 1
+        return all(m.get("inSync") for m in members) and [m["role"] for m in members].count("Master") == 1
 
     def events(self, reason: str) -> list[dict[str, Any]]:
         """Those with that reason, the oldest first."""

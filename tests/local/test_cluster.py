@@ -233,7 +233,7 @@ async def test_a_frozen_slave_delays_writes_only_briefly(cluster: Cluster) -> No
         kill(slave["pid"], signal.SIGSTOP)
         try:
             await asyncio.to_thread(
-                cluster.until, "it left the set", lambda: not cluster.members()[slave["name"]]["inSync"]
+                cluster.until, "it left the set", lambda: cluster.members()[slave["name"]].get("inSync") is False
             )
             await load.more(100)
         finally:
@@ -302,6 +302,35 @@ async def test_brokers_go_on_without_their_supervisor_and_the_next_one_takes_the
         await load.more(200)
     assert cluster.master()["name"] != master["name"]
     await check_account(cluster, load)
+
+
+def test_a_frozen_supervisor_is_named_and_what_only_it_knows_is_unknown(cluster: Cluster) -> None:
+    cluster.until("all members are in sync", cluster.whole)
+    where = ("--dir", str(cluster.folder.root))
+    pid = cluster.supervisor_pid()
+    slave = next(m for m in cluster.members().values() if m["role"] == "Slave")
+    kill(pid, signal.SIGSTOP)
+    try:
+        kill(slave["pid"], signal.SIGSTOP)
+        status = json.loads(cluster.gantry("status", "-o", "json", *where).stdout)["status"]
+        said = cluster.gantry("status", *where).stdout
+        top = cluster.gantry("top", "--once", *where, check=False).stdout
+    finally:
+        kill(slave["pid"], signal.SIGCONT)
+        kill(pid, signal.SIGCONT)
+    assert status["supervised"] is False
+    assert (status["supervisor"]["pid"], status["supervisor"]["stopped"]) == (pid, True)
+    assert f"`gantry up` (process {pid}) did not answer within 1 s: a signal has stopped it" in said
+    assert f"kill -CONT {pid}" in said[said.index("NEXT") :]
+    assert f"kill -CONT {pid}" in top
+    conditions = {c["type"]: c["status"] for c in status["conditions"]}
+    assert (conditions["Progressing"], conditions["Degraded"]) == ("Unknown", "True")
+    row = next(m for m in status["members"] if m["name"] == slave["name"])
+    assert (row["role"], row["reason"]) == ("Unknown", "it does not answer")
+    assert "inSync" not in row, "the record has it in the set, and nobody can say whether it is there still"
+    assert all(m["inSync"] for m in status["members"] if m["name"] != slave["name"])
+    cluster.until("it answers again", lambda: cluster.resource()["status"]["supervised"])
+    cluster.until("all members are in sync", cluster.whole)
 
 
 def test_a_name_server_that_dies_is_started_again_with_all_routes(cluster: Cluster) -> None:

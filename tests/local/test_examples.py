@@ -23,6 +23,6 @@ def test_an_example_starts_and_takes_messages(example: Path, tmp_path: Path) -> 
         cluster.gantry("topic", "create", "Orders")
         cluster.gantry("produce", "Orders", "--count", "50", "--size", "30")
         cluster.gantry("consume", "Orders", "--group", "g", "--count", "50", "--timeout", "20", "-q")
-        cluster.until("all members are in sync", lambda: all(m["inSync"] for m in cluster.members().values()))
+        cluster.until("all members are in sync", lambda: all(m.get("inSync") for m in cluster.members().values()))
     finally:
         take_down(cluster)

@@ -90,7 +90,7 @@ async def test_members_come_and_go_one_at_a_time_without_a_stop(raft: Cluster) -
         members = raft.members().values()
         if any(not m["ready"] for m in members) or [m["role"] for m in members].count("Master") != 1:
             return []
-        return sorted(m["name"] for m in members if m["inSync"])
+        return sorted(m["name"] for m in members if m.get("inSync"))
 
     await asyncio.to_thread(raft.until, "a whole group", lambda: len(votes()) == 3)
     before = {name: m["pid"] for name, m in raft.members().items()}

@@ -151,7 +151,7 @@ async def test_topics_are_made_in_the_middle_of_a_failover(cluster: Cluster) -> 
     cluster.until(
         "all are there", lambda: {condition(cluster, "topic", n).get("status") for n in names} == {"True"}, 60
     )  # fmt: skip
-    cluster.until("all are in sync", lambda: all(m["inSync"] for m in cluster.members().values()))
+    cluster.until("all are in sync", lambda: all(m.get("inSync") for m in cluster.members().values()))
 
 
 def test_what_a_command_makes_is_kept_without_a_supervisor_and_made_later(cluster: Cluster) -> None:

@@ -64,7 +64,7 @@ async def test_unclean_gives_up_records_of_the_lost_set_and_reports_the_amount(u
     before = unclean.master()
     other = next(m for m in unclean.members().values() if m["role"] == "Slave")
     kill(other["pid"], signal.SIGSTOP)
-    unclean.until("the slave left the set", lambda: not unclean.members()[other["name"]]["inSync"])
+    unclean.until("the slave left the set", lambda: unclean.members()[other["name"]].get("inSync") is False)
     given_up = await promised(unclean, "given up")
     kill(before["pid"], signal.SIGSTOP)
     kill(other["pid"], signal.SIGCONT)

@@ -75,7 +75,7 @@ def condition(cluster: Cluster, kind: str) -> tuple[str, str, str]:
 def takes_writes(cluster: Cluster) -> bool:
     members = cluster.members().values()
     groups = {m["group"] for m in members}
-    return all(m["inSync"] for m in members) and [m["role"] for m in members].count("Master") == len(groups)
+    return all(m.get("inSync") for m in members) and [m["role"] for m in members].count("Master") == len(groups)
 
 
 def ends(cluster: Cluster) -> dict[str, int]:

@@ -36,12 +36,17 @@ class LocalTarget:
         from gantry_operator.platforms.local import control
 
         # The supervisor has the modules and models that a status needs: to load them here takes longer than the answer.
+        silent = None
         try:
-            await control.ask(self.folder, "info", ALIVE_S)
+            await control.ask(self.folder, "ping", ALIVE_S)
             return dict((await control.ask(self.folder, "status", STATUS_S))["resource"])
-        except (control.ControlError, KeyError):  # There is none, it does not answer, or it is of another version.
-            from gantry_operator.platforms.local.status import local_status
-        return (await local_status(self.folder)).to_object()
+        except control.NoAnswer as error:
+            silent = control.silence(self.folder, error)
+        except (control.ControlError, KeyError):  # It is of another version.
+            pass
+        from gantry_operator.platforms.local.status import local_status
+
+        return (await local_status(self.folder, silent)).to_object()
 
     async def preview(self, wanted: BrokerCluster | None, image: str) -> dict[str, Any]:
         from gantry_operator.platforms.local.manifest import load_saved

@@ -48,7 +48,7 @@ class MemberRow(_Status):
     epoch: int | None = Field(None, description="Epoch of the leadership that it follows. Absent: not known.")
     maxOffset: int | None = Field(None, description="End of its log, in bytes. Absent: not known.")
     lag: int | None = Field(None, description="Bytes behind the master. Absent: not known.")
-    inSync: bool = Field(False, description="Whether SEND_OK waits for it.")
+    inSync: bool | None = Field(None, description="Whether SEND_OK waits for it. Absent: not known.")
     ready: bool = Field(False, description="Whether it answers and works in its role.")
     address: str = Field("", description="Its own address.")
     node: str | None = Field(None, description="Node of its pod.")

@@ -145,6 +145,8 @@ AWAKE: Final = Hint(
     '{kubectl} patch bc {name} --type merge -p \'{{"spec":{{"hibernate":false}}}}\' (it goes on where it stopped)',
 )
 UNSUPERVISED: Final = "gantry up --detach (nothing restarts a process or fails over meanwhile)"
+STOPPED: Final = "kill -CONT {pid} (a signal stopped `gantry up`: nothing restarts a process or fails over meanwhile)"
+HANGS: Final = "kill -KILL {pid}; gantry up --detach (if it goes on without an answer; the brokers run on meanwhile)"
 MANUAL: Final = "gantry switchover {group} {where} (spec.failover.automatic is false)"
 NO_MASTER: Final = Hint(
     "gantry top (the events say for which member the group waits; start that one)",
@@ -189,7 +191,9 @@ def _wanted(resource: Mapping[str, Any], local: bool) -> Iterator[tuple[str, str
         yield str(resource["metadata"]["name"]), text(AWAKE), {}
         return
     if status.get("supervised") is False:
-        yield "supervisor", UNSUPERVISED, {}
+        silent = status.get("supervisor") or {}
+        text_of = UNSUPERVISED if silent.get("pid") is None else STOPPED if silent.get("stopped") else HANGS
+        yield "supervisor", text_of, {"pid": str(silent.get("pid"))}
     rows = status.get("members") or []
     for group in dict.fromkeys(str(r["group"]) for r in rows):
         mine = [r for r in rows if r["group"] == group]
@@ -201,7 +205,7 @@ def _wanted(resource: Mapping[str, Any], local: bool) -> Iterator[tuple[str, str
         if reason or r["role"] == "Unknown":
             hint = next(hint for pattern, hint in MEMBERS if re.search(pattern, reason))
             yield str(r["name"]), text(hint), {"member": str(r["name"])}
-        elif r["role"] == "Slave" and not r["inSync"]:
+        elif r["role"] == "Slave" and r.get("inSync") is False:
             yield str(r["name"]), text(BEHIND), {}
     for c in status.get("conditions") or []:
         known = CONDITIONS.get((c["type"], c["status"], c.get("reason", "")))

@@ -16,6 +16,7 @@ from gantry_operator.cli.progress import Progress
 from gantry_operator.cli.target import run_async
 from gantry_operator.cluster.amounts import size
 from gantry_operator.cluster.plain import plain
+from gantry_operator.cluster.unsupervised import unsupervised
 
 EVENTS = 8
 _PROMISED = ("mode", "replication", "minInSyncReplicas", "flush")
@@ -106,7 +107,7 @@ def show_resource(resource: dict[str, Any], steps: Sequence[Step] = ()) -> None:
                             f"in {last.get('durationMs', 0)} ms: {last['reason']}")
         )  # fmt: skip
     if status.get("supervised") is False:
-        facts.append(("Supervisor", "`gantry up` is not running: nothing is restarted and no failover happens"))
+        facts.append(("Supervisor", unsupervised(status)))
     for label, value in facts:
         if value:
             out.print(f"  {label + ':':<14}{escape(value)}", highlight=False)
@@ -141,7 +142,7 @@ def _members(out: Any, status: dict[str, Any]) -> None:
         role = r["role"] if r["role"] != "Master" else "[green]Master[/green]"
         table.add_row(
             r["name"], r["group"], role, *_figures(r),
-            "yes" if r["inSync"] else "no", escape(plain(r.get("address", ""))),
+            {True: "yes", False: "no"}.get(r.get("inSync"), "-"), escape(plain(r.get("address", ""))),
             str(r.get("node" if pods else "pid") or "-"),
         )  # fmt: skip
     out.print()

@@ -197,7 +197,7 @@ def _members(members: Sequence[MemberLine], room: int, choice: Choice, width: in
         role = {"Master": "green", "Unknown": "red"}.get(m.role, "")
         rows.append((
             m.name, m.group, Text(m.role, role), str(m.epoch), "-" if m.lag is None else size(m.lag),
-            "yes" if m.in_sync else Text("no", "yellow"), Text(disk, warn),
+            Text("-") if m.in_sync is None else Text("yes") if m.in_sync else Text("no", "yellow"), Text(disk, warn),
             "-" if m.rates is None else _rate(m.rates.messages_in),
             "-" if m.rates is None else _rate(m.rates.messages_out),
             Text(m.reason, "yellow") if m.reason else Text("ok", "dim"),

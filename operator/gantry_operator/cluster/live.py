@@ -176,7 +176,9 @@ class LiveCluster:
     events: Sequence[Mapping[str, Any]] = ()
     """The oldest first."""
     supervised: bool | None = None
-    """Local: whether `gantry up` runs. None: on Kubernetes."""
+    """Local: whether `gantry up` answers. None: on Kubernetes."""
+    supervisor: Mapping[str, Any] | None = None
+    """Why it does not answer, as a status has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +191,8 @@ class MemberLine:
     epoch: int
     lag: int | None
     """Bytes behind the master. None: not known."""
-    in_sync: bool
+    in_sync: bool | None
+    """None: not known."""
     disk_used: float | None
     """Share of the disk, 0 to 1."""
     disk_full: bool
@@ -215,6 +218,7 @@ class View:
     """Time, reason, message, type. The newest first."""
     conditions: tuple[Mapping[str, Any], ...] = ()
     supervised: bool | None = None
+    supervisor: Mapping[str, Any] | None = None
     namespace: str = ""
     automatic: bool = True
     problem: str = ""
@@ -222,7 +226,7 @@ class View:
 
     @property
     def in_sync(self) -> int:
-        return sum(m.in_sync for m in self.members)
+        return sum(m.in_sync is True for m in self.members)
 
     def as_resource(self) -> dict[str, Any]:
         """Return the part of a `BrokerCluster` that this view knows."""
@@ -234,6 +238,8 @@ class View:
         status: dict[str, Any] = {"phase": self.phase, "members": rows, "conditions": list(self.conditions)}
         if self.supervised is not None:
             status["supervised"] = self.supervised
+        if self.supervisor is not None:
+            status["supervisor"] = dict(self.supervisor)
         return {
             "metadata": {"name": self.cluster, "namespace": self.namespace},
             "spec": {"failover": {"automatic": self.automatic}},
@@ -251,7 +257,7 @@ def view_of(facts: LiveCluster, seen: Iterable[LiveMember], now: float, problem:
         mine = [r for r in read if r.seen.place.group == group]
         leader = _leader(mine)
         in_sync = _in_sync(mine, facts.mode, leader)
-        lines += [_line(r, in_sync, now) for r in mine]
+        lines += [_line(r, in_sync, leader is not None, now) for r in mine]
         page = leader.seen.page if leader is not None and _fresh(leader.seen, now) else None
         if page is None:
             blind.append(group)
@@ -274,6 +280,7 @@ def view_of(facts: LiveCluster, seen: Iterable[LiveMember], now: float, problem:
         ),
         conditions=tuple(facts.conditions),
         supervised=facts.supervised,
+        supervisor=facts.supervisor,
         namespace=facts.namespace,
         automatic=facts.automatic,
         problem=plain(problem),
@@ -327,11 +334,17 @@ def _fresh(seen: LiveMember, now: float) -> bool:
     return now - seen.page_at <= FRESH_S
 
 
-def _line(line: _Line, in_sync: frozenset[MemberId], now: float) -> MemberLine:
+def _line(line: _Line, in_sync: frozenset[MemberId], led: bool, now: float) -> MemberLine:
+    """`led`: a leader answers, so what it does not name is not in sync."""
     place, report, status = line.seen.place, line.report, line.status
+    waits_for: bool | None = None
+    if led and place.number not in {id.member for id in in_sync}:
+        waits_for = False
+    elif report is not None and (led or not line.problem):
+        waits_for = report.id in in_sync
     known = MemberLine(
         name=place.name, group=place.group, role="Unknown", epoch=0 if report is None else report.epoch, lag=None,
-        in_sync=report is not None and report.id in in_sync, disk_used=None, disk_full=False, rates=None,
+        in_sync=waits_for, disk_used=None, disk_full=False, rates=None,
         reason=plain(line.problem),
     )  # fmt: skip
     if line.problem or report is None or status is None:

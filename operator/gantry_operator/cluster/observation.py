@@ -36,7 +36,7 @@ def observed_members(
                 # A member that serves is ready, whatever a platform's probe says that may be gone.
                 pod_ready=found.ready or (heard and not found.stopping),
                 node=found.node,
-                in_sync=controller is not None and report is not None and controller.in_sync(report),
+                in_sync=None if controller is None or report is None else controller.in_sync(report),
                 master=leadership is not None and leadership.master is not None and leadership.master.member == number,
                 problem=found.problem,
             )

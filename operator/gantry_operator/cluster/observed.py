@@ -33,7 +33,8 @@ class ObservedMember:
     pod_ready: bool
     """Its process runs and is not being stopped."""
     node: str | None = None
-    in_sync: bool = False
+    in_sync: bool | None = False
+    """None: not known."""
     master: bool = False
     problem: str = ""
 
@@ -61,6 +62,8 @@ class ObservedState:
     """Groups of which this process knows nothing yet since its start: what the former status says of them stays."""
     problems: Sequence[str] = ()
     """What prevents the objects from matching the spec."""
+    silent: str = ""
+    """Why what carries the spec out does not answer: what it does is not known. Empty: it does."""
     progress: Sequence[str] = ()
     """The change in progress."""
     refused: str = ""

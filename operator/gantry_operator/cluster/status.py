@@ -185,12 +185,14 @@ def _kept_row(m: ObservedMember, old: BrokerClusterStatus) -> MemberRow | None:
 def _row(m: ObservedMember) -> MemberRow:
     s = m.status
     if s is None:
-        return MemberRow(name=m.name, group=m.group, node=m.node, reason=m.problem or "it does not answer")
+        said = m.problem or "it does not answer"
+        return MemberRow(name=m.name, group=m.group, inSync=m.in_sync, node=m.node, reason=said)
     role = str(s.get("role", "Unknown"))
     site = _part(s, "site")
     if site.get("role") == "Standby":
         role = "Standby"
-    serving = role == "Master" or (role == "Slave" and m.in_sync) or (role == "Standby" and bool(site.get("follows")))
+    in_sync = m.in_sync is True
+    serving = role == "Master" or (role == "Slave" and in_sync) or (role == "Standby" and bool(site.get("follows")))
     return MemberRow(
         name=m.name,
         group=m.group,
@@ -326,6 +328,8 @@ def _progressing(
     if observed.problems:
         doing = "".join(f"; meanwhile: {p}" for p in observed.progress)
         return "False", BLOCKED, f"the spec is not carried out: {'; '.join(observed.problems)}{doing}"
+    if observed.silent:
+        return "Unknown", "SupervisorSilent", f"not known: {observed.silent}"
     if observed.progress:
         return "True", "Reconciling", "; ".join(observed.progress)
     if degraded[0] == "True" and available != "True":
@@ -337,11 +341,14 @@ def _progressing(
 
 def _ready(*parts: tuple[Answer, str, str]) -> tuple[Answer, str, str]:
     """Return the one condition for programs. `parts`: Available, Progressing, Degraded; the first bad one is the
-    reason.
+    reason, or the first that is not known.
     """
     for (status, reason, message), good in zip(parts, ("True", "False", "False"), strict=True):
-        if status != good:
+        if status not in (good, "Unknown"):
             return "False", reason, message
+    for status, reason, message in parts:
+        if status == "Unknown":
+            return "Unknown", reason, message
     return "True", "Ready", "clients can use the cluster, and it is as the spec says"
 
 

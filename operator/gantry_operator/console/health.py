@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 from gantry_broker.protocol.digits import whole_number
 
 from gantry_operator.cluster.reach import no_master
+from gantry_operator.cluster.unsupervised import unsupervised as sentence
 from gantry_operator.console.snapshot import OLD_S, MemberSeen, Snapshot
 
 Tone = Literal["good", "warn", "bad", "none"]
@@ -38,7 +39,6 @@ BAD_IF: Final[Mapping[str, tuple[str, Tone]]] = {
 CHANGING: Final = ("Creating", "Updating", "Paused", "Pending", "Deleting", "Hibernated")
 """Phases in which a cluster is not ready because somebody wanted it so: that needs attention, and is no fault."""
 WORST: Final[Sequence[Tone]] = ("bad", "warn", "good", "none")
-UNSUPERVISED: Final = "`gantry up` is not running: nothing is restarted and no failover happens"
 MEASURED_S: Final = 60.0
 """A growth that was measured over less time gives no forecast."""
 FAR_S: Final = 90 * 86_400.0
@@ -112,7 +112,8 @@ class MemberView:
     start: int
     end: int
     lag: int | None
-    in_sync: bool
+    in_sync: bool | None
+    """None: not known."""
     where: str
     address: str
     reason: str
@@ -155,7 +156,7 @@ def _member(row: Mapping[str, Any], seen: MemberSeen | None, name: str, snapshot
     status = {} if seen is None or seen.status is None else seen.status
     answers = seen is not None and seen.status is not None and not seen.problem
     role = str(status.get("role", row.get("role", "Unknown"))) if answers or seen is None else "Unknown"
-    in_sync = bool(row.get("inSync"))
+    in_sync: bool | None = row.get("inSync")
     if status.get("in_sync") and status.get("member"):
         in_sync = _in_sync(snapshot, row.get("group") or status.get("group", ""), status, in_sync)
     reason = (
@@ -172,7 +173,7 @@ def _member(row: Mapping[str, Any], seen: MemberSeen | None, name: str, snapshot
         start=int(status.get("start", 0)),
         end=int(status.get("end", row.get("maxOffset", 0))),
         lag=int(status.get("lag_bytes", 0)) if answers else row.get("lag") if seen is None else None,
-        in_sync=in_sync and answers,
+        in_sync=in_sync if answers or in_sync is False else None,
         where=str(row.get("node") or (f"pid {pid}" if pid else "")),
         address=str(status.get("address") or row.get("address", "")),
         reason=str(reason or ""),
@@ -183,7 +184,7 @@ def _member(row: Mapping[str, Any], seen: MemberSeen | None, name: str, snapshot
     )
 
 
-def _in_sync(snapshot: Snapshot, group: str, status: Mapping[str, Any], before: bool) -> bool:
+def _in_sync(snapshot: Snapshot, group: str, status: Mapping[str, Any], before: bool | None) -> bool | None:
     """By the newest leadership that a member of the group reports: the in-sync set of the highest (epoch, version)."""
     best: Mapping[str, Any] | None = None
     for seen in snapshot.members.values():
@@ -201,7 +202,7 @@ def health_of(snapshot: Snapshot, now: float) -> Health:
     phase = str(status.get("phase") or "Unknown")
     conditions = [_condition(c, phase) for c in status.get("conditions") or []]
     members = members_of(snapshot, now)
-    ready = sum(m.in_sync and m.role in ("Master", "Slave") for m in members)
+    ready = sum(m.in_sync is True and m.role in ("Master", "Slave") for m in members)
     silent = [] if phase == "Hibernated" else [no_master(group) for group in snapshot.silent(now)]
     unsupervised = status.get("supervised") is False
     tones: list[Tone] = [
@@ -211,7 +212,7 @@ def health_of(snapshot: Snapshot, now: float) -> Health:
     if silent or unsupervised:
         tones.append("bad")
     tone = min(tones, key=WORST.index)
-    summary = UNSUPERVISED if unsupervised else "; ".join(silent)
+    summary = sentence(status) if unsupervised else "; ".join(silent)
     summary = summary or next((c.message for c in conditions if c.tone == "bad"), "")
     summary = summary or next((c.message for c in conditions if c.tone == "warn"), "")
     away = [m.name for m in members if not m.answers]
@@ -241,7 +242,7 @@ def _condition(found: Mapping[str, Any], phase: str) -> ConditionLine:
     bad, how = BAD_IF.get(found["type"], ("", "none"))
     if found["type"] == "Ready" and phase in CHANGING:
         how = "warn"
-    tone: Tone = how if found["status"] == bad else "good"
+    tone: Tone = how if found["status"] == bad else "none" if found["status"] == "Unknown" else "good"
     if found["type"] == "Secured":
         tone = "good" if found["status"] == "True" else "none"
     if found["type"] == "Progressing" and found["status"] == "False":

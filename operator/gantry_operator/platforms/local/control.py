@@ -12,20 +12,38 @@ import os
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from gantry_operator.platforms.local.folder import ClusterFolder, read_json
 from gantry_operator.platforms.local.ports import HOST
-from gantry_operator.platforms.local.process import start_mark
+from gantry_operator.platforms.local.process import is_stopped, start_mark
 from gantry_operator.registry.file import write_whole
 
 LINE_LIMIT = 1_048_576
+NOT_RUNNING: Final = "`gantry up` is not running"
 
 Handler = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
 class ControlError(Exception):
     """The supervisor refused a request or failed. The text is the reason."""
+
+
+class NoAnswer(ControlError):
+    """No supervisor runs, or it does not answer. The text says which, and its process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """Why no supervisor answers. `pid`: of the one that runs and is silent; None: none runs."""
+
+    pid: int | None
+    stopped: bool
+    """A signal holds it."""
+    message: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {"pid": self.pid, "stopped": self.stopped, "message": self.message}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +99,7 @@ async def ask(folder: ClusterFolder, op: str, timeout_s: float, **arguments: Any
     """Send a request. Raises ControlError, also when no supervisor runs."""
     record = supervisor_of(folder)
     if record is None:
-        raise ControlError("`gantry up` is not running for this cluster")
+        raise NoAnswer(f"{NOT_RUNNING} for this cluster")
     try:
         async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_connection(HOST, record.port, limit=LINE_LIMIT)
@@ -93,9 +111,33 @@ async def ask(folder: ClusterFolder, op: str, timeout_s: float, **arguments: Any
                 writer.close()
         answer = json.loads(line)
     except TimeoutError:
-        raise ControlError(f"`gantry up` (process {record.pid}) did not answer within {timeout_s:.0f} s") from None
+        raise NoAnswer(_unanswered(record.pid, timeout_s)) from None
     except (OSError, ValueError) as error:
-        raise ControlError(f"`gantry up` (process {record.pid}) does not answer: {error}") from None
+        raise NoAnswer(f"`gantry up` (process {record.pid}) does not answer: {error}") from None
     if "error" in answer:
         raise ControlError(str(answer["error"]))
     return dict(answer)
+
+
+def _unanswered(pid: int, timeout_s: float) -> str:
+    said = f"`gantry up` (process {pid}) did not answer within {timeout_s:.0f} s"
+    return f"{said}: a signal has stopped it, and kill -CONT {pid} lets it go on" if is_stopped(pid) else said
+
+
+async def silence_of(folder: ClusterFolder, timeout_s: float) -> Silence | None:
+    """Return why no supervisor answers within this time; None: one does."""
+    try:
+        await ask(folder, "ping", timeout_s)
+    except NoAnswer as error:
+        return silence(folder, error)
+    except ControlError:  # One of another version does not know the request. It answers.
+        pass
+    return None
+
+
+def silence(folder: ClusterFolder, error: NoAnswer) -> Silence:
+    """Return the facts of an answer that did not come."""
+    record = supervisor_of(folder)
+    if record is None:
+        return Silence(None, False, NOT_RUNNING)
+    return Silence(record.pid, is_stopped(record.pid), str(error))

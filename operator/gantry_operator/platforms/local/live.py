@@ -13,7 +13,7 @@ from gantry_operator.cluster.live_watch import Source
 from gantry_operator.cluster.member_http import make_client
 from gantry_operator.plan import MemberPlan, Plan, plan
 from gantry_operator.platforms.local.certificates import read_authorities, scheme
-from gantry_operator.platforms.local.control import supervisor_of
+from gantry_operator.platforms.local.control import Silence, silence_of
 from gantry_operator.platforms.local.events import last_events
 from gantry_operator.platforms.local.folder import ClusterFolder, read_json
 from gantry_operator.platforms.local.leaving_groups import running_cluster
@@ -24,6 +24,8 @@ from gantry_operator.platforms.local.ports import NoPort, Ports
 EVENTS_SHOWN = 20
 FACTS_S = 0.5
 """Seconds between two readings of the folder for a live view."""
+ANSWER_S = 1.0
+"""Seconds for an answer of the supervisor."""
 
 
 def last_failover(folder: ClusterFolder) -> LastFailover | None:
@@ -50,14 +52,17 @@ async def live_source(folder: ClusterFolder) -> AsyncIterator[Source]:
     """Where a live view of this cluster has its figures from."""
 
     async def facts() -> LiveCluster:
-        return live_facts(folder)
+        return live_facts(folder, await silence_of(folder, ANSWER_S))
 
     async with make_client(folder.token.read, lambda: read_authorities(folder)) as client:
         yield Source(client, facts, FACTS_S, (OSError, ValueError, NoPort))
 
 
-def live_facts(folder: ClusterFolder) -> LiveCluster:
-    """Return what the folder says of the cluster. Raises OSError, pydantic.ValidationError."""
+def live_facts(folder: ClusterFolder, silent: Silence | None) -> LiveCluster:
+    """Return what the folder says of the cluster. Raises OSError, pydantic.ValidationError.
+
+    `silent`: why no supervisor answers.
+    """
     cluster = running_cluster(folder, load_saved(folder))
     planned = plan(cluster)
     planned = with_leaving(planned, leaving_members(folder, planned).values())
@@ -71,7 +76,8 @@ def live_facts(folder: ClusterFolder) -> LiveCluster:
         members=tuple(MemberPlace(m.name, m.group, m.number, member_url(cluster, ports, m)) for m in planned.members),
         last_failover=None if last is None else last.model_dump(by_alias=True),
         events=last_events(folder.events, EVENTS_SHOWN),
-        supervised=supervisor_of(folder) is not None,
+        supervised=silent is None,
+        supervisor=None if silent is None else silent.to_json(),
     )
 
 

@@ -53,6 +53,15 @@ def start_mark(pid: int) -> str | None:
     return fields[19]
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a signal such as SIGSTOP holds a process; False also where the system does not report it."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] in ("T", "t")
+
+
 def _start_mark_by_ps(pid: int) -> str | None:
     done = subprocess.run(["ps", "-o", "state=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
     state, _, started = done.stdout.strip().partition(" ")

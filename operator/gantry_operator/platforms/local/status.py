@@ -24,7 +24,7 @@ from gantry_operator.failover.raft import keeping_up, leader_of
 from gantry_operator.plan import MemberPlan, Plan, plan
 from gantry_operator.platforms.local.certificates import client_options, read_authorities, scheme
 from gantry_operator.platforms.local.certificates import rows as rows_of_certificates
-from gantry_operator.platforms.local.control import ControlError, ask, supervisor_of
+from gantry_operator.platforms.local.control import ControlError, NoAnswer, Silence, ask, silence
 from gantry_operator.platforms.local.events import last_events
 from gantry_operator.platforms.local.folder import ClusterFolder, read_json
 from gantry_operator.platforms.local.leaving_groups import running_cluster
@@ -50,18 +50,23 @@ class LocalStatus:
     cluster: BrokerCluster
     status: BrokerClusterStatus
     events: list[dict[str, Any]]
-    supervised: bool
+    silence: Silence | None
+    """Why no supervisor answers."""
 
     def to_object(self) -> dict[str, Any]:
         """Return the resource in the form of the Kubernetes API, with its events."""
         out = self.cluster.model_dump(mode="json", exclude={"status"}, exclude_none=True)
-        out["status"] = self.status.to_object() | {"events": self.events, "supervised": self.supervised}
+        out["status"] = self.status.to_object() | {"events": self.events, "supervised": self.silence is None}
+        if self.silence is not None:
+            out["status"]["supervisor"] = self.silence.to_json()
         return out
 
 
-async def local_status(folder: ClusterFolder) -> LocalStatus:
+async def local_status(folder: ClusterFolder, silent: Silence | None = None) -> LocalStatus:
     """Ask all processes at once, with at most a second for each of four steps. Raises OSError,
     pydantic.ValidationError, NoPort.
+
+    `silent`: why the supervisor does not answer, if that is known: it is not asked again.
     """
     saved = load_saved(folder)
     cluster = running_cluster(folder, saved)
@@ -77,7 +82,9 @@ async def local_status(folder: ClusterFolder) -> LocalStatus:
         except RegistryUnavailable as error:
             leaderships[group.name] = None
             problems.append(str(error))
-    doing = await _doing(folder)
+    doing: dict[str, Any] = {"groups": {}, "rolling": ""}
+    if silent is None:
+        doing, silent = await _doing(folder)
     problems += [f"group {g}: {said['problem']}" for g, said in doing["groups"].items() if said["problem"]]
     problems += [f"group {g} keeps its version: {why}" for g, why in sorted((doing.get("refused") or {}).items())]
     key = super_user(folder)
@@ -148,13 +155,14 @@ async def local_status(folder: ClusterFolder) -> LocalStatus:
         authentication=authentication(cluster),
         loopback=on_loopback(),
         tables=table_rows(folder),
+        silent="" if silent is None or silent.pid is None else silent.message,
     )
     status = status_of(cluster, _before(folder), seen, utc(), 1)
     for row in status.members:
         row.pid = _pid(folder, row.name)
         row.address = row.address or f"127.0.0.1:{ports.taken.get(row.name, 0)}"
     _remember(folder, status)
-    return LocalStatus(saved, status, last_events(folder.events, EVENTS_SHOWN), supervisor_of(folder) is not None)
+    return LocalStatus(saved, status, last_events(folder.events, EVENTS_SHOWN), silent)
 
 
 async def _proxies(
@@ -181,12 +189,15 @@ async def _proxies(
     )
 
 
-async def _doing(folder: ClusterFolder) -> dict[str, Any]:
-    """Actions and problems of the supervisor; empty if none answers."""
+async def _doing(folder: ClusterFolder) -> tuple[dict[str, Any], Silence | None]:
+    """Actions and problems of the supervisor; empty if none answers, and then why."""
+    nothing: dict[str, Any] = {"groups": {}, "rolling": ""}
     try:
-        return await ask(folder, "info", ANSWER_S)
+        return await ask(folder, "info", ANSWER_S), None
+    except NoAnswer as error:
+        return nothing, silence(folder, error)
     except ControlError:
-        return {"groups": {}, "rolling": ""}
+        return nothing, None
 
 
 def _drains(doing: Mapping[str, Any], saved: BrokerCluster, running: Plan) -> dict[str, DrainRow]:
@@ -227,13 +238,16 @@ def _elected(statuses: list[dict[str, Any] | None]) -> Entry | None:
 
 def _seen(m: MemberPlan, entry: Entry | None, status: dict[str, Any] | None, problem: str) -> ObservedMember:
     id = None if status is None else MemberId(m.number, status["member"]["incarnation"])
+    in_sync = None if entry is None else id in entry.leadership.in_sync
+    if id is None and entry is not None and m.number in {one.member for one in entry.leadership.in_sync}:
+        in_sync = None  # The record names its disk, or a former one of this member: only the member knows.
     return ObservedMember(
         name=m.name,
         group=m.group,
         number=m.number,
         status=status,
         pod_ready=status is not None,
-        in_sync=entry is not None and id in entry.leadership.in_sync,
+        in_sync=in_sync,
         master=entry is not None and id is not None and id == entry.leadership.master,
         problem=problem,
     )

@@ -229,6 +229,8 @@ class Supervisor:
     # ---- requests of commands
 
     async def handle(self, op: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        if op == "ping":
+            return {}
         if op == "info":
             return self._info()
         if op == "status":

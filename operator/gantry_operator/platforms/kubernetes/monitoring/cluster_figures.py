@@ -175,7 +175,7 @@ def _add_status(add: Any, status: BrokerClusterStatus) -> None:
         add("members", len(rows), group=group)
         add("members_ready", ready, group=group)
         add("members_degraded", len(rows) - ready, group=group)
-        add("in_sync_members", sum(row.inSync for row in rows), group=group)
+        add("in_sync_members", sum(row.inSync is True for row in rows), group=group)
         add("group_master", bool(masters), group=group)
         add("leader_epoch", max(row.epoch or 0 for row in masters or rows), group=group)
     for row in status.groups:
