@@ -434,7 +434,11 @@ def _save(page: bytes, path: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(page)
     except OSError as error:
-        raise CliError(f"{path} cannot be written: {error.strerror}") from None
+        from gantry_operator.registry.disk_errors import DiskError, disk_error
+
+        found = disk_error(error, path)
+        said = str(found) if isinstance(found, DiskError) else f"{path} cannot be written: {error.strerror}"
+        raise CliError(said) from None
     return path
 
 

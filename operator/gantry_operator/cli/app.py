@@ -761,8 +761,10 @@ def _carry_out() -> int:
     except BrokenPipeError:
         return BROKEN_PIPE
     except OSError as error:
+        from gantry_operator.registry.disk_errors import in_words
+
         full = error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-        note(f"error: {f'the output cannot be written: {error.strerror}' if full else error}")
+        note(f"error: {f'the output cannot be written: {error.strerror}' if full else in_words(error)}")
         if full:
             give_up_stdout()
         return int(Exit.FAILED)

@@ -103,8 +103,12 @@ def _one_line_errors() -> Iterator[None]:
 
     try:
         yield
-    except (Refused, MigrationError, StoreError, OSError) as error:
+    except (Refused, MigrationError, StoreError) as error:
         raise CliError(str(error)) from None
+    except OSError as error:
+        from gantry_operator.registry.disk_errors import in_words
+
+        raise CliError(in_words(error)) from None
 
 
 def _names(cluster: BrokerCluster, group: str) -> Names:

@@ -217,7 +217,9 @@ def _restore_topic(
     except Refused as error:
         raise CliError(str(error)) from None
     except OSError as error:
-        raise CliError(f"{error}: the same command goes on") from None
+        from gantry_operator.registry.disk_errors import in_words
+
+        raise CliError(f"{in_words(error)}: the same command goes on") from None
     shutil.rmtree(folder / from_archive.INDEX, ignore_errors=True)
     found = from_archive.summary(done)
     if output == Output.json:

@@ -16,6 +16,7 @@ from gantry_operator.cli.errors import CliError, Exit, presented
 from gantry_operator.cli.options import on_kubernetes
 from gantry_operator.cli.output import Remarks
 from gantry_operator.platforms.local.folder import ClusterFolder, ClusterNotFound, find_folder
+from gantry_operator.registry.disk_errors import in_words
 
 T = TypeVar("T")
 
@@ -51,7 +52,7 @@ def _run_async(work: Coroutine[Any, Any, T]) -> T:
     except ActionError as error:
         raise presented(error) from None
     except OSError as error:
-        raise CliError(str(error)) from None
+        raise CliError(in_words(error)) from None
     except Exception as error:
         text = _in_one_line(error)
         if not text:
@@ -69,14 +70,14 @@ def _in_one_line(error: Exception) -> str:
     from gantry_broker.remoting.errors import RemotingError
     from pydantic import ValidationError
 
-    from gantry_operator.cluster.failures import in_words
+    from gantry_operator.cluster import failures
     from gantry_operator.cluster.reach import CannotTell
     from gantry_operator.platforms.local.ports import NoPort
 
     if isinstance(error, NoPort | CannotTell):
         return str(error)
     if isinstance(error, ClientError | RemotingError | BodyError):
-        return in_words(error)
+        return failures.in_words(error)
     if not isinstance(error, ValidationError):
         return ""
     if any(e["type"] == "json_invalid" for e in error.errors()):

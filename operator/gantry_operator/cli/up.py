@@ -148,7 +148,9 @@ def _claim(folder: ClusterFolder) -> IO[str]:
             "another command uses this cluster, or another `gantry up` is just starting: try again"
         ) from None
     except OSError as error:
-        raise CliError(f"{folder.root} cannot be used: {error}") from None
+        from gantry_operator.registry.disk_errors import in_words
+
+        raise CliError(f"{folder.root} cannot be used: {in_words(error)}") from None
 
 
 def _prepare(folder: ClusterFolder, cluster: BrokerCluster) -> None:
@@ -176,7 +178,9 @@ def _prepare(folder: ClusterFolder, cluster: BrokerCluster) -> None:
             "version, or use another --dir"
         ) from None
     except OSError as error:
-        raise CliError(f"{folder.root} cannot be used: {error}") from None
+        from gantry_operator.registry.disk_errors import in_words
+
+        raise CliError(f"{folder.root} cannot be used: {in_words(error)}") from None
 
 
 def _keep_users(folder: ClusterFolder, users: Sequence[BrokerUser]) -> None:

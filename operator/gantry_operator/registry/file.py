@@ -8,12 +8,14 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from gantry_broker.contracts.leadership import LeadershipRecord
 from gantry_broker.store.sealed import fault_of, seal, unseal
 
 from gantry_operator.registry.base import Entry, RegistryUnavailable
+from gantry_operator.registry.disk_errors import DiskError, disk_error
 
 
 class FileRegistry:
@@ -61,6 +63,8 @@ class FileRegistry:
                 self._unsynced = True
                 write_whole(path, seal(json.dumps(new.to_json()).encode()).decode(), sync=True)
                 self._sync()
+        except DiskError as error:
+            raise RegistryUnavailable(str(error)) from error
         except OSError as error:
             raise RegistryUnavailable(f"{path}: {error.strerror}") from error
         return True
@@ -95,9 +99,14 @@ def write_whole(path: Path, text: str, *, sync: bool = False) -> None:
     machine. A sync waits for other disk work, which would delay a failover.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
-        file.write(text)
-        if sync:
-            file.flush()
-            os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
+            file.write(text)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise disk_error(error, path) from error

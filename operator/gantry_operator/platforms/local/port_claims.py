@@ -20,6 +20,7 @@ from typing import Any
 
 from gantry_operator.platforms.local.folder import OTHERS, ClusterFolder, read_ports
 from gantry_operator.platforms.local.process import load_record, start_mark
+from gantry_operator.registry.disk_errors import disk_error
 
 log = logging.getLogger(__name__)
 
@@ -95,9 +96,12 @@ class ClaimsFolder:
     def write(self, name: str, claim: dict[str, Any]) -> None:
         """Replace a claim. Readers see the old or the new one. Raises OSError."""
         temporary = f".{name}.{os.getpid()}"
-        with os.fdopen(self._open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w") as file:
-            json.dump(claim, file)
-        os.replace(temporary, name, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+        try:
+            with os.fdopen(self._open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w") as file:
+                json.dump(claim, file)
+            os.replace(temporary, name, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+        except OSError as error:
+            raise disk_error(error, claims_folder() / name) from error
 
     def remove(self, name: str) -> None:
         """Remove a claim. Raises OSError."""

@@ -116,7 +116,7 @@ class LocalTopicStore:
                     elif found is not None:
                         done.remove(name)  # It was written again meanwhile.
         except (OSError, ValidationError) as error:
-            raise StoreUnavailable(f"{self._folder.resources} cannot be written: {error}") from error
+            raise StoreUnavailable(f"the resources of the folder are not kept: {error}") from error
         for name in done:
             self._status[kind].pop(name, None)
 
@@ -133,13 +133,13 @@ class LocalTopicStore:
                 if found is not None and found.metadata.annotations.get(RESET_OFFSETS) == text:
                     del found.metadata.annotations[RESET_OFFSETS]
         except (OSError, ValidationError) as error:
-            raise StoreUnavailable(f"{self._folder.resources} cannot be written: {error}") from error
+            raise StoreUnavailable(f"the resources of the folder are not kept: {error}") from error
 
     def _write(self, durably: bool = False) -> None:
         try:
             (write_durably if durably else write_whole)(self._folder.resources_status, json.dumps(self._status))
         except OSError as error:
-            raise StoreUnavailable(f"{self._folder.resources_status} cannot be written: {error}") from error
+            raise StoreUnavailable(f"the status of the resources is not kept: {error}") from error
 
     def note(self, kind: str, note: Note) -> None:
         self._event(note.kind, note.reason, note.message, f"{kind} {note.resource}")

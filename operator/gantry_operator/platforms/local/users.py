@@ -179,7 +179,7 @@ class LocalAccessStore:
             prepare(self._folder)
             write_durably(path, text)
         except OSError as error:
-            raise StoreUnavailable(f"{path} cannot be written: {error}") from error
+            raise StoreUnavailable(f"the state of the users is not kept: {error}") from error
 
     async def report(self, results: Mapping[str, UserResult], in_force: Callable[[str], bool]) -> None:
         shown = {name: (result, result.accepted and in_force(name)) for name, result in results.items()}
