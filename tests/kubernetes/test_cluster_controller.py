@@ -164,7 +164,7 @@ async def test_under_a_refused_spec_a_group_that_cannot_be_led_keeps_no_other_fr
         assert a == "group a has no failover: its StatefulSet has 0 replicas"
         assert b.startswith('group b has no failover: its configuration is not understood: spec.flush is "Sometimes"')
         monkeypatch.setattr(controller.control.availability, "answers", lambda: {"c": None})
-        looked = controller.look()
+        looked = controller.observer.look()
         assert looked is not None
         status, why = available(BrokerClusterStatus(), looked[2])
         assert (status, why.split(";")[0]) == ("False", "group a: its StatefulSet has 0 replicas")
@@ -186,7 +186,7 @@ async def test_under_a_refused_spec_of_which_nothing_can_be_led_the_status_says_
     fake.objects["StatefulSet", "mq", names.group_set("demo", "a")]["spec"]["replicas"] = 0
     async with kept(fake, api, {"mode": 7}) as controller:
         await until(lambda: (fake.objects["BrokerCluster", "mq", "demo"].get("status") or {}).get("phase") == "Refused")
-        looked = controller.look()
+        looked = controller.observer.look()
         assert looked is not None
         went = Condition(type="Available", status="True", reason="ProbeSucceeded", lastTransitionTime="before")
         assert available(BrokerClusterStatus(conditions=[went]), looked[2])[0] == "False"
@@ -406,12 +406,12 @@ async def test_an_operator_that_takes_over_keeps_the_status_until_it_knows_bette
         await until(lambda: group.blocking_wait or group.problem)
         monkeypatch.setattr(type(group), "blocking_wait", property(lambda self: "no majority"))
         controller.control.availability.watch("a", 0, "no majority", 1, (), "", "r")
-        assert controller.look() is None
+        assert controller.observer.look() is None
         controller.control.warm_up.begun -= observation.WARM_UP_S
         unlisted[:] = ["Deployment", "Service"]
         for watch in group.watches.values():
             watch.problem = ""
-        looked = controller.look()
+        looked = controller.observer.look()
         assert looked is not None
         assert looked[2].blind == {"a"}
         assert available(BrokerClusterStatus.model_validate(former), looked[2]) == ("True", "well")
@@ -419,7 +419,7 @@ async def test_an_operator_that_takes_over_keeps_the_status_until_it_knows_bette
         assert (looked[2].proxy.address, looked[2].addresses.external) == ("p:8081", "x:9876")
         for watch in group.watches.values():
             watch.problem = "it refuses the connection"
-        looked = controller.look()
+        looked = controller.observer.look()
         assert looked is not None
         assert looked[2].blind == set(), "now the wait is more than a guess"
         assert available(BrokerClusterStatus.model_validate(former), looked[2]) == ("False", "group a: no majority")
@@ -440,11 +440,11 @@ async def test_an_incomplete_list_does_not_delay_the_failover(
         controller.resource.obj = controller.resource.obj | {
             "status": {}
         }  # A status with conditions is kept during the warm-up.
-        assert controller.look() is not None
+        assert controller.observer.look() is not None
         unlisted[:] = ["Service"]
-        assert controller.look() is None, "its addresses are not known"
+        assert controller.observer.look() is None, "its addresses are not known"
         controller.control.warm_up.begun -= observation.WARM_UP_S
-        looked = controller.look()
+        looked = controller.observer.look()
         assert looked is not None, "it may never be listed, and users need the reason"
         assert "no object is created or deleted until the API server has listed: Service" in looked[2].problems
         unlisted.clear()
@@ -481,7 +481,7 @@ async def test_the_status_is_of_a_spec_once_a_pass_has_carried_it_out(
 ) -> None:
     """While a pass is under way the status is still about the spec before it, whose result it shows."""
     async with kept(fake, api) as controller:
-        await until(lambda: controller.generation == 1)
+        await until(lambda: controller.observer.generation == 1)
         goes_on = asyncio.Event()
         keep = controller.platform.objects.keep
 
@@ -495,11 +495,11 @@ async def test_the_status_is_of_a_spec_once_a_pass_has_carried_it_out(
         controller.control.warm_up.begun = 0.0
         controller.update(changed)
         await until(lambda: not controller.pass_is_due)
-        seen = controller.look()
+        seen = controller.observer.look()
         assert seen is not None
         assert seen[1] == 1
         goes_on.set()
-        await until(lambda: controller.generation == 2)
+        await until(lambda: controller.observer.generation == 2)
 
 
 async def test_a_value_that_the_chart_does_not_allow_is_reported_and_changes_nothing(
@@ -569,7 +569,7 @@ async def test_a_cutover_reaches_a_pod_that_was_made_again(fake: FakeApi, api: K
     pod = {"kind": "Pod", "apiVersion": "v1", "metadata": {"name": "demo-a-0", "namespace": "mq", "labels": labels}}
     async with kept(fake, api, spec) as controller:
         await until(lambda: controller.control.plan is not None)
-        async with controller._migration() as edge:
+        async with controller.platform.migration() as edge:
             urls = edge.groups["a"].members
             seen = []
             for address in ("10.0.0.1", "10.0.0.2"):

@@ -163,7 +163,7 @@ async def test_the_status_says_what_is_refused_and_what_runs(fake: FakeApi, api:
             assert controller.platform.upgrade("a", [member]) == upgrade
         controller.control.rolling.refused["a"] = "the new version is 0.1.0, and demo-a-1 runs 0.3.0"
         controller.control.warm_up.begun = 0.0
-        found = controller.look()
+        found = controller.observer.look()
         assert found is not None
         assert "group a keeps its version: the new version is 0.1.0, and demo-a-1 runs 0.3.0" in found[2].problems
         watch = next(iter(controller.control.controllers["a"].watches.values()), None)

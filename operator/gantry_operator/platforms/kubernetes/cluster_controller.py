@@ -1,21 +1,16 @@
-"""The controller of one BrokerCluster: passes over its objects, and its status.
+"""The controller of one BrokerCluster: passes over its objects.
 
 `_pass` is the whole of a pass, step by step. `cluster.control` leads the groups and changes members, also between
-passes and while the API server refuses something; `cluster_platform` is where it finds the pods. A pass runs after each
-change, and again after a pass that failed.
+passes and while the API server refuses something; `cluster_platform` is where it finds the pods, `cluster_observer`
+sees what the status says, `cluster_requests` carries out what people ask for. A pass runs after each change, and again
+after a pass that failed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
-from datetime import UTC, datetime
-from typing import Any
 
 from gantry_broker.tasks import end_tasks
 
@@ -24,33 +19,21 @@ from gantry_operator.api.status import BrokerClusterStatus
 from gantry_operator.cluster import wall_clock
 from gantry_operator.cluster.control import ClusterControl, Tls
 from gantry_operator.cluster.member_http import tls_context
-from gantry_operator.cluster.observed import ObservedMember, ObservedState
 from gantry_operator.cluster.restart import kept_alive
-from gantry_operator.cluster.status import proxy_events
-from gantry_operator.migration.edge import Edge
-from gantry_operator.migration.steps import Refused
 from gantry_operator.plan import Plan
-from gantry_operator.platforms.kubernetes import allowed
-from gantry_operator.platforms.kubernetes.analytics.reconciler import JOBS, PODS
+from gantry_operator.platforms.kubernetes import allowed, watch_events
 from gantry_operator.platforms.kubernetes.api.client import ApiError, ApiUnavailable, Object
-from gantry_operator.platforms.kubernetes.api.pod_state import notable
-from gantry_operator.platforms.kubernetes.api.reasons import LOOK_S
-from gantry_operator.platforms.kubernetes.api.status_writer import StatusWriter
+from gantry_operator.platforms.kubernetes.api.repeated_refusals import RepeatedRefusals
+from gantry_operator.platforms.kubernetes.cluster_observer import ClusterObserver
 from gantry_operator.platforms.kubernetes.cluster_platform import ClusterPlatform, Shared, not_listed
+from gantry_operator.platforms.kubernetes.cluster_requests import ClusterRequests
 from gantry_operator.platforms.kubernetes.cluster_resource import ClusterResource
 from gantry_operator.platforms.kubernetes.manifests import external
 from gantry_operator.platforms.kubernetes.manifests.desired_objects import NAME_SERVERS
-from gantry_operator.platforms.kubernetes.members.member_state import missing_objects
-from gantry_operator.platforms.kubernetes.migration_requests import MigrationRequests
-from gantry_operator.platforms.kubernetes.migration_watch import MigrationWatch
 from gantry_operator.platforms.kubernetes.monitoring import metrics
 from gantry_operator.platforms.kubernetes.objects import mounted_files, volumes
 from gantry_operator.platforms.kubernetes.objects.object_reconciler import ReconcileResult
 from gantry_operator.platforms.kubernetes.recovered_spec import recovered
-from gantry_operator.platforms.kubernetes.resources.topics import KINDS as TOPIC_KINDS
-from gantry_operator.platforms.kubernetes.site_requests import SiteRequests
-from gantry_operator.platforms.kubernetes.switchover_requests import SwitchoverRequests
-from gantry_operator.platforms.kubernetes.tables import runs as table_runs
 
 log = logging.getLogger(__name__)
 
@@ -58,34 +41,6 @@ SETTLE_S = 0.05
 """Seconds between a change and the start of a pass, because changes come in bursts."""
 AGAIN_S = 2.0
 """Seconds until the next pass after a failed one, or after one that waits for something without a watch."""
-FOLLOW_S = 5.0
-"""Seconds between two looks at the SparkApplications of a cluster that has them."""
-LONGEST_PAUSE_S = 30.0
-"""The pause after an answer of the API server that stays the same."""
-TABLE_RUNS = (table_runs.JOBS, table_runs.PODS)
-SHOWN = ("Deployment", "Service", JOBS, PODS)
-"""Caches for the status, besides those that the failover needs."""
-
-
-class Refusals:
-    """Answers of the API server to one pass after the other: the same one is logged once, and asked for ever less."""
-
-    def __init__(self) -> None:
-        self._last = ""
-        self._count = 0
-
-    def is_new(self, answer: str) -> bool:
-        """Note an answer. False: the last one was the same."""
-        new = answer != self._last
-        self._last, self._count = answer, 1 if new else self._count + 1
-        return new
-
-    def clear(self) -> None:
-        self._last, self._count = "", 0
-
-    def pause_s(self, first_s: float) -> float:
-        """Seconds until the next pass. A change of the spec or of an object begins one at once."""
-        return float(min(first_s * 2 ** max(self._count - 1, 0), max(first_s, LONGEST_PAUSE_S)))
 
 
 class ClusterController:
@@ -95,27 +50,15 @@ class ClusterController:
         self._shared = shared
         self.resource = resource = ClusterResource(shared.api, obj)
         self._dirty = asyncio.Event()
-        former = obj.get("status") or {}
-        self.generation = int(former.get("observedGeneration") or 0)
-        """Of the spec that the last pass was about."""
         self._accepted: tuple[BrokerCluster, Plan] | None = None
         """The last spec with certificates, which are renewed under a refused spec, too."""
-        self._reported: dict[str, str] = {}
-        """By member: why it does not run, as the last event about it says."""
-        self.platform = platform = ClusterPlatform(shared, resource, self.look_again, self._report_soon)
+        self.platform = platform = ClusterPlatform(shared, resource, self.look_again, lambda: self.observer.wake())
         self.namespace, self.name, self.uid = platform.namespace, platform.name, platform.uid
-        inherited = bool(BrokerClusterStatus.model_validate(former).conditions)
+        inherited = bool(BrokerClusterStatus.model_validate(obj.get("status") or {}).conditions)
         self.control = ClusterControl(platform, shared.clock, inherited=inherited)
-        self._report = StatusWriter(
-            shared.api, self.namespace, self.name, former, platform.events, self.look, self._saw
-        )
-        self._requests = SwitchoverRequests(resource, self.control, platform.events, self.look_again)
-        self._site_requests = SiteRequests(resource, self.control.sites, self.look_again, self._why_no_groups)
-        self._migration_requests = MigrationRequests(
-            resource, self._migration, platform.events.record, self.look_again, self._why_no_groups
-        )
-        self._migration_watch = MigrationWatch(
-            resource, self._copies, lambda: self._migration_requests.waits, platform.events.record, self._report_soon
+        self._requests = ClusterRequests(resource, self.control, platform, self.look_again)
+        self.observer = ClusterObserver(
+            resource, platform, self.control, self._requests.migration_waits, self.look_again
         )
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -123,30 +66,22 @@ class ClusterController:
 
     def start(self) -> None:
         metrics.SHOWN.show(self.platform.figures)
-        work: Mapping[str, Callable[[], Coroutine[Any, Any, None]]] = {
-            "reconcile": self._pass_forever,
-            "status": self._report.run,
-            "reasons": self._read_reasons,
-            "migration": self._migration_watch.run,
-            "report": self._follow_report,
-        }
+        work = {"reconcile": self._pass_forever} | self.observer.parts()
         self._tasks = [asyncio.create_task(kept_alive(name, run, self.platform.event)) for name, run in work.items()]
         self.control.start()
         self.look_again()
-        asyncio.get_running_loop().call_later(self.control.warm_up.left_s, self._report.wake)
+        asyncio.get_running_loop().call_later(self.control.warm_up.left_s, self.observer.wake)
 
     async def stop(self) -> None:
         await end_tasks(*self._tasks)
         await self._requests.close()
-        await self._site_requests.close()
-        await self._migration_requests.close()
         await self.control.close()
         await self.platform.close()
         metrics.SHOWN.hide(self.platform.figures)
 
     async def give_back(self) -> None:
         """End what the resource had begun at other systems. Call it before `stop`, when the resource is gone."""
-        await self._migration_requests.give_back()
+        await self._requests.give_back()
 
     @property
     def ending(self) -> bool:
@@ -169,37 +104,14 @@ class ClusterController:
 
     def heard(self, event: str, kind: str, obj: Object) -> None:
         """Take a watch event about an object of this cluster."""
-        if kind in ("BrokerUser", "Secret"):
-            self.control.access.wake()
-        if kind in TOPIC_KINDS:
-            if event == "DELETED":
-                self.platform.topics.forget(obj["metadata"]["uid"])
-            if event == "DELETED" or self.platform.topics.is_news(obj):
-                self.control.topics.wake()
-                self.control.tables.wake()
-        elif kind in TABLE_RUNS:
-            self.control.tables.wake()
-        elif kind == "BrokerUser":
-            if event == "DELETED":
-                self.platform.users.forget(obj["metadata"]["uid"])
-        elif kind == "Lease":
-            self.platform.registry.heard(event, obj)
-        else:
+        if watch_events.take(event, kind, obj, self.platform, self.control):
             self.look_again()
-        if kind == PODS:
-            self.platform.reports.applications.saw(obj)
-        if kind in ("Pod", "Lease"):
-            self.control.groups.wake()
-            self._report.wake()
-
-    def _report_soon(self) -> None:
-        self._report.wake()
 
     # ---- passes
 
     async def _pass_forever(self) -> None:
         again = True  # A restart counts as a failed pass.
-        refusals, certificates = Refusals(), self.platform.certificates
+        refusals, certificates = RepeatedRefusals(), self.platform.certificates
         while True:
             if again:
                 woken = await wall_clock.wait(refusals.pause_s(AGAIN_S), lambda: False, self._dirty)
@@ -219,9 +131,9 @@ class ClusterController:
                 if refusals.is_new(str(error)):
                     log.warning("%s", error, extra={"cluster": f"{self.namespace}/{self.name}"})
                 metrics.RECONCILES.labels("error").inc()
-            self.generation = int(obj["metadata"]["generation"])
+            self.observer.generation = int(obj["metadata"]["generation"])
             metrics.RECONCILE_SECONDS.observe(time.monotonic() - begun)
-            self._report.wake()
+            self.observer.wake()
 
     async def _pass(self, obj: Object) -> bool:
         """One pass. False: something without a watch is missing, so look again soon."""
@@ -238,7 +150,7 @@ class ClusterController:
         complete = await self._keep_token(cluster, result)
         # Before any request that the API server may refuse.
         self.control.lead()
-        self._look_for_requests()
+        self._requests.look()
         righted = await self._sync_labels(result)
         if self._waits_for_lists(result):
             return False
@@ -273,7 +185,7 @@ class ClusterController:
         righted = await self._sync_labels(result)
         led = bool(self.control.controllers) and not self.control.left_out
         led = led or await self._lead_recovered(result)
-        self._look_for_requests()
+        self._requests.look()
         if self._accepted is not None and not self._shared.unlisted():
             await self._keep_certificates(*self._accepted, result)
         return led and righted
@@ -311,7 +223,7 @@ class ClusterController:
         if former:
             result.problems.append(f"a former cluster of this name is not deleted yet: {', '.join(former)}")
             self._publish(result)
-            self._look_for_requests()
+            self._requests.look()
         return bool(former)
 
     def _use_users_of(self, cluster: BrokerCluster) -> None:
@@ -326,27 +238,6 @@ class ClusterController:
         kept = await self.platform.objects.keep_secret(cluster, result)
         self.platform.pods.admin_token = self.platform.objects.token
         return kept
-
-    def _look_for_requests(self) -> None:
-        self._requests.look()
-        self._site_requests.look()
-        self._migration_requests.look()
-
-    def _migration(self) -> AbstractAsyncContextManager[Edge]:
-        """Open the edge of a migration. Raises Refused."""
-        if self.control.cluster is None or self.control.plan is None:
-            raise Refused("the groups are not known yet")
-        return self.platform.migration(self.control.cluster, self.control.plan)
-
-    async def _copies(self, ask: bool) -> dict[str, dict[str, Any] | None] | None:
-        """Return what the members say of their copies of RocketMQ; None: there are none, or nothing is known yet."""
-        if self.control.cluster is None or self.control.plan is None:
-            return None
-        return await self.platform.copies(self.control.cluster, self.control.plan, ask=ask)
-
-    def _why_no_groups(self) -> str | None:
-        """Why the groups are not known; empty: they are known; None: the spec was not looked at yet."""
-        return "" if self.control.plan is not None else self.control.refused or None
 
     async def _sync_labels(self, result: ReconcileResult) -> bool:
         """Correct the labels. False: look again soon. A refused step does not prevent the other steps."""
@@ -369,10 +260,7 @@ class ClusterController:
         self._accepted = (cluster, wanted)
         certificates = self.platform.certificates
         services = {o["metadata"]["name"]: o for o in self.platform.objects.owned("Service")}
-        outside = {} if cluster.spec.external is None else external.addresses(cluster, wanted, services)[0]
-        of_proxies = external.proxy_address(cluster, services)
-        if of_proxies is not None:
-            outside = outside | {external.proxy_endpoint(cluster).name: of_proxies}
+        outside = external.all_addresses(cluster, wanted, services)
         complete = await certificates.keep(cluster, wanted, outside, self.resource.obj, result)
         self.control.call_with(certificates.for_clients, self._tls_of_checks)
         return complete
@@ -412,62 +300,7 @@ class ClusterController:
         obj = self.resource.obj
         self.resource.note(await self.platform.reports.run_if_asked(cluster, obj) or self.resource.obj)
 
-    async def _follow_report(self) -> None:
-        """Look at runs that have no watch, and start those that are due."""
-        while True:
-            await asyncio.sleep(FOLLOW_S)
-            try:
-                if await self.platform.reports.follow(datetime.now(UTC)):
-                    self._report.wake()
-            except (ApiError, ApiUnavailable) as error:
-                log.warning("SparkApplications: %s", error, extra={"cluster": f"{self.namespace}/{self.name}"})
-            if self.platform.reports.waits:
-                self.look_again()
-
     def _publish(self, result: ReconcileResult) -> None:
         """Publish the result of the pass, for the status and for answers to requests."""
         control = self.control
         control.refused, control.problems, control.progress = result.refused, result.problems, result.progress
-
-    # ---- the status
-
-    async def _read_reasons(self) -> None:
-        """Read why pods are missing or do not start. A pod that starts as usual is there before the first reading."""
-        platform = self.platform
-        while True:
-            await asyncio.sleep(LOOK_S / 2)
-            if platform.cluster is not None and platform.cluster.spec.hibernate:
-                continue
-            pods = self._shared.caches["Pod"]
-            wanted = missing_objects(platform.all_members(), platform.plan, pods, self.namespace, self.name)
-            if await platform.reasons.look(wanted):
-                self._report.wake()
-                if platform.reasons.missing_classes():
-                    self.look_again()
-
-    def look(self) -> tuple[BrokerCluster | None, int, ObservedState] | None:
-        """Return the spec, its generation and what is seen, for the status. None: nothing is to be said now."""
-        if self.resource.ending:
-            return None
-        self.control.check_availability()
-        hidden = not set(SHOWN).isdisjoint(self._shared.unlisted()) and self.control.warm_up.just_begun
-        if self.control.warms_up() or hidden:
-            return None
-        seen = replace(self.control.observe(), migration=self._migration_watch.seen)
-        return self.control.cluster, self.generation, seen
-
-    def _saw(self, status: BrokerClusterStatus, members: Sequence[ObservedMember]) -> None:
-        platform = self.platform
-        before, platform.proxies_shown = platform.proxies_shown, status.proxy
-        for kind, reason, message in proxy_events(before, status.proxy):
-            platform.events.record(kind, reason, message)
-        platform.figures.saw(status, members)
-        now = datetime.now(UTC)
-        for m in members:
-            # Without digits: ages, restarts and amounts change all the time.
-            said = re.sub(r"\d+", "", m.problem) if m.status is None else ""
-            if said != self._reported.get(m.name, "") and notable(platform.pods.pod(m.name), m.problem, now):
-                platform.events.record("Warning", "MemberNotRunning", f"{m.name}: {m.problem}")
-                self._reported[m.name] = said
-            elif m.status is not None:
-                self._reported.pop(m.name, None)

@@ -122,8 +122,11 @@ class ClusterPlatform:
         self._addresses_shown = former.addresses
 
     @asynccontextmanager
-    async def migration(self, cluster: BrokerCluster, wanted: Plan) -> AsyncIterator[Edge]:
+    async def migration(self) -> AsyncIterator[Edge]:
         """Yield what a cutover from RocketMQ asks and changes. Raises Refused, ApiError, ApiUnavailable."""
+        cluster = self.cluster
+        if cluster is None or self.plan is None:
+            raise Refused("the groups are not known yet")
         source = None if cluster.spec.bootstrap is None else cluster.spec.bootstrap.fromRocketMQ
         if source is None:
             raise Refused("the cluster has no spec.bootstrap.fromRocketMQ")
@@ -147,18 +150,17 @@ class ClusterPlatform:
                 f":{names.BROKER_PORT}",
                 partial(self._urls, group.name),
             )
-            for group in wanted.groups
+            for group in self.plan.groups
         ]
         async with Edge(SourcePlace(tuple(source.nameServers), keys, tls), groups, self.http) as edge:
             yield edge
 
-    async def copies(
-        self, cluster: BrokerCluster, wanted: Plan, *, ask: bool
-    ) -> dict[str, dict[str, Any] | None] | None:
-        """Return by group what its member says of the copy of a source; None: the spec has none."""
-        if cluster.spec.bootstrap is None or cluster.spec.bootstrap.fromRocketMQ is None:
+    async def copies(self, ask: bool) -> dict[str, dict[str, Any] | None] | None:
+        """Return by group what its member says of the copy of a source; None: the spec has none, or is not known."""
+        bootstrap = None if self.cluster is None else self.cluster.spec.bootstrap
+        if bootstrap is None or bootstrap.fromRocketMQ is None or self.plan is None:
             return None
-        groups = [group.name for group in wanted.groups]
+        groups = [group.name for group in self.plan.groups]
         if not ask:
             return dict.fromkeys(groups)
         said = await asyncio.gather(*(ask_copy(self.http, self._urls(group)) for group in groups))

@@ -150,3 +150,10 @@ def addresses(
         else:
             known[e.name] = found
     return known, missing
+
+
+def all_addresses(cluster: BrokerCluster, plan: Plan, existing: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Return the known addresses outside by endpoint name, with that of the proxies: their certificates name them."""
+    outside = {} if cluster.spec.external is None else addresses(cluster, plan, existing)[0]
+    of_proxies = proxy_address(cluster, existing)
+    return outside if of_proxies is None else outside | {proxy_endpoint(cluster).name: of_proxies}
