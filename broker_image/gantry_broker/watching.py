@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from abc import ABC, abstractmethod
 from typing import Final
+
+from gantry_broker.tasks import end_tasks
 
 CHECK_S: Final = 1.0
 """Seconds between two looks."""
@@ -33,8 +34,5 @@ class WatchedFiles(ABC):
             self.looked()
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-            self._task = None
+        await end_tasks(self._task)
+        self._task = None

@@ -33,6 +33,7 @@ from gantry_broker.store.compaction.passes import (
 from gantry_broker.store.errors import BadRecords, StoreError
 from gantry_broker.store.index.compacted import QueueRows
 from gantry_broker.store.types import Put
+from gantry_broker.tasks import end_tasks
 from gantry_broker.timeslice import SLICE_S
 
 if TYPE_CHECKING:
@@ -201,10 +202,7 @@ class Compaction:
 
     async def close(self) -> None:
         """End the work; what is half done goes on with the next leader."""
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+        await end_tasks(self._task)
 
     async def _run(self) -> None:
         store, interval = self._store, self._store.config.settings.compactionScheduleInternal

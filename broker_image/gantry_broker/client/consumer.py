@@ -212,16 +212,13 @@ class Consumer:
         running = list(self._assigned.values())
         for item in running:
             item.process.dropped = True
-            item.task.cancel()
-        await asyncio.gather(*(item.task for item in running), return_exceptions=True)
+        await end_tasks(*(item.task for item in running))
         workers = self._stop_workers()
         if workers:
             _, late = await asyncio.wait(workers, timeout=patience_s)
-            for task in late:
-                task.cancel()
             if late:
                 log.warning("%s: %d handlers did not end within %g s", self.group, len(late), patience_s)
-                await asyncio.gather(*late, return_exceptions=True)
+                await end_tasks(*late)
         await asyncio.gather(*(self._on_queue_stopped(queue, item.process) for queue, item in self._assigned.items()))
         self._assigned.clear()
         await self.offsets.commit(wait=True)

@@ -7,7 +7,6 @@ only where OTLP is configured (extra `opentelemetry`).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -17,6 +16,7 @@ from prometheus_client.core import Metric
 from prometheus_client.samples import Sample
 
 from gantry_broker.exposition import Family
+from gantry_broker.tasks import end_tasks
 from gantry_broker.version import VERSION
 
 if TYPE_CHECKING:
@@ -127,9 +127,7 @@ class OtlpPush:
     async def close(self) -> None:
         """End. What was not pushed yet is lost."""
         if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await end_tasks(self._task)
             await asyncio.to_thread(self._exporter.shutdown)
 
     def family(self) -> Family:

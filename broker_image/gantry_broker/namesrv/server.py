@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 
 from gantry_broker import descriptors
@@ -19,6 +18,7 @@ from gantry_broker.remoting.handshake import Identity
 from gantry_broker.remoting.members import HandshakeGuard, Membership
 from gantry_broker.remoting.server import RemotingServer
 from gantry_broker.remoting.tls_ports import PortsTls
+from gantry_broker.tasks import end_tasks
 
 log = logging.getLogger(__name__)
 
@@ -109,11 +109,8 @@ class NameServer:
         log.info("NameServer %s listens on port %d", self._settings.name, self.port)
 
     async def close(self) -> None:
-        if self._scanner is not None:
-            self._scanner.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._scanner
-            self._scanner = None
+        await end_tasks(self._scanner)
+        self._scanner = None
         if self._http is not None:
             self._http.close()
         for server in self._servers():

@@ -18,6 +18,7 @@ from gantry_broker.remoting.errors import ConnectError, ConnectionLost
 from gantry_broker.remoting.members import ConnectingMember, HandshakeFailed, Membership
 from gantry_broker.remoting.tls import CallingTls, Certificates, TlsError, TlsOptions
 from gantry_broker.remoting.tls_transport import CallingEnd, TlsFailed, TlsTransport
+from gantry_broker.tasks import end_tasks
 
 log = logging.getLogger(__name__)
 
@@ -228,11 +229,7 @@ class RemotingClient:
     async def close(self) -> None:
         """End all connections after their written bytes have gone out; pending requests raise ConnectionLost."""
         self._closed = True
-        for connecting in list(self._connecting.values()):
-            connecting.cancel()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._connecting.values(), *self._tasks, return_exceptions=True)
+        await end_tasks(*self._connecting.values(), *self._tasks)
         await self._resolver.close()
         for conn in list(self._addresses):
             conn.close()

@@ -17,6 +17,7 @@ from gantry_broker.remoting.errors import ConnectError, ConnectionLost, RequestT
 from gantry_broker.replication import wire
 from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer
 from gantry_broker.replication.pending_fetches import HOLD_S
+from gantry_broker.tasks import end_tasks
 
 if TYPE_CHECKING:
     from gantry_broker.protocol.frame import Frame
@@ -90,8 +91,7 @@ class FetchLoop:
     async def stop(self) -> None:
         task = self._task
         self.follow(None)
-        if task is not None:
-            await asyncio.gather(task, return_exceptions=True)
+        await end_tasks(task)
 
     async def _run(self) -> None:
         self._pause = RETRY_S

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 from gantry_broker.contracts.leadership import LeadershipRecord
+from gantry_broker.tasks import end_tasks
 
 from gantry_operator.cluster.member_client import MemberClient
 from gantry_operator.cluster.member_http import httpx
@@ -214,9 +215,7 @@ class GroupController(ABC):
                 self._news.clear()
         finally:
             self._clock.stop()
-            for task in [*self._following.values(), *self._tasks]:
-                task.cancel()
-            await asyncio.gather(*self._following.values(), *self._tasks, return_exceptions=True)
+            await end_tasks(*self._following.values(), *self._tasks)
             await self._member_client.close()
 
     async def _guarded_pass(self) -> bool:

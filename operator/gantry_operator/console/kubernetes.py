@@ -13,7 +13,6 @@ browsers use, separated by commas), GANTRY_CONSOLE_USER_HEADER, GANTRY_CONSOLE_G
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import logging
 import os
@@ -30,6 +29,7 @@ from fastapi import HTTPException, Request
 from gantry_broker import logs, report_page
 from gantry_broker.access.quota import Bucket
 from gantry_broker.http.hosts import AllowedHosts
+from gantry_broker.tasks import end_tasks
 
 from gantry_operator.actions.errors import ActionError
 from gantry_operator.actions.kubernetes_target import KubernetesTarget
@@ -448,8 +448,7 @@ class Clusters:
 
     async def _forget(self, key: ClusterKey) -> None:
         collector = self.known.pop(key)
-        self._tasks[key].cancel()
-        await asyncio.gather(self._tasks.pop(key), return_exceptions=True)
+        await end_tasks(self._tasks.pop(key))
         await collector.source.close()
 
 
@@ -480,9 +479,7 @@ async def serve() -> None:
             app = make_app(lambda: clusters.known, access, sessions)
             await Server(app, lambda: clusters.known).serve(sockets=[bound])
         finally:
-            following.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await following
+            await end_tasks(following)
 
 
 def main() -> None:

@@ -25,6 +25,7 @@ from gantry_broker.protocol.codes import AUTO_CREATE_TOPIC, PREDEFINED_GROUPS, R
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import Long, SendHeader
 from gantry_broker.protocol.message import format_properties
+from gantry_broker.tasks import end_tasks
 
 from gantry_operator.migration.copied import KEPT_FLAGS, MARK, Place, QueueCopy, kept, place_of
 from gantry_operator.migration.steps import Refused
@@ -219,9 +220,7 @@ class QueuesCopy(ABC):
                     task.result()
                 waiting = [task for task in tasks if not task.done()]
         finally:
-            for task in (*tasks, saving):
-                task.cancel()
-            await asyncio.gather(*tasks, saving, return_exceptions=True)
+            await end_tasks(*tasks, saving)
             if self._changed:
                 self.save()
 

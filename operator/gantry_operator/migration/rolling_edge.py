@@ -24,6 +24,7 @@ from gantry_broker.protocol.digits import whole_number
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import Long, TopicHeader, UpdateOffsetHeader
 from gantry_broker.remoting.tls import TlsOptions
+from gantry_broker.tasks import end_tasks
 
 from gantry_operator.cluster.member_http import httpx
 from gantry_operator.migration import rolling_back
@@ -302,8 +303,7 @@ async def drive(
             if made.copies and not made.actions and copying is None and edge.copy is not None:
                 copying = asyncio.create_task(_copy(edge.copy))
             elif not made.copies and copying is not None:
-                copying.cancel()
-                await asyncio.gather(copying, return_exceptions=True)
+                await end_tasks(copying)
                 copying = None
             for result in await asyncio.gather(*(edge.act(action) for action in made.actions), return_exceptions=True):
                 if isinstance(result, Refused):
@@ -324,9 +324,7 @@ async def drive(
             if not made.actions:
                 await asyncio.sleep(POLL_S)
     finally:
-        if copying is not None:
-            copying.cancel()
-            await asyncio.gather(copying, return_exceptions=True)
+        await end_tasks(copying)
 
 
 async def _copy(copy: BackCopy) -> None:

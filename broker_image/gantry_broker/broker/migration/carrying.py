@@ -30,6 +30,7 @@ from gantry_broker.protocol.codes import RequestCode, ResponseCode, SerializeTyp
 from gantry_broker.protocol.frame import MAX_FRAME, Frame, FrameDecoder, FrameError, encode_frame
 from gantry_broker.remoting.client import split_address
 from gantry_broker.remoting.errors import RemotingError
+from gantry_broker.tasks import end_tasks
 
 log = logging.getLogger(__name__)
 
@@ -154,9 +155,7 @@ class Carrier:
     async def close(self) -> None:
         """End all connections, and free the port."""
         self.free_port()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(*self._tasks)
 
     def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.clients >= MOST or self._server is None:
@@ -197,10 +196,8 @@ class Carrier:
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for way in ways:
-                way.cancel()
             source_writer.transport.abort()
-            await asyncio.gather(*ways, return_exceptions=True)
+            await end_tasks(*ways)
 
 
 async def _up(

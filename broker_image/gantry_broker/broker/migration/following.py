@@ -18,6 +18,7 @@ from gantry_broker.broker.migration.errors import MigrationError, SourceBroken
 from gantry_broker.store.errors import BadRecords
 from gantry_broker.store.log.epochs import FOREIGN
 from gantry_broker.store.store import MessageStore
+from gantry_broker.tasks import end_tasks
 
 log = logging.getLogger(__name__)
 
@@ -106,9 +107,8 @@ class Follower:
             raise MigrationError(f"the connection to the source ended: {error}") from error
         finally:
             self.connected = False
-            reporting.cancel()
             writer.transport.abort()
-            await asyncio.gather(reporting, return_exceptions=True)
+            await end_tasks(reporting)
 
     async def _take(self, stream: ha.Stream) -> None:
         """Append what has arrived whole. Raises SourceBroken, StoreError, OSError."""

@@ -43,6 +43,7 @@ from gantry_broker.store.log.epochs import FOREIGN
 from gantry_broker.store.sealed import seal, unseal
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import StoreConfig
+from gantry_broker.tasks import end_tasks
 
 if TYPE_CHECKING:
     from gantry_broker.config import BrokerConfig, MigrateConfig
@@ -486,14 +487,10 @@ class Migration:
                     self._problem = str(error)
                     log.warning("RocketMQ's %s: %s; connected again soon", self._wanted.broker, error)
                 finally:
-                    for ended in (following, done):
-                        ended.cancel()
-                    await asyncio.gather(following, done, return_exceptions=True)
+                    await end_tasks(following, done)
                 await asyncio.sleep(ha.pause_before(self._promise()))
         finally:
-            watching.cancel()
-            looking.cancel()
-            await asyncio.gather(watching, looking, return_exceptions=True)
+            await end_tasks(watching, looking)
 
     async def _until_wanted(self, follower: Follower, *watching: asyncio.Task[None]) -> None:
         """Wait while the source's senders would wait for a connection, or until a task ends."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+
+from gantry_broker.tasks import end_tasks
 
 from gantry_operator.cluster.group_controller import LOOK_S, GroupController, SwitchoverFailed
 from gantry_operator.cluster.group_controllers import failover_settings
@@ -38,10 +39,7 @@ async def switchover_once(folder: ClusterFolder, group: str, to: str | None) -> 
         except (SwitchoverFailed, ValueError) as error:
             raise ControlError(str(error)) from None
         finally:
-            if task is not None:
-                task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
+            await end_tasks(task)
             await supervisor.close()
 
 

@@ -147,10 +147,8 @@ class ForwardedCluster:
                     await channel.handshake()
                 up = asyncio.create_task(_send(reader, channel))
                 down = asyncio.create_task(self._receive(channel, writer, rewrite))
-                _, rest = await asyncio.wait({up, down}, return_when=asyncio.FIRST_COMPLETED)
-                for task in rest:
-                    task.cancel()
-                await asyncio.gather(up, down, return_exceptions=True)
+                await asyncio.wait({up, down}, return_when=asyncio.FIRST_COMPLETED)
+                await end_tasks(up, down)
             finally:
                 await socket.close()
         except (ApiError, ApiUnavailable, OSError) as error:
