@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
@@ -108,6 +108,27 @@ class Rule:
         if self.field:
             out["fieldPath"] = f".{self.field}"
         return out
+
+
+class Observed(BaseModel):
+    """A part of a status. Fields that another version of the operator has written are ignored."""
+
+    model_config = ConfigDict(extra="ignore", defer_build=True)
+
+    def to_object(self) -> dict[str, Any]:
+        """As JSON for the Kubernetes API, without absent fields."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+class AnyCondition(Observed):
+    """One aspect of the state, as in every Kubernetes object. A kind of resource narrows `type`."""
+
+    type: str
+    status: Literal["True", "False", "Unknown"] = Field(description="Whether the condition is true.")
+    reason: str = Field(description="One word, for programs.")
+    message: str = Field("", description="The state and the remedy, in words for users.")
+    lastTransitionTime: str = Field(description="Time of the last change of status.")
+    observedGeneration: int | None = Field(None, description="Generation of the spec that this describes.")
 
 
 class Strict(BaseModel):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from gantry_operator.api.base import Model
+from gantry_operator.api.base import AnyCondition, Model, Observed
 from gantry_operator.api.cluster import API_VERSION, MAX_NAME, ApiVersion, Metadata
 
 DeletionPolicy = Literal["Retain", "Delete"]
@@ -57,26 +57,17 @@ class BesideCluster(Model):
         )
 
 
-class ResourceCondition(BaseModel):
+class ResourceCondition(AnyCondition):
     """One aspect of the state, as in every Kubernetes object."""
-
-    model_config = ConfigDict(extra="ignore", defer_build=True)
 
     type: Literal["Ready", "Synced", "TableCurrent"] = Field(
         description="Ready: clients can use it. Synced: the brokers have it exactly as the spec says. TableCurrent: "
         "the runs of its table succeed."
     )
-    status: Literal["True", "False", "Unknown"] = Field(description="Whether the condition is true.")
-    reason: str = Field(description="One word, for programs.")
-    message: str = Field("", description="The state and the remedy, in words for users.")
-    lastTransitionTime: str = Field(description="Time of the last change of status.")
-    observedGeneration: int | None = Field(None, description="Generation of the spec that this describes.")
 
 
-class ManagedStatus(BaseModel):
+class ManagedStatus(Observed):
     """The state of a topic or group that a resource manages."""
-
-    model_config = ConfigDict(extra="ignore", defer_build=True)
 
     observedGeneration: int | None = Field(None, description="Generation of the spec that this describes.")
     origin: Literal["Created", "Adopted"] | None = Field(
@@ -91,7 +82,3 @@ class ManagedStatus(BaseModel):
         "the runs of its table succeed.",
         json_schema_extra=CONDITIONS,
     )
-
-    def to_object(self) -> dict[str, Any]:
-        """As JSON for the Kubernetes API, without absent fields."""
-        return self.model_dump(mode="json", exclude_none=True)

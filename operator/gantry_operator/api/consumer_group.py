@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from gantry_broker.protocol.codes import RETRY_PREFIX
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from gantry_operator.api import names
 from gantry_operator.api.annotations import GROUP
-from gantry_operator.api.base import TOPIC, Model, Rule
+from gantry_operator.api.base import TOPIC, Model, Observed, Rule
 from gantry_operator.api.beside import (
     ROWS,
     BesideCluster,
@@ -70,10 +70,8 @@ class ConsumerGroupSpec(Model):
     transitions: ClassVar[tuple[dict[str, str], ...]] = (names.fixed("groupName", KIND),)
 
 
-class GroupRow(BaseModel):
+class GroupRow(Observed):
     """The group's configuration in one broker group."""
-
-    model_config = ConfigDict(extra="ignore", defer_build=True)
 
     name: str = Field(description="Name of the broker group, as in spec.brokerGroups.")
     retryMax: int = Field(description="Deliveries of a message after the first one.")
@@ -83,10 +81,8 @@ class GroupRow(BaseModel):
     broadcast: bool = Field(description="Whether members may consume by broadcast.")
 
 
-class ResetQueue(BaseModel):
+class ResetQueue(Observed):
     """One queue in an offset reset."""
-
-    model_config = ConfigDict(extra="ignore", populate_by_name=True, defer_build=True)
 
     topic: str = Field(description="The topic.")
     group: str = Field(description="The broker group.")
@@ -97,10 +93,8 @@ class ResetQueue(BaseModel):
     repeated: int = Field(description="Messages that the group has read and gets once more.")
 
 
-class ResetStatus(BaseModel):
+class ResetStatus(Observed):
     """An offset reset that the annotation gantry.dev/reset-offsets asks for."""
-
-    model_config = ConfigDict(extra="ignore", defer_build=True)
 
     request: str = Field(description="The annotation's text, without the confirmation.")
     state: Literal["Preview", "Running", "Done", "Refused"] = Field(

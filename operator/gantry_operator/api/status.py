@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
+
+from gantry_operator.api.base import AnyCondition, Observed
 
 Phase = Literal[
     "Pending",
@@ -20,25 +22,16 @@ Phase = Literal[
 ]
 
 
-class _Status(BaseModel):
-    model_config = ConfigDict(extra="ignore", defer_build=True)
-
-
-class Condition(_Status):
+class Condition(AnyCondition):
     """One aspect of the state, as in every Kubernetes object."""
 
     type: Literal[
         "Ready", "Available", "Progressing", "Degraded", "Secured", "CertificatesValid", "Draining", "Unbalanced",
         "DiskPressure", "ReportComplete", "TablesCurrent", "Archiving", "Standby", "Migrating"
     ] = Field(description="The aspect.")  # fmt: skip
-    status: Literal["True", "False", "Unknown"] = Field(description="Whether the condition is true.")
-    reason: str = Field(description="One word, for programs.")
-    message: str = Field("", description="The state and the remedy, in words for users.")
-    lastTransitionTime: str = Field(description="Time of the last change of status.")
-    observedGeneration: int | None = Field(None, description="Generation of the spec that this describes.")
 
 
-class MemberRow(_Status):
+class MemberRow(Observed):
     """One broker."""
 
     name: str = Field(description="Name of the member, and of its pod.")
@@ -56,7 +49,7 @@ class MemberRow(_Status):
     reason: str = Field("", description="Reason why it is not ready.")
 
 
-class DrainRow(_Status):
+class DrainRow(Observed):
     """What a leaving broker group still holds for its consumers."""
 
     phase: Literal["Waiting", "Closing", "Draining", "Empty", "Removing"] = Field(
@@ -75,7 +68,7 @@ class DrainRow(_Status):
     retentionEnds: str | None = Field(None, description="When the retention of its newest message has passed.")
 
 
-class SiteRow(_Status):
+class SiteRow(Observed):
     """The part of the cluster in a pair of sites."""
 
     role: str = Field(description="Active, Demoting, Standby or Promoting.")
@@ -89,7 +82,7 @@ class SiteRow(_Status):
     since: str | None = Field(None, description="Time of the last change.")
 
 
-class ArchiveRow(_Status):
+class ArchiveRow(Observed):
     """The archive of a broker group."""
 
     recoverableFrom: str | None = Field(None, description="Store time of its first record: one can restore from here.")
@@ -115,7 +108,7 @@ class ArchiveRow(_Status):
     errorTime: str | None = Field(None, description="When that was.")
 
 
-class GroupRow(_Status):
+class GroupRow(Observed):
     """One broker group."""
 
     name: str = Field(description="Its name.")
@@ -132,7 +125,7 @@ class GroupRow(_Status):
     archive: ArchiveRow | None = Field(None, description="Its archive, if the spec has one.")
 
 
-class NameServerRow(_Status):
+class NameServerRow(Observed):
     """One NameServer."""
 
     name: str = Field(description="Its name.")
@@ -143,7 +136,7 @@ class NameServerRow(_Status):
     reason: str = Field("", description="Reason why it is not ready.")
 
 
-class ProxyRow(_Status):
+class ProxyRow(Observed):
     """One proxy."""
 
     name: str = Field(description="Its name, and that of its pod.")
@@ -154,7 +147,7 @@ class ProxyRow(_Status):
     reason: str = Field("", description="Reason why it is not ready.")
 
 
-class ProxyStatus(_Status):
+class ProxyStatus(Observed):
     """The endpoint for clients that speak gRPC."""
 
     replicas: int = Field(0, description="Wanted proxies.")
@@ -165,7 +158,7 @@ class ProxyStatus(_Status):
     members: list[ProxyRow] = Field(default_factory=list, description="A row for each proxy.")
 
 
-class CertificateRow(_Status):
+class CertificateRow(Observed):
     """A certificate or a certificate authority of the cluster."""
 
     name: str = Field(description="Its Secret; on one machine its folder.")
@@ -174,7 +167,7 @@ class CertificateRow(_Status):
     renewalTime: str | None = Field(None, description="Time at which Gantry makes it again.")
 
 
-class LastFailover(_Status):
+class LastFailover(Observed):
     """The last change of a master."""
 
     group: str = Field(description="Group of the change.")
@@ -189,14 +182,14 @@ class LastFailover(_Status):
     model_config = ConfigDict(extra="ignore", populate_by_name=True, defer_build=True)
 
 
-class Addresses(_Status):
+class Addresses(Observed):
     """Addresses for clients' configuration."""
 
     nameServers: str = Field("", description="NameServer addresses for clients inside, separated by ';'.")
     external: str = Field("", description="NameServer addresses for clients outside (spec.external), separated by ';'.")
 
 
-class TopicSaving(_Status):
+class TopicSaving(Observed):
     """A topic that compaction would shrink."""
 
     topic: str = Field(description="Its name.")
@@ -204,7 +197,7 @@ class TopicSaving(_Status):
     recommendation: str = Field("", description="The suggested action.")
 
 
-class VersionStatus(_Status):
+class VersionStatus(Observed):
     """What runs."""
 
     operator: str = Field("", description="Version of the operator.")
@@ -214,7 +207,7 @@ class VersionStatus(_Status):
     protocol: str = Field("", description="Version of RocketMQ whose protocol the brokers speak.")
 
 
-class AnalyticsStatus(_Status):
+class AnalyticsStatus(Observed):
     """The last runs of the report."""
 
     lastRun: str | None = Field(None, description="Start of the last run.")
@@ -232,7 +225,7 @@ class AnalyticsStatus(_Status):
     nextRun: str | None = Field(None, description="Time of the next run.")
 
 
-class TableRow(_Status):
+class TableRow(Observed):
     """The table of one topic. The status of its BrokerTopic says more."""
 
     topic: str = Field(description="Name of the topic.")
@@ -246,7 +239,7 @@ class TableRow(_Status):
     lastCommit: str | None = Field(None, description="Time of the newest snapshot.")
 
 
-class MigrationGroupRow(_Status):
+class MigrationGroupRow(Observed):
     """The copy of one group's source."""
 
     name: str = Field(description="The group.")
@@ -257,7 +250,7 @@ class MigrationGroupRow(_Status):
     problem: str = Field("", description="Why it does not go on.")
 
 
-class MigrationStatus(_Status):
+class MigrationStatus(Observed):
     """A migration from a running RocketMQ."""
 
     phase: str = Field(
@@ -269,7 +262,7 @@ class MigrationStatus(_Status):
     groups: list[MigrationGroupRow] = Field(default_factory=list, description="A row for each group.")
 
 
-class BrokerClusterStatus(_Status):
+class BrokerClusterStatus(Observed):
     """The state of the cluster."""
 
     observedGeneration: int | None = Field(None, description="Generation of the spec that this describes.")

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, field_validator, model_serializer
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 from pydantic_core import PydanticCustomError
 
 from gantry_operator.api import cron
@@ -18,6 +18,7 @@ from gantry_operator.api.base import (
     TABLE_NAMESPACE,
     ZONE,
     Model,
+    Observed,
     Rule,
     VolumeSize,
     Window,
@@ -278,10 +279,8 @@ class Tables(Model):
     )
 
 
-class TableStatus(BaseModel):
+class TableStatus(Observed):
     """The table of a topic, as its last run left it."""
-
-    model_config = ConfigDict(extra="ignore", defer_build=True)
 
     name: str = Field("", description="Name of the table in its catalog, with the namespace before it.")
     lastRun: str | None = Field(None, description="Start of the last run.")

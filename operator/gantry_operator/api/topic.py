@@ -7,11 +7,11 @@ from typing import Annotated, ClassVar, Literal
 
 from gantry_broker.broker.metadata.attributes import CLEANUP, COMPACTION, MIN_RETENTION_MS, RETENTION, TOMBSTONES
 from gantry_broker.protocol.codes import TOPIC_MAX_LENGTH, Perm
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from gantry_operator.api import names
 from gantry_operator.api.annotations import GROUP
-from gantry_operator.api.base import TOPIC, Model, Rule, Window, parse_duration
+from gantry_operator.api.base import TOPIC, Model, Observed, Rule, Window, parse_duration
 from gantry_operator.api.beside import (
     ROWS,
     BesideCluster,
@@ -165,10 +165,8 @@ class BrokerTopicSpec(Model):
     transitions: ClassVar[tuple[dict[str, str], ...]] = (names.fixed("topicName", KIND),)
 
 
-class TopicRow(BaseModel):
+class TopicRow(Observed):
     """The topic in one broker group."""
-
-    model_config = ConfigDict(extra="ignore", defer_build=True)
 
     name: str = Field(description="Name of the broker group, as in spec.brokerGroups.")
     writeQueues: int = Field(description="Queues that take messages.")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from gantry_operator.api.annotations import GROUP
 from gantry_operator.api.base import (
@@ -13,8 +13,10 @@ from gantry_operator.api.base import (
     RESOURCE,
     SECRET_KEY,
     SOURCE,
+    AnyCondition,
     Duration,
     Model,
+    Observed,
     Rule,
     Strict,
     between,
@@ -160,23 +162,14 @@ class BrokerUserSpec(Strict):
     rotation: Rotation = Field(default_factory=lambda: Rotation(), description="Changes of the secret key.")
 
 
-class UserCondition(BaseModel):
+class UserCondition(AnyCondition):
     """One aspect of the state, as in every Kubernetes object."""
 
-    model_config = ConfigDict(extra="ignore", defer_build=True)
-
     type: Literal["Ready"] = Field(description="Ready: the brokers know the user as the spec says.")
-    status: Literal["True", "False", "Unknown"] = Field(description="Whether the condition is true.")
-    reason: str = Field(description="One word, for programs.")
-    message: str = Field("", description="The state and the remedy, in words for users.")
-    lastTransitionTime: str = Field(description="Time of the last change of status.")
-    observedGeneration: int | None = Field(None, description="Generation of the spec that this describes.")
 
 
-class BrokerUserStatus(BaseModel):
+class BrokerUserStatus(Observed):
     """The state of the user. It contains no secret."""
-
-    model_config = ConfigDict(extra="ignore", defer_build=True)
 
     observedGeneration: int | None = Field(None, description="Generation of the spec that this describes.")
     accessKey: str = Field("", description="The user's name in clients.")
@@ -189,10 +182,6 @@ class BrokerUserStatus(BaseModel):
         description="Ready: the brokers know the user as the spec says.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
-
-    def to_object(self) -> dict[str, Any]:
-        """As JSON for the Kubernetes API, without absent fields."""
-        return self.model_dump(mode="json", exclude_none=True)
 
 
 class BrokerUser(BesideCluster):

@@ -93,15 +93,13 @@ def resolve(text: str | None, directory: Path | None = None) -> Source:
             raise CliError(f"{text} does not exist; give a store directory, the one that holds commitlog/", Exit.USAGE)
     from pydantic import ValidationError
 
-    from gantry_operator.platforms.local.folder import ClusterNotFound, find_folder
+    from gantry_operator.cli.target import find_local
     from gantry_operator.platforms.local.live import http_urls
     from gantry_operator.platforms.local.ports import NoPort
 
     try:
-        folder = find_folder(directory, text)
+        folder = find_local(directory, text)
         brokers = tuple(http_urls(folder))
-    except ClusterNotFound as error:
-        raise CliError(str(error), Exit.NO_CLUSTER) from None
     except ValidationError as error:
         raise CliError(f"the cluster's folder holds a manifest of another version: {error}") from None
     except NoPort as error:

@@ -132,16 +132,13 @@ def _chosen(cluster: BrokerCluster, group: str | None) -> list[str]:
 def _from_store(
     source: str, file: Path | None, group: str | None, token_file: Path | None, to: Path
 ) -> dict[str, Exported]:
-    from gantry_operator.api import ManifestError, load_manifest
+    from gantry_operator.cli.manifest_files import read_manifest
     from gantry_operator.cli.target import run_async
     from gantry_operator.migration import exporting
 
     if file is None:
         raise CliError("--from needs --file, the manifest of its cluster: it has the names and settings", Exit.USAGE)
-    try:
-        cluster = load_manifest(file)
-    except (ManifestError, OSError) as error:
-        raise CliError(str(error), Exit.USAGE) from None
+    cluster = read_manifest(file)
     chosen = _chosen(cluster, group)
     if len(chosen) != 1:
         raise CliError(f"--from is the store of one group: add --group, one of {', '.join(chosen)}", Exit.USAGE)

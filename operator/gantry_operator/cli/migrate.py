@@ -73,12 +73,9 @@ def register(app: typer.Typer) -> None:
 
 
 def _load(file: Path) -> tuple[BrokerCluster, FromRocketMQ]:
-    from gantry_operator.api import ManifestError, load_manifest
+    from gantry_operator.cli.manifest_files import read_manifest
 
-    try:
-        cluster = load_manifest(file)
-    except (ManifestError, OSError) as error:
-        raise CliError(str(error), Exit.USAGE) from None
+    cluster = read_manifest(file)
     return cluster, _source(cluster, str(file))
 
 
@@ -305,17 +302,14 @@ def _start_by_messages(
     file: Path, timeout: float, servers: str | None, secret: str | None, topics: str | None, directory: Path | None
 ) -> None:
     """Start the cluster, and copy until it is ended. Raises CliError."""
-    from gantry_operator.api import ManifestError, load_manifest
+    from gantry_operator.cli.manifest_files import read_manifest
     from gantry_operator.cli.target import run_async
     from gantry_operator.cli.up import up
     from gantry_operator.migration import by_messages
     from gantry_operator.migration.steps import Refused
     from gantry_operator.platforms.local.folder import ClusterFolder, default_folder
 
-    try:
-        cluster = load_manifest(file)
-    except (ManifestError, OSError) as error:
-        raise CliError(str(error), Exit.USAGE) from None
+    cluster = read_manifest(file)
     if cluster.spec.bootstrap is not None:
         raise CliError(f"{file} has spec.bootstrap: by messages a cluster begins empty, take it out", Exit.USAGE)
     if not servers:

@@ -9,8 +9,7 @@ from gantry_broker.protocol.printable import printable
 from rich.markup import escape
 
 from gantry_operator.actions.target import Target
-from gantry_operator.api import BrokerCluster, ManifestError, load_manifest
-from gantry_operator.cli.errors import CliError, Exit
+from gantry_operator.cli.manifest_files import read_manifest
 from gantry_operator.cli.output import console, print_json
 from gantry_operator.cli.target import run_async
 
@@ -19,21 +18,12 @@ FIELDS = 6
 
 def show_plan(target: Target, file: Path | None, image: str, as_json: bool) -> None:
     """Print the effect. Raises CliError for a manifest that is refused."""
-    wanted = None if file is None else _load(file)
+    wanted = None if file is None else read_manifest(file)
     found = run_async(target.preview(wanted, image))
     if as_json:
         print_json(found)
         return
     _show(found)
-
-
-def _load(file: Path) -> BrokerCluster:
-    try:
-        return load_manifest(file)
-    except OSError as error:
-        raise CliError(f"{file} cannot be read: {error.strerror}", Exit.USAGE) from None
-    except ManifestError as error:
-        raise CliError(str(error).replace("\n", "\nerror: "), Exit.USAGE) from None
 
 
 def _show(found: dict[str, Any]) -> None:

@@ -119,12 +119,9 @@ def _restore_cluster(
     from gantry_broker.archive.inspection import contents
     from gantry_broker.archive.restore import Target as RestoreTarget
 
-    from gantry_operator.api import ManifestError, load_manifest
+    from gantry_operator.cli.manifest_files import read_manifest
 
-    try:
-        cluster = load_manifest(file)
-    except (ManifestError, OSError) as error:
-        raise CliError(str(error), Exit.USAGE) from None
+    cluster = read_manifest(file)
     source = None if cluster.spec.bootstrap is None else cluster.spec.bootstrap.fromArchive
     if source is None:
         raise CliError(f"{file} has no spec.bootstrap.fromArchive: write the url of an archive there", Exit.USAGE)

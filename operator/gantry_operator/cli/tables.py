@@ -63,7 +63,7 @@ def _one_line_errors() -> Iterator[None]:
 
 def _catalog(given: Path | None, directory: Path | None, name: str | None) -> dict[str, str]:
     """Return the properties of the catalog. Raises CliError."""
-    from gantry_operator.platforms.local.folder import ClusterNotFound, find_folder
+    from gantry_operator.cli.target import find_local
     from gantry_operator.platforms.local.manifest import load_saved
     from gantry_operator.platforms.local.tables import local_catalog
 
@@ -77,10 +77,7 @@ def _catalog(given: Path | None, directory: Path | None, name: str | None) -> di
         if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
             raise CliError(f'--catalog: {given}: write an object of texts, as {{"type": "sql"}}', Exit.USAGE)
         return {str(k): v for k, v in found.items()}
-    try:
-        folder = find_folder(directory, name)
-    except ClusterNotFound as error:
-        raise CliError(str(error), Exit.NO_CLUSTER) from None
+    folder = find_local(directory, name)
     return local_catalog(folder, load_saved(folder).spec.tables)
 
 

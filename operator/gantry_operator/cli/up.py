@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from gantry_operator.api import BrokerCluster, BrokerUser, Documents, ManifestError, Proxy, load_documents
+from gantry_operator.api import BrokerCluster, BrokerUser, Documents, Proxy
 from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.examples import QUICKSTART, examples
+from gantry_operator.cli.manifest_files import read_documents
 from gantry_operator.cli.output import note, say
 from gantry_operator.cli.progress import Progress
 from gantry_operator.platforms.local import control
@@ -45,7 +46,7 @@ def up(
     says, and one if it says nothing. `wait`: until clients can send and read.
     """
     os.umask(0o077)  # Also for the supervisor and all processes that it starts: their files are for this user alone.
-    documents = _load(file or default_manifest(directory))
+    documents = read_documents(file or default_manifest(directory))
     cluster = documents.cluster
     if tls:
         cluster.spec.security.tls.mode = "Required"
@@ -102,19 +103,10 @@ def default_manifest(directory: Path | None) -> Path:
     """
     quickstart = Path(str(examples()[QUICKSTART]))
     if directory is None:
-        saved = default_folder(_load(quickstart).cluster.name).manifest
+        saved = default_folder(read_documents(quickstart).cluster.name).manifest
     else:
         saved = ClusterFolder(directory.expanduser().resolve()).manifest
     return saved if saved.exists() else quickstart
-
-
-def _load(file: Path) -> Documents:
-    try:
-        return load_documents(file)
-    except OSError as error:
-        raise CliError(f"{file} cannot be read: {error.strerror}", Exit.USAGE) from None
-    except ManifestError as error:
-        raise CliError(str(error).replace("\n", "\nerror: "), Exit.USAGE) from None
 
 
 def _refuse_foreign(folder: ClusterFolder, cluster: BrokerCluster, directory: Path | None) -> None:
