@@ -25,6 +25,7 @@ if not __package__:  # Run as a script: start it again as a module, so that it f
 
 from benchmarks.rig.target import Target
 from benchmarks.rig.wire import Wire
+from tests.support import recorded
 
 RECORDED = Path(__file__).resolve().parents[1] / "data" / "fields" / "4.9.7.json"
 TOPIC, GROUP = "Fields", "FieldsGroup"
@@ -214,8 +215,7 @@ def main() -> None:
                     prepare(target)  # the request before may have deleted the topic or group of the next one
                 answer = ask(address, case, target.prefix, 1.5)
                 found[case.name] = None if answer is None else answer.code
-    RECORDED.parent.mkdir(parents=True, exist_ok=True)
-    RECORDED.write_text(json.dumps(found, indent=0) + "\n")
+    recorded.write(RECORDED, found, by_first_word=True)
     print(f"{len(found)} answers")
 
 

@@ -32,6 +32,7 @@ from gantry_broker.protocol.message import decode_records, format_properties, pa
 from benchmarks.rig import rocketmq
 from benchmarks.rig.target import Target
 from benchmarks.rig.wire import Wire
+from tests.support import recorded
 
 RECORDED: Final = Path(__file__).resolve().parents[1] / "data" / "pop" / "5.5.0.json"
 
@@ -643,9 +644,7 @@ def main() -> None:
         rocketmq.rocketmq(Path(name), heap="512m", direct="512m", server="server55") as target,
     ):
         answers = play(target, PARTS)
-    RECORDED.parent.mkdir(exist_ok=True)
-    lines = [f"{json.dumps(name)}: {json.dumps(answer, sort_keys=True)}" for name, answer in sorted(answers.items())]
-    RECORDED.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    recorded.write(RECORDED, dict(sorted(answers.items())))
     print(f"{len(answers)} answers")
 
 
