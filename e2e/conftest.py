@@ -24,8 +24,10 @@ from kube import (
     Figure,
     Host,
     Lost,
+    TooLate,
     apply,
     example,
+    get,
     helm_install,
     kubectl,
     run,
@@ -41,12 +43,16 @@ FIGURES = Path(os.environ.get("E2E_FIGURES", ROOT / "build" / "e2e-figures.json"
 
 NOTHING_LOST = 75
 """Exit code of a run with failed tests none of which raised `Lost`: e2e/run tries these alone."""
-FAILED, LOST = pytest.StashKey[int](), pytest.StashKey[int]()
+ONLY_LATE = 76
+"""The same, where each failed test raised `TooLate`: e2e/run tries these once more also after a try alone."""
+FAILED, LATE, LOST = pytest.StashKey[int](), pytest.StashKey[int](), pytest.StashKey[int]()
+UNSURE = pytest.StashKey[bool]()
+"""Of a module: a test has failed, and may have left `demo` as no test expects it."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "alone: disturbs the other modules, or measures times that they would disturb")
-    config.stash[FAILED] = config.stash[LOST] = 0
+    config.stash[FAILED] = config.stash[LATE] = config.stash[LOST] = 0
     config.pluginmanager.register(Counted(config))
 
 
@@ -75,9 +81,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
     report = yield
-    if call.excinfo is not None and call.excinfo.errisinstance(Lost):
-        report.user_properties.append(("lost", True))
+    if call.excinfo is not None:
+        for kind, word in ((Lost, "lost"), (TooLate, "late")):
+            if call.excinfo.errisinstance(kind):
+                report.user_properties.append((word, True))
+    if report.failed:
+        module_of(item).stash[UNSURE] = True
     return report
+
+
+def module_of(item: pytest.Item) -> pytest.Module:
+    found = item.getparent(pytest.Module)
+    assert found is not None
+    return found
 
 
 class Counted:
@@ -88,12 +104,15 @@ class Counted:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
+            words = {word for word, _ in map(tuple, report.user_properties)}
             self.config.stash[FAILED] += 1
-            self.config.stash[LOST] += ("lost", True) in map(tuple, report.user_properties)
+            self.config.stash[LATE] += "late" in words
+            self.config.stash[LOST] += "lost" in words
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        if exitstatus == pytest.ExitCode.TESTS_FAILED and self.config.stash[FAILED] and not self.config.stash[LOST]:
-            session.exitstatus = NOTHING_LOST
+        failed, late, lost = (self.config.stash[key] for key in (FAILED, LATE, LOST))
+        if exitstatus == pytest.ExitCode.TESTS_FAILED and failed and not lost:
+            session.exitstatus = ONLY_LATE if late == failed else NOTHING_LOST
 
 
 @contextlib.contextmanager
@@ -156,17 +175,21 @@ def host(any_host: Host) -> Host:
 def namespace(request: pytest.FixtureRequest, operator: None) -> Iterator[str]:
     """Deleted afterwards with all its objects."""
     name = "e2e-" + request.path.stem.removeprefix("test_").replace("_", "-")
-    kubectl("delete", "namespace", name, "--ignore-not-found", timeout=180)
+    kubectl("delete", "namespace", name, "--ignore-not-found", timeout=480)
     kubectl("create", "namespace", name)
     yield name
     kubectl("delete", "namespace", name, "--wait=false")
 
 
-@pytest.fixture(scope="module")
-def demo(namespace: str) -> Cluster:
-    """examples/quickstart.yaml, ready."""
-    apply(namespace, example("quickstart.yaml"))
-    cluster = Cluster(namespace)
+@pytest.fixture
+def demo(request: pytest.FixtureRequest, namespace: str) -> Cluster:
+    """examples/quickstart.yaml, ready: as the test before left it, and as written after a failed test."""
+    cluster, text = Cluster(namespace), example("quickstart.yaml")
+    if not any(found["metadata"]["name"] == cluster.name for found in get(namespace, "bc")):
+        apply(namespace, text)
+    elif module_of(request.node).stash.get(UNSURE, False):
+        kubectl("-n", namespace, "replace", "-f", "-", stdin=text)
+    module_of(request.node).stash[UNSURE] = False
     cluster.wait_running()
     return cluster
 

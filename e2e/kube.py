@@ -47,8 +47,30 @@ def run(*command: str, stdin: str | None = None, check: bool = True, timeout: fl
     return done.stdout
 
 
-def kubectl(*arguments: str, stdin: str | None = None, check: bool = True, timeout: float = 120) -> str:
-    return run("kubectl", *arguments, stdin=stdin, check=check, timeout=timeout)
+REPEATABLE = frozenset({"annotate", "apply", "describe", "get", "label", "logs", "patch", "uncordon"})
+"""Commands of kubectl with one effect, however often they run."""
+BUSY = (
+    "TLS handshake timeout", "i/o timeout", "etcdserver: ", "connection refused", "connection reset",
+    "http2: client connection lost", "unexpected EOF", "Timeout: request did not complete", "the server is currently",
+    "too many requests", "Client.Timeout",
+)  # fmt: skip
+"""Words of a failure that says nothing about the request: the API server has no time."""
+BUSY_S = 120.0
+"""Seconds for which a request to a busy API server is repeated."""
+
+
+def kubectl(*arguments: str, stdin: str | None = None, check: bool = True, timeout: float = 300) -> str:
+    """As `run`. A busy API server is asked again, where that changes nothing."""
+    repeatable = any(word in REPEATABLE for word in arguments[:3])
+    deadline = time.monotonic() + BUSY_S
+    while True:
+        try:
+            return run("kubectl", *arguments, stdin=stdin, check=check, timeout=timeout)
+        except CommandFailed as error:
+            busy = any(words in str(error) for words in BUSY)
+            if not (busy and repeatable) or time.monotonic() > deadline:
+                raise
+        time.sleep(1)
 
 
 class Api:
@@ -67,10 +89,7 @@ class Api:
 
     def read(self, path: str, **query: str) -> Any:
         """The JSON at a path. Raises CommandFailed, with kubectl's words."""
-        try:
-            answer = self._client.get(path, params=query)
-        except httpx.HTTPError as error:
-            raise CommandFailed(f"the API server does not answer: {error!r}") from None
+        answer = self._asked(functools.partial(self._client.get, path, params=query))
         if not answer.is_success:
             status = answer.json() if answer.text.startswith("{") else {}
             reason, message = status.get("reason", answer.status_code), status.get("message", answer.text)
@@ -81,8 +100,23 @@ class Api:
         """What the API server says against making this object of ours; empty: nothing. Nothing is made."""
         _, plural, _ = self.kind(document["kind"].lower())
         path = f"/apis/{document['apiVersion']}/namespaces/{namespace}/{plural}"
-        answer = self._client.post(path, params={"dryRun": "All", "fieldValidation": "Strict"}, json=document)
+        query = {"dryRun": "All", "fieldValidation": "Strict"}
+        answer = self._asked(functools.partial(self._client.post, path, params=query, json=document))
         return "" if answer.is_success else str(answer.json()["message"])
+
+    def _asked(self, request: Callable[[], httpx.Response]) -> httpx.Response:
+        """The answer to a request that changes nothing. A busy API server is asked again. Raises CommandFailed."""
+        deadline = time.monotonic() + BUSY_S
+        while True:
+            try:
+                answer = request()
+                busy = answer.status_code in (429, 502, 503, 504) or "etcdserver: " in answer.text
+                if not busy or time.monotonic() > deadline:
+                    return answer
+            except httpx.HTTPError as error:
+                if time.monotonic() > deadline:
+                    raise CommandFailed(f"the API server does not answer: {error!r}") from None
+            time.sleep(0.5)
 
     def kind(self, name: str) -> tuple[str, str, bool]:
         """As `_kinds`. Raises CommandFailed."""
@@ -164,13 +198,14 @@ def state_of_system() -> str:
     return "\n".join(kubectl(*words, check=False) for words in asked)
 
 
-BESIDE_OTHERS = "PYTEST_XDIST_WORKER" in os.environ
-EXTRA_S = 120.0
-"""Beside other modules a condition has so many seconds more: modules that run alone judge times."""
+EXTRA_S = 180.0
+"""A condition has so many seconds more than on an idle machine, to know a slow machine from a wait without end."""
 
 
 class TooLate(AssertionError):
-    """A send failed, or something took too long. Nothing is lost. Beside other modules that can be the machine."""
+    """A send failed, something took too long, or a master failed over without the test's doing. Nothing is lost. That
+    can be the machine.
+    """
 
 
 class Lost(AssertionError):
@@ -182,20 +217,34 @@ class Lost(AssertionError):
 def until(what: str, condition: Callable[[], T | None], timeout: float = 90, every: float = 0.3) -> T:
     """The first true value of `condition`. An exception of it counts as not yet.
 
-    Raises TooLate if it stays false for `timeout` seconds, and beside other modules for `EXTRA_S` more.
+    `timeout`: seconds that suffice on an idle machine. A busy one has `EXTRA_S` more, so this checks no time: `within`
+    does. Raises AssertionError if it stays false.
     """
+    return _first_true(what, condition, timeout, every)[0]
+
+
+def within(what: str, condition: Callable[[], T | None], limit: float, every: float = 0.1) -> T:
+    """As `until`, where the time is what is tested. Raises TooLate if it becomes true after `limit` seconds."""
+    value, took, problem = _first_true(what, condition, limit, every)
+    if took >= limit:
+        raise TooLate(f"{what}: after {took:.1f} s instead of {limit:.0f} s; before: {problem}")
+    return value
+
+
+def _first_true(what: str, condition: Callable[[], T | None], timeout: float, every: float) -> tuple[T, float, object]:
+    """With the seconds until the look that found it, and what the look before found."""
     begin = time.monotonic()
-    limit = timeout + (EXTRA_S if BESIDE_OTHERS else 0)
     problem: object = None
-    while time.monotonic() - begin < limit:
+    while (waited := time.monotonic() - begin) < timeout + EXTRA_S:
         try:
-            if value := condition():
-                return value
+            value = condition()
+            if value:
+                return value, waited, problem
             problem = value
-        except (CommandFailed, KeyError, IndexError, TypeError) as error:
+        except (CommandFailed, KeyError, IndexError, TypeError, StopIteration) as error:
             problem = error
         time.sleep(every)
-    raise TooLate(f"{what}: not within {limit:.0f} s ({problem})")
+    raise AssertionError(f"{what}: not within {waited:.0f} s, {timeout:.0f} s suffice elsewhere ({problem})")
 
 
 IS_DEFAULT = "storageclass.kubernetes.io/is-default-class"
@@ -261,6 +310,11 @@ class Cluster:
     def condition(self, kind: str) -> dict[str, Any]:
         return next(c for c in self.status()["conditions"] if c["type"] == kind)
 
+    def wait_true(self, *kinds: str) -> None:
+        """Waits until these conditions are true: a busy machine's members are late for a moment now and then."""
+        for kind in kinds:
+            until(f"the condition {kind} is true", lambda kind=kind: self.condition(kind)["status"] == "True")
+
     def wait_running(self, timeout: float = 180, members: int | None = None) -> dict[str, Any]:
         def running() -> dict[str, Any] | None:
             obj = self.object()
@@ -276,6 +330,24 @@ class Cluster:
     def epoch(self, group: str = "a") -> int:
         """The highest epoch that a member of the group follows, by the status."""
         return max(int(m.get("epoch", 0)) for m in self.status()["members"] if m["group"] == group)
+
+    def first_epoch(self, group: str = "a") -> None:
+        """Checks that all members of a group follow its first leader: it was begun once. Raises TooLate if the status
+        tells of a failover since.
+        """
+        status = self.status()
+        epochs = {m.get("epoch") for m in status["members"] if m["group"] == group}
+        since = status.get("lastFailover") or {}
+        if epochs != {1} and since.get("group") == group and not since["planned"]:
+            raise TooLate(f"a failover that nobody asked for: {since}")
+        assert epochs == {1}, status
+
+    def same_leader(self, master: str, epoch: int, group: str = "a") -> None:
+        """Checks that nothing changed the leader. Raises TooLate: a master on a starved machine can seem to be dead."""
+        if (found := self.epoch(group)) != epoch:
+            since = self.status().get("lastFailover")
+            raise TooLate(f"{master} led in epoch {epoch}; the epoch is {found} now: {since}")
+        assert self.master_name(group) == master
 
     def wait_recovered(self, epoch: int, timeout: float = 120) -> None:
         """All members are ready and in sync in an epoch above `epoch`: a status from before the failure does not
@@ -321,9 +393,27 @@ class Cluster:
         self.wait_recovered(epoch)
 
     def switch_over(self, group: str = "a") -> None:
-        """Requests a switchover. Each request has another text, so that it differs from answered requests."""
-        request = f"gantry.dev/switchover={group} #{time.time_ns()}"
-        kubectl("-n", self.namespace, "annotate", "bc", self.name, request, "--overwrite")
+        """Has another member lead, or with `GROUP=MEMBER` a certain one. A request that fails is made again: on a busy
+        machine a member can be out of sync for a moment.
+        """
+
+        def asked() -> bool:
+            # Each request has another text, so that it differs from answered requests.
+            request = f"{group} #{time.time_ns()}"
+            kubectl(
+                "-n", self.namespace, "annotate", "bc", self.name, f"gantry.dev/switchover={request}", "--overwrite"
+            )
+            said = until("the request is answered", lambda: self._answer_to(request), 60, 0.2)
+            if not said.startswith("done: "):
+                print(f"switchover of {group}: {said}")
+                raise CommandFailed(said)
+            return True
+
+        until(f"a switchover of {group}", asked, 60, 1)
+
+    def _answer_to(self, request: str) -> str:
+        said = str(self.object()["metadata"]["annotations"]["gantry.dev/switchover-result"])
+        return said.removeprefix(f"{request} ") if said.startswith(f"{request} ") else ""
 
     def drain(self, node: str) -> None:
         """Drains a node of the brokers of this cluster alone: clusters of other modules have the same name."""
@@ -331,8 +421,8 @@ class Cluster:
         kubectl("-n", self.namespace, "label", "pod", *pods, f"e2e-drained={self.namespace}", "--overwrite")
         try:
             kubectl(
-                "drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=120s",
-                "--pod-selector", f"e2e-drained={self.namespace}", timeout=150,
+                "drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=300s",
+                "--pod-selector", f"e2e-drained={self.namespace}", timeout=330,
             )  # fmt: skip
         finally:
             kubectl("uncordon", node)
@@ -470,6 +560,20 @@ def unharmed(result: dict[str, Any], gap_ms: int | None = None) -> None:
         raise Lost(str(result))
     if result.get("errors", 0) or (gap_ms is not None and result["maxGapMs"] >= gap_ms):
         raise TooLate(f"failed sends, or a gap of {gap_ms} ms or more: {result}")
+
+
+UNANSWERED_MS = 1_000
+"""A client sends a message again, on another connection, after so long without an answer."""
+
+
+def calm(result: dict[str, Any], sends: int) -> None:
+    """Checks the findings of a load that nothing disturbs: as `unharmed`, each message once, and more than `sends` of
+    them. Raises TooLate for few, and for a message that was sent again because its answer was late.
+    """
+    unharmed(result)
+    if result["sendOk"] <= sends or (result["twice"] and result["slowestMs"] >= UNANSWERED_MS):
+        raise TooLate(f"{sends} sends or fewer, or late answers: {result}")
+    assert result["twice"] == 0, result
 
 
 def brokers_process(member: str) -> str:

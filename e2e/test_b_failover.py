@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kube import Cluster, Figure, Host, Load, apply, kubectl, unharmed, until, with_storage, workers
+from kube import Cluster, Figure, Host, Load, TooLate, apply, kubectl, unharmed, until, with_storage, workers
 
 KILLED_MS = 2_000
 SILENT_MS = 5_500
@@ -69,7 +69,8 @@ def test_a_planned_switchover_shows_no_error(demo: Cluster, figure: Figure) -> N
     result = load.stop()
     figure("switchover: three times by annotation", result)
     unharmed(result, KILLED_MS)
-    assert demo.status()["lastFailover"]["planned"] is True
+    if not (last := demo.status()["lastFailover"])["planned"]:
+        raise TooLate(f"a failover that nobody asked for: {last}")
 
 
 def test_a_flood_of_a_strangers_frames_changes_no_master(demo: Cluster, figure: Figure) -> None:
@@ -83,9 +84,8 @@ def test_a_flood_of_a_strangers_frames_changes_no_master(demo: Cluster, figure: 
     figure("a stranger's small frames at the master", result | {"strangersBytes": sent})
     assert len(sent) == 4, "each connection was accepted"
     unharmed(result, FLOODED_MS)
-    assert demo.master_name() == master["metadata"]["name"]
-    assert demo.epoch() == epoch
     assert demo.uids() == before
+    demo.same_leader(master["metadata"]["name"], epoch)
 
 
 @pytest.fixture
@@ -94,10 +94,12 @@ def small(namespace: str, host: Host) -> Iterator[Cluster]:
     with host.small_disks("e2e-small", 3, FULL_MIB) as name:
         apply(namespace, with_storage("small", "1Gi", name))
         cluster = Cluster(namespace, "small")
-        cluster.wait_running()
-        yield cluster
-        kubectl("-n", namespace, "delete", "bc", "small")
-        until("its pods are gone", lambda: not cluster.pods(), 60)
+        try:
+            cluster.wait_running()
+            yield cluster
+        finally:
+            kubectl("-n", namespace, "delete", "bc", "small")
+            until("its pods are gone", lambda: not cluster.pods(), 60)
 
 
 def test_the_masters_disk_is_full(small: Cluster, host: Host, figure: Figure) -> None:
@@ -108,7 +110,7 @@ def test_the_masters_disk_is_full(small: Cluster, host: Host, figure: Figure) ->
     host.fill(disk)
     small.wait_other_master(old)
     until("the former master follows", lambda: small.epoch() > epoch and _role(small, old) == "Slave", 30)
-    assert small.status()["phase"] != "Unavailable"
+    until("clients are served", lambda: small.status()["phase"] != "Unavailable")
     time.sleep(2)  # Sends go on while the disk is full.
     host.make_room(disk)
     small.wait_recovered(epoch)

@@ -75,7 +75,7 @@ def test_bad_manifests_change_nothing(demo: Cluster) -> None:
     assert not wrong, "\n".join(wrong)
     assert demo.object()["metadata"]["generation"] == generation
     assert demo.uids() == before
-    assert demo.status()["phase"] == "Running"
+    demo.wait_running()
 
 
 def test_the_api_server_refuses_what_the_models_refuse(demo: Cluster) -> None:
@@ -107,7 +107,7 @@ def test_a_refusal_that_only_the_operator_sees_becomes_a_condition(namespace: st
     cluster.patch({"spec": {"storage": {"size": "2Gi"}}})
     said = until("the condition", lambda: (c := cluster.condition("Degraded"))["status"] == "True" and c["message"], 30)
     assert "spec.storage.size" in str(said)
-    assert cluster.condition("Available")["status"] == "True"
+    cluster.wait_true("Available")
     assert cluster.uids() == before
     kubectl("-n", namespace, "delete", "bc", "rigid")
 

@@ -9,13 +9,17 @@ import time
 from typing import Any
 
 import pytest
-from kube import SYSTEM, Cluster, Figure, Host, Load, apply, example, get, kubectl, unharmed, until
+from kube import SYSTEM, Cluster, Figure, Host, Load, TooLate, apply, example, get, kubectl, unharmed, until, within
 
 pytestmark = pytest.mark.alone
 
 ROUNDS, FAILED_OVER = int(os.environ.get("E2E_OPERATOR_ROUNDS", "4")), 4
 """Rounds with two deaths of the operator each, and failovers with one. Few failovers: after the third death of a
 container in a row the kubelet waits 40 s and more before it starts it again."""
+
+
+TAKES_OVER_S = 8
+"""The other operator leads so soon after the death of the leading one."""
 
 
 def leader() -> str:
@@ -26,10 +30,8 @@ def test_the_leaders_pod_is_deleted(demo: Cluster, figure: Figure) -> None:
     old = until("a leader", leader)
     kubectl("-n", SYSTEM, "delete", "pod", old, "--grace-period=0", "--force")
     begun = time.monotonic()
-    until("another leader", lambda: leader() not in ("", old), 30, 0.1)
-    took = time.monotonic() - begun
-    figure("operator: leader killed, another leads after s", round(took, 1))
-    assert took < 8
+    within("another leader", lambda: leader() not in ("", old), TAKES_OVER_S)
+    figure("operator: leader killed, another leads after s", round(time.monotonic() - begun, 1))
     demo.wait_running()
 
 
@@ -47,7 +49,7 @@ def kill_the_leader(after_s: float) -> None:
     """
     time.sleep(after_s)
     living = until("a leader that lives", lambda: get(SYSTEM, "pod", leader()) and leader(), 30, 0.1)
-    kubectl("-n", SYSTEM, "delete", "pod", living, "--grace-period=0", "--force")
+    kubectl("-n", SYSTEM, "delete", "pod", living, "--grace-period=0", "--force", "--ignore-not-found")
 
 
 def check_record(cluster: Cluster, result: dict[str, Any]) -> None:
@@ -55,10 +57,12 @@ def check_record(cluster: Cluster, result: dict[str, Any]) -> None:
     (`Load.result`), so no second master gave one. And all follow what the registry holds.
     """
     assert result["sendOk"] > 0, result
-    leadership = json.loads(
-        get(cluster.namespace, "lease", "demo-a")["metadata"]["annotations"]["gantry.dev/leadership"]
-    )
-    assert {m["epoch"] for m in cluster.status()["members"]} == {leadership["epoch"]}
+
+    def same() -> bool:
+        record = get(cluster.namespace, "lease", "demo-a")["metadata"]["annotations"]["gantry.dev/leadership"]
+        return {m["epoch"] for m in cluster.status()["members"]} == {json.loads(record)["epoch"]}
+
+    until("all follow the registry's epoch", same)
 
 
 def test_the_operator_dies_while_a_cluster_is_made_and_a_setting_is_rolled_out(
@@ -78,7 +82,7 @@ def test_the_operator_dies_while_a_cluster_is_made_and_a_setting_is_rolled_out(
         status = made.wait_running()
         made_s.append(round(time.monotonic() - begun, 1))
         assert status["readyMembers"] == "3/3"
-        assert {m["epoch"] for m in status["members"]} == {1}, "one bootstrap, by one of the operators"
+        made.first_epoch()  # One bootstrap, by one of the operators.
         found = Load(made, f"made{i}", 2).result()
         unharmed(found)
         kubectl("-n", demo.namespace, "delete", "bc", made.name)
@@ -116,9 +120,10 @@ def test_without_any_operator_the_brokers_go_on(demo: Cluster) -> None:
     kubectl("-n", SYSTEM, "scale", "deployment", "-l", "app.kubernetes.io/name=gantry-operator", "--replicas=0")
     try:
         until("no operator", lambda: not get(SYSTEM, "pods", selector="app.kubernetes.io/name=gantry-operator"), 60)
-        result = Load(demo, "alone", 4).result()
+        result = Load(demo, "alone", 15).result()
         unharmed(result)
-        assert result["sendOk"] > 100
+        if result["sendOk"] <= 100:
+            raise TooLate(f"few sends: {result}")
     finally:
         kubectl("-n", SYSTEM, "scale", "deployment", "-l", "app.kubernetes.io/name=gantry-operator", "--replicas=2")
     until("a leader", leader, 60)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from kube import (
@@ -25,10 +26,15 @@ def ids(cluster: Cluster) -> set[str]:
     return {p["metadata"]["name"] for p in cluster.pods()}
 
 
+def sized(demo: Cluster, members: int) -> dict[str, Any]:
+    """The status, once the group `a` has so many members, and `b` has one."""
+    demo.patch({"spec": {"brokerGroups": [{"name": "a", "members": members}, {"name": "b", "members": 1}]}})
+    return demo.wait_running(members=members + 1)
+
+
 def test_members_and_groups_are_added(demo: Cluster) -> None:
     before = demo.uids()
-    demo.patch({"spec": {"brokerGroups": [{"name": "a", "members": 4}, {"name": "b", "members": 1}]}})
-    status = demo.wait_running(members=5)
+    status = sized(demo, 4)
     assert {m["name"] for m in status["members"]} == {f"demo-a-{i}" for i in range(4)} | {"demo-b-0"}
     assert before.items() <= demo.uids().items(), "no broker was restarted for it"
     result = Load(demo, "two", 4).result()
@@ -37,12 +43,12 @@ def test_members_and_groups_are_added(demo: Cluster) -> None:
 
 def test_members_are_removed_and_never_the_master(demo: Cluster, figure: Figure) -> None:
     """First a switchover gives the highest number the master's role."""
-    kubectl("-n", demo.namespace, "annotate", "bc", "demo", "gantry.dev/switchover=a=demo-a-3", "--overwrite")
+    sized(demo, 4)
+    demo.switch_over("a=demo-a-3")
     until("demo-a-3 leads", lambda: demo.master_name() == "demo-a-3", 30)
     demo.wait_running()
     load = Load(demo, "shrink")
-    demo.patch({"spec": {"brokerGroups": [{"name": "a", "members": 3}, {"name": "b", "members": 1}]}})
-    demo.wait_running(members=4)
+    sized(demo, 3)
     until("its pod is gone", lambda: ids(demo) == {"demo-a-0", "demo-a-1", "demo-a-2", "demo-b-0"}, 60)
     result = load.stop()
     figure("members: 4 to 3, the master leaves", result)
@@ -52,6 +58,7 @@ def test_members_are_removed_and_never_the_master(demo: Cluster, figure: Figure)
 
 
 def test_a_setting_is_rolled_out_without_an_error(demo: Cluster, figure: Figure) -> None:
+    sized(demo, 3)
     before = {n: u for n, u in demo.uids().items() if n.startswith("demo-a")}
     load = Load(demo, "roll")
     begun = time.monotonic()
@@ -93,7 +100,7 @@ def test_deleted_and_made_again_over_its_volumes(demo: Cluster) -> None:
     text = example("quickstart.yaml").replace(
         "    - name: a\n      members: 3\n", "    - {name: a, members: 3}\n    - {name: b, members: 1}\n"
     )
-    apply(demo.namespace, text)
+    apply(demo.namespace, text)  # The group `b` too, for its volumes.
     after = {m["name"]: m for m in demo.wait_running(members=4)["members"]}
     assert result["lost"] == 0
     for name, row in before.items():

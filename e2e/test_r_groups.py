@@ -45,6 +45,15 @@ def rows(cluster: Cluster) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in cluster.status().get("groups", [])}
 
 
+def grouped(cluster: Cluster, *groups: dict[str, Any]) -> dict[str, Any]:
+    """The status, once the cluster has these groups and no other."""
+    cluster.patch(spec(*groups))
+    cluster.wait_running(members=sum(group["members"] for group in groups))
+    names = {group["name"] for group in groups}
+    until("the groups are those", lambda: rows(cluster).keys() == names, 180)
+    return cluster.wait_running()
+
+
 def test_settings_of_one_group(cluster: Cluster, load: Load) -> None:
     cluster.patch(spec(A, B))
 
@@ -67,6 +76,7 @@ def test_settings_of_one_group(cluster: Cluster, load: Load) -> None:
 
 
 def test_a_new_group_takes_its_share(cluster: Cluster, load: Load, figure: Figure) -> None:
+    grouped(cluster, A, PLAIN_B)
     begun = time.monotonic()
     cluster.patch(spec(A, PLAIN_B, C))
     cluster.wait_running(members=4)
@@ -79,11 +89,11 @@ def test_a_new_group_takes_its_share(cluster: Cluster, load: Load, figure: Figur
 
 
 def test_a_group_drains_also_while_its_master_fails(cluster: Cluster, load: Load, figure: Figure) -> None:
+    grouped(cluster, A, PLAIN_B, C)
     begun = time.monotonic()
     cluster.patch(spec(PLAIN_B, C))
     until("it closes", lambda: rows(cluster)["a"]["drain"]["phase"] == "Closing", 60)
-    assert cluster.condition("Draining")["status"] == "True"
-    assert cluster.condition("Available")["status"] == "True"
+    cluster.wait_true("Draining", "Available")
     old = cluster.master_name()
     kubectl("-n", cluster.namespace, "delete", "pod", old, "--grace-period=0", "--force")
     cluster.wait_other_master(old)
@@ -104,9 +114,9 @@ def test_a_group_drains_also_while_its_master_fails(cluster: Cluster, load: Load
 
 
 def test_the_name_is_used_again(cluster: Cluster, load: Load, figure: Figure) -> None:
-    cluster.patch(spec({"name": "a", "members": 1}, PLAIN_B, C))
-    status = cluster.wait_running(members=3)
-    assert [m["epoch"] for m in status["members"] if m["group"] == "a"] == [1]
+    grouped(cluster, PLAIN_B, C)
+    grouped(cluster, {"name": "a", "members": 1}, PLAIN_B, C)
+    cluster.first_epoch()
     result = load.stop()
     figure("load while groups come and go", result)
     unharmed(result)

@@ -36,8 +36,8 @@ def test_the_reasons_of_kubernetes_reach_the_status(namespace: str) -> None:
     """A missing PriorityClass, a selector that fits no node, and a storage class that does not exist."""
     apply(namespace, manifest("reasons", placement={"priorityClassName": "no-such-class"}))
     cluster = Cluster(namespace, "reasons")
-    assert "no PriorityClass with name no-such-class" in degraded(cluster, "no-such-class")
-    assert cluster.condition("Ready")["status"] == "False"
+    degraded(cluster, "no PriorityClass with name no-such-class")
+    until("it is not ready", lambda: cluster.condition("Ready")["status"] == "False")
     wrong = {"priorityClassName": None, "nodeSelector": {"no": "such-node"}}
     cluster.patch({"spec": {"placement": wrong, "storage": {"className": "fasst"}}})
     degraded(cluster, "not scheduled: ", 90)
@@ -121,7 +121,7 @@ def test_server_side_apply_twice_changes_nothing(demo: Cluster) -> None:
         if "f:spec" in m.get("fieldsV1", {}) and not m.get("subresource")
     }  # fmt: skip
     assert not any("gantry" in manager for manager in managers), managers
-    kubectl("-n", demo.namespace, "wait", "bc/demo", "--for=condition=Ready", "--timeout=60s")
+    kubectl("-n", demo.namespace, "wait", "bc/demo", "--for=condition=Ready", "--timeout=240s")
 
 
 def test_a_pod_template_is_rolled_out_and_taken_back(demo: Cluster) -> None:
@@ -191,5 +191,5 @@ def test_a_cluster_hibernates_and_resumes_with_every_message(demo: Cluster, grou
     demo.patch({"spec": {"hibernate": False}})
     demo.wait_running()
     assert demo.epoch(group) > epoch
-    assert min(m["maxOffset"] for m in demo.status()["members"]) >= end
+    until("each has every message", lambda: min(m["maxOffset"] for m in demo.status()["members"]) >= end)
     unharmed(Load(demo, "morning", 3).result())

@@ -74,7 +74,7 @@ METRICS = """
 import ssl, sys, urllib.request
 unchecked = ssl._create_unverified_context()
 for url in sys.argv[1:]:
-    with urllib.request.urlopen(url, timeout=10, context=unchecked) as answer:
+    with urllib.request.urlopen(url, timeout=60, context=unchecked) as answer:
         print(sum(line.startswith(b"gantry_") for line in answer))
 """
 
@@ -116,7 +116,7 @@ def apply_pods(namespace: str, pods: list[dict[str, Any]]) -> None:
 
 
 def ready(namespace: str) -> None:
-    kubectl("-n", namespace, "wait", "--for=condition=Ready", "pod", "-l", MADE_HERE, "--timeout=90s")
+    kubectl("-n", namespace, "wait", "--for=condition=Ready", "pod", "-l", MADE_HERE, "--timeout=290s")
 
 
 def policy(name: str, selector: dict[str, Any], ingress: list[dict[str, Any]]) -> str:
@@ -186,7 +186,7 @@ def enforced(any_host: Host, operator: None) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def other_namespaces(enforced: None) -> Iterator[None]:
     labels = {SHOP: {}, MONITORING: MONITORS}
-    kubectl("delete", "namespace", *labels, "--ignore-not-found", timeout=180)
+    kubectl("delete", "namespace", *labels, "--ignore-not-found", timeout=480)
     for name, marked in labels.items():
         kubectl("create", "-f", "-", stdin=yaml.safe_dump(
             {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": marked}}

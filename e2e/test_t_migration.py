@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kube import SYSTEM, Cluster, apply, get, kubectl, run, until
+from kube import SYSTEM, Cluster, CommandFailed, apply, get, kubectl, run, until
 from rig import java, rocketmq
 from rig.driver import Driver
 from rig.processes import NamespaceUnavailable
@@ -83,8 +83,10 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
 
 def gantry(namespace: str, *words: str) -> str:
     program = Path(sys.executable).parent / "gantry"
-    done = subprocess.run([program, *words, "-n", namespace], capture_output=True, text=True, timeout=150, check=False)
-    assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}{kubectl('-n', namespace, 'describe', 'bc')}"
+    done = subprocess.run([program, *words, "-n", namespace], capture_output=True, text=True, timeout=300, check=False)
+    if done.returncode != 0:
+        described = kubectl("-n", namespace, "describe", "bc")
+        raise CommandFailed(f"{words}: {done.stdout}{done.stderr}{described}")
     return done.stdout
 
 
@@ -120,11 +122,13 @@ def test_a_source_outside_is_followed_and_left(operator: None, namespace: str, s
         cluster = Cluster(namespace, "moved")
         cluster.wait_running()
         until("the resource says that it is done", lambda: shown(namespace)["phase"] == "done", 60, 1.0)
-        assert cluster.condition("Migrating")["status"] == "False"
-        said = get(namespace, "bc", "moved")["metadata"]["annotations"]["gantry.dev/migrate-result"]
+        until("the condition ends", lambda: cluster.condition("Migrating")["status"] == "False")
+        result = "gantry.dev/migrate-result"
+        until("the request is answered", lambda: get(namespace, "bc", "moved")["metadata"]["annotations"][result])
+        said = get(namespace, "bc", "moved")["metadata"]["annotations"][result]
         assert "done: Gantry leads" in said, said
         assert status(namespace)["phase"] == "done"
-        read = gantry(namespace, "consume", "Orders", "--group", "check", "--count", str(MESSAGES), "--timeout", "30")
+        read = gantry(namespace, "consume", "Orders", "--group", "check", "--count", str(MESSAGES), "--timeout", "120")
         assert len(read.splitlines()) == MESSAGES
         phases = {e["message"].split(":")[0] for e in cluster.events() if e["reason"] == "Migration"}
         assert {"readers-off", "writes-off", "finishing", "taking", "done"} <= phases

@@ -40,7 +40,9 @@ from gantry_broker.remoting.tls import TlsOptions
 LONG_GAP_S = 0.2
 PAUSE_S = 0.02
 STOP_PATIENCE_S = 30.0
-READ_PATIENCE_S = 90.0
+READ_PATIENCE_S = 240.0
+FIRST_S = 180.0
+"""Seconds for the first message. NameServers and members may begin at the same time."""
 
 CREDENTIALS = (
     Credentials(os.environ["GANTRY_ACCESS_KEY"], os.environ["GANTRY_SECRET_KEY"])
@@ -101,6 +103,19 @@ async def send_until(producer: Producer, topic: str, end: float, pause: float, r
         await asyncio.sleep(pause)
 
 
+async def send_first(producer: Producer, topic: str) -> None:
+    deadline = time.monotonic() + FIRST_S
+    while True:
+        try:
+            await producer.send(topic, uuid.uuid4().hex.encode(), timeout=30)
+            return
+        except (RemotingError, ClientError) as error:
+            print(f"the first message: {error}", flush=True)
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.5)
+
+
 async def read_patiently(name_servers: str, topic: str) -> Found:
     """As `read_all`, started again while no master answers; the gaps of the load show such failures."""
     deadline = time.monotonic() + READ_PATIENCE_S
@@ -143,7 +158,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
     record = Record()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, record.stop)
     async with Producer(options.name_servers, "e2e-load", credentials=CREDENTIALS, tls=TLS) as producer:
-        await producer.send(options.topic, uuid.uuid4().hex.encode(), timeout=30)
+        await send_first(producer, options.topic)
         print("sending", flush=True)
         record.last_ok = time.monotonic()
         end = time.monotonic() + options.seconds

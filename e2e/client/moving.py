@@ -26,7 +26,7 @@ CREDENTIALS = (
     if "GANTRY_SECRET_KEY" in os.environ
     else None
 )
-CONSUMED_S = 90.0
+CONSUMED_S = 240.0
 
 
 async def run(options: argparse.Namespace) -> dict[str, object]:
@@ -65,7 +65,7 @@ async def run(options: argparse.Namespace) -> dict[str, object]:
         Consumer(options.name_servers, "e2e-moving", from_where=FromWhere.FIRST, credentials=CREDENTIALS) as consumer,
     ):
         first = uuid.uuid4().hex
-        await producer.send(options.topic, first.encode(), timeout=30)
+        await producer.send(options.topic, first.encode(), timeout=180)
         acknowledged[first] = ""
         await consumer.subscribe(options.topic, handle)
         print("sending", flush=True)

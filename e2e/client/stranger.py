@@ -23,7 +23,7 @@ def attempt(host: str, port: int, mebibytes: int) -> int:
     """Return the bytes that were sent. Answers are read, so that they hold up nothing."""
     left = (mebibytes << 20) // len(FRAME)
     sent = 0
-    with socket.create_connection((host, port), 5) as conn:
+    with socket.create_connection((host, port), 60) as conn:
         conn.settimeout(20)
         threading.Thread(target=drain, args=(conn,), daemon=True).start()
         try:
