@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from gantry_broker.archive import inspection, manifest, restore, segment, upload
-from gantry_broker.archive.archiver import Archiver
+from gantry_broker.archive.archiver import GRACE_MS, Archiver
 from gantry_broker.archive.chain import Archive, GroupArchive
 from gantry_broker.archive.errors import ArchiveError, Fenced, Missing
 from gantry_broker.archive.manifest import Owner, State
@@ -416,33 +416,65 @@ def test_histories_reach_every_kind_of_step(quick_dir: Path, monkeypatch: pytest
     assert {"Begin", "Upload", "Merge", "Cut", "Wait", "MarkGap", "Prune"} <= seen
 
 
-def test_a_member_that_slept_does_not_write_at_a_used_number(quick_dir: Path) -> None:
-    """Others went on, and removed old entries: the number that the member would write next is free again."""
-    world = World(7, quick_dir)
+def sleeper(folder: Path) -> tuple[World, State]:
+    """A world whose member 0 slept since the state, while member 1 uploaded and removed the next entries."""
+    world = World(7, folder)
     world.objects = MemoryObjects()
     world.archive = Archive(world.objects)
+    world.settings = Settings(5_000, None, 20_000)
     world.archivers = [world._archiver(n) for n in range(2)]
-    asleep, awake = world.archivers
-
-    def upload_one(n: int) -> None:
-        world.put()
-        world.sync()
-        world.now += 6_000
-        world.step(n)
-
-    upload_one(0)
-    upload_one(0)
-    old = asleep._state
+    upload_one(world, 0)
+    upload_one(world, 0)
+    old = world.archivers[0]._state
     assert old is not None
     while world.written().n < 100:
-        upload_one(1)
+        upload_one(world, 1)
     world.group.forget_entries(world.group.load())
     assert world.group._entry(old.n + 1) not in world.objects.objects
+    return world, old
+
+
+def upload_one(world: World, member: int) -> None:
+    world.put()
+    world.sync()
+    world.now += 6_000
+    world.objects.now_ms = world.now
+    world.step(member)
+
+
+def test_a_member_that_slept_does_not_write_at_a_used_number(quick_dir: Path) -> None:
+    """Others went on, and removed old entries: the number that the member would write next is free again."""
+    world, old = sleeper(quick_dir)
+    asleep = world.archivers[0]
     assert world.group.load(old).n == world.group.load().n, "who only reads sees the newest state"
     state, asleep._state = world.group.load(), old
-    upload_one(0)
+    upload_one(world, 0)
     assert world.group.load().n == state.n, "what it wrote belongs to no chain"
     assert asleep._state is None, "it reads all once more"
     world.step(0)
     assert world.group.load().n > state.n
-    assert awake is world.archivers[1]
+
+
+@pytest.mark.parametrize("promoted", [False, True], ids=["another member", "another site"])
+def test_a_member_that_slept_for_days_removes_nothing_of_the_others(quick_dir: Path, *, promoted: bool) -> None:
+    world, old = sleeper(quick_dir)
+    former = world.archive.identity()
+    assert former is not None
+    if promoted:
+        world.archive.hand_over(former, "second", "site-b", world.now, "promoted", "")
+        second = world.archivers[1] = world._archiver(1, "second")
+        while second._state is None or second._state.owner is None or second._state.owner.uid != "second":
+            upload_one(world, 1)
+    world.now += 3 * GRACE_MS
+    world.objects.now_ms = world.now
+    state, asleep = world.group.load(), world.archivers[0]
+    asleep._state = old
+    view = View(0, old.end, SEGMENT, world.members[0].epoch_cache.epochs)
+    for _ in range(3):
+        try:
+            asleep._step(view, world.settings, True)
+        except Fenced:
+            asleep._state = old
+    there = {name.rpartition("/")[2] for name in world.objects.objects}
+    assert {part.name for part in state.parts} <= there
+    assert inspection.verify(world.group, world.group.load()).faults == ()

@@ -556,14 +556,21 @@ class Archiver:
         self._write(state, Change(cut=at, added=added, removed=removed), view, ())
 
     def _clean(self, state: State) -> None:
+        """Remove what no reader needs, once in `CLEAN_S`. `state` may be old: this member may have slept for days, and
+        what others uploaded meanwhile is no remainder. Raises ArchiveError.
+        """
         now = time.monotonic()
         if now - self._cleaned < CLEAN_S and self._cleaned:
             return
-        self._cleaned = now
-        self._group.forget_entries(state)
         self._compare_clocks()
+        # In this order: of what is as old, the state that is read afterwards has all that any reader needs.
         before_ms = self._clock_ms() - self._ahead_ms - GRACE_MS
-        self._group.remove_parts(self._group.orphans(state, before_ms))
+        newest = self._state = self._group.load(state)
+        if newest.owner != self._owner:
+            return
+        self._cleaned = now
+        self._group.forget_entries(newest)
+        self._group.remove_parts(self._group.orphans(newest, before_ms))
 
 
 def _epoch_of(view: View, end: int) -> int:
