@@ -65,6 +65,7 @@ def test_every_condition_has_a_complete_step(known: tuple[str, str, str]) -> Non
 REASONS = {
     "the disk is full: sends are refused, reads go on": ("/home/me/demo/data", "raise spec.storage.size"),
     "its disk failed: fsync": ("gantry debug member demo-a-1", "replace the disk"),
+    "restoring from the archive: 3 of 20 MiB fetched": ("log/demo-a-1.log", "logs demo-a-1"),
     "no NameServer answers it": ("log/demo-a-1.log", "logs demo-a-1"),
     "it refuses to answer (401): no": ("gantry down && gantry up", "delete pod demo-a-1"),
     "learner: its disk is not a member yet": ("gantry top", "gantry top -n mq"),

@@ -19,6 +19,7 @@ from gantry_broker.archive import segment
 from gantry_broker.archive.chain import GroupArchive
 from gantry_broker.archive.errors import ArchiveError, Missing
 from gantry_broker.archive.manifest import Part, State
+from gantry_broker.store.describe import utc
 from gantry_broker.store.files import atomic_write, fsync_dir
 from gantry_broker.store.log.commit_log import NAME_DIGITS
 from gantry_broker.store.log.epochs import EpochFile, truncate_epochs
@@ -54,20 +55,14 @@ class Outline:
 
 
 def outline(state: State, target: Target) -> Outline:
-    """Return what a restore to the target needs. Raises Missing when the archive cannot give it."""
-    start = state.readable_from
-    parts = [p for p in state.parts if p.start >= start]
-    if not parts:
-        raise Missing("the archive has no records to restore")
+    """Return what a restore to the target needs: a run of parts without a gap. Raises Missing when the archive cannot
+    give it.
+    """
+    parts = _reaching(_runs(state), state, target)
+    start = parts[0].start
     if target.offset is not None:
-        if not start <= target.offset <= state.end:
-            raise Missing(f"offset {target.offset} is not in the archive: write one from {start} to {state.end}")
         parts = [p for p in parts if p.start < target.offset]
     if target.time_ms is not None:
-        if parts[0].first_ms > target.time_ms:
-            raise Missing(
-                f"time {target.time_ms} is before the first record of the archive: write {parts[0].first_ms} or later"
-            )
         # Clocks differ: the first record that is too young ends the log, also where older ones follow.
         upto = next((i for i, p in enumerate(parts) if p.last_ms > target.time_ms), len(parts) - 1)
         parts = parts[: upto + 1]
@@ -81,6 +76,52 @@ def outline(state: State, target: Target) -> Outline:
         parts[0].first_ms,
         parts[-1].last_ms,
     )
+
+
+def _runs(state: State) -> list[list[Part]]:
+    """Return the parts that follow each other without a gap, run by run."""
+    runs: list[list[Part]] = []
+    for part in state.parts:
+        if runs and runs[-1][-1].end == part.start:
+            runs[-1].append(part)
+        else:
+            runs.append([part])
+    return runs
+
+
+def _first_ms(run: list[Part]) -> int:
+    """Return the store time of the first record. A part without records has none."""
+    return next((part.first_ms for part in run if part.records), 0)
+
+
+def _reaching(runs: list[list[Part]], state: State, target: Target) -> list[Part]:
+    """Return the run that a target lies in. Raises Missing."""
+    if not runs:
+        raise Missing("the archive has no records to restore")
+    if target.offset is not None:
+        for run in runs:
+            if run[0].start < target.offset <= run[-1].end:
+                return run
+        ranges = " or ".join(f"above {run[0].start}, up to {run[-1].end}" for run in runs)
+        raise Missing(f"offset {target.offset} is not in the archive: write one {ranges}")
+    if target.time_ms is None:
+        if runs[-1][0].start < state.readable_from:
+            raise Missing("the archive ends with a gap: write a time or an offset before it")
+        return runs[-1]
+    number = next((i for i, run in reversed(list(enumerate(runs))) if _first_ms(run) <= target.time_ms), None)
+    if number is None:
+        raise Missing(
+            f"time {utc(target.time_ms)} is before the first record of the archive: write {utc(_first_ms(runs[0]))} "
+            "or later"
+        )
+    run = runs[number]
+    last_ms = max(part.last_ms for part in run)
+    if run[-1].end < state.end and target.time_ms > last_ms:
+        later = f", or {utc(_first_ms(runs[number + 1]))} or later" if run is not runs[-1] else ""
+        raise Missing(
+            f"time {utc(target.time_ms)} lies in a gap of the archive: write {utc(last_ms)} or earlier{later}"
+        )
+    return run
 
 
 def end_at_time(group: GroupArchive, state: State, time_ms: int | None) -> int:

@@ -95,6 +95,13 @@ MEMBERS: Final[tuple[tuple[str, Hint], ...]] = (
         ),
     ),
     (
+        r"restor\w+ from the archive",
+        Hint(
+            "less {logs}/{member}.log (how far its restore is, or why it fails)",
+            "{kubectl} logs {member} (how far its restore is, or why it fails)",
+        ),
+    ),
+    (
         r"no NameServer answers",
         Hint(
             "less {logs}/{member}.log (why it reaches no NameServer)",

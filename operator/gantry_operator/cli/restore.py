@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,15 +27,20 @@ from gantry_operator.cli.progress import Progress
 from gantry_operator.cluster.amounts import size
 
 if TYPE_CHECKING:
-    from gantry_broker.archive.chain import Archive
+    from gantry_broker.archive.chain import Archive, GroupArchive
     from gantry_broker.archive.inspection import GroupContents
+    from gantry_broker.archive.manifest import State
+    from gantry_broker.archive.restore import Target as RestoreTarget
 
     from gantry_operator.actions.target import Target
+    from gantry_operator.api import BrokerCluster
+    from gantry_operator.api.archive import FromArchive
     from gantry_operator.migration.from_archive import Goal, TopicRestore
 
 BYTES_S = 50e6
 """Bytes a second that a restore is expected to fetch, for the expected time."""
 TOPIC = "One topic into a running cluster"
+NOT_RESTORED = "users and their keys are not in an archive"
 
 
 def register(app: typer.Typer, epilog: str) -> None:
@@ -117,9 +123,10 @@ def _restore_cluster(
     output: Output,
 ) -> None:
     from gantry_broker.archive.inspection import contents
-    from gantry_broker.archive.restore import Target as RestoreTarget
+    from gantry_broker.archive.restore import outline
 
     from gantry_operator.cli.manifest_files import read_manifest
+    from gantry_operator.platforms.local.folder import ClusterFolder, default_folder
 
     cluster = read_manifest(file)
     source = None if cluster.spec.bootstrap is None else cluster.spec.bootstrap.fromArchive
@@ -128,26 +135,45 @@ def _restore_cluster(
     if not dry_run:
         from gantry_operator.cli.up import up
 
+        folder = default_folder(cluster.name) if directory is None else ClusterFolder(directory.expanduser().resolve())
+        if not folder.manifest.exists():  # One that was begun goes on, whatever the archive has removed since.
+            with one_line_errors():
+                for _, state, target in _sources(place_of(source, credentials, key_file), cluster, source):
+                    outline(state, target)
         up(file, directory, True, timeout, False, None)
+        note(NOT_RESTORED)
         return
     archive = place_of(source, credentials, key_file)
     rows: list[GroupContents] = []
     with one_line_errors():
-        identity = archive.identity()
-        names = groups_of(archive, None)
-        if identity is not None and source.cluster not in (None, identity.cluster):
-            raise CliError(f"{source.url} is the archive of cluster {identity.cluster}, not of {source.cluster}")
-        for g in cluster.spec.brokerGroups:
-            if g.name not in names:
-                raise CliError(f"the archive has no group {g.name}; its groups: {', '.join(names)}")
-            found = archive.group(g.name)
-            with Progress(f"reading the index of group {g.name}"):
-                rows.append(contents(found, found.load(), RestoreTarget(source.offset, source.time_ms)))
+        for group, state, target in _sources(archive, cluster, source):
+            with Progress(f"reading the index of group {group.name}"):
+                rows.append(contents(group, state, target))
+            if target.time_ms is not None and target.time_ms > state.last_ms:
+                until = time_text(state.last_ms)
+                note(f"group {group.name}: the time is after the last archived record, which is of {until}")
+        left_out = sorted(set(archive.groups()) - {r.group for r in rows})
     _show_contents(rows, output)
-    left_out = sorted(set(names) - {r.group for r in rows})
     if left_out:
         note(f"groups of the archive that the manifest leaves out: {', '.join(left_out)}")
-    note("users and their keys are not in an archive")
+    note(NOT_RESTORED)
+
+
+def _sources(
+    archive: Archive, cluster: BrokerCluster, source: FromArchive
+) -> Iterator[tuple[GroupArchive, State, RestoreTarget]]:
+    """Yield each group of the manifest with its archive. Raises CliError, ArchiveError."""
+    from gantry_broker.archive.restore import Target as RestoreTarget
+
+    identity = archive.identity()
+    names = groups_of(archive, None)
+    if identity is not None and source.cluster not in (None, identity.cluster):
+        raise CliError(f"{source.url} is the archive of cluster {identity.cluster}, not of {source.cluster}")
+    for wanted in cluster.spec.brokerGroups:
+        if wanted.name not in names:
+            raise CliError(f"the archive has no group {wanted.name}; its groups: {', '.join(names)}")
+        group = archive.group(wanted.name)
+        yield group, group.load(), RestoreTarget(source.offset, source.time_ms)
 
 
 def _show_contents(rows: list[GroupContents], output: Output) -> None:

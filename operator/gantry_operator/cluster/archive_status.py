@@ -102,7 +102,7 @@ def archive_condition(
         return "False", "Damaged", f"{'; '.join(damaged)}; see docs/runbooks.md"
     gaps = [f"group {n} lacks {r.gaps}" for n, r in rows.items() if r is not None and r.gaps]
     if gaps:
-        said = "records left the disks before their upload, so a restore begins behind them"
+        said = "records left the disks before their upload, so a restore ends before them or begins behind them"
         return "False", "Gap", f"{', '.join(gaps)} ranges of the log: {said}"
     overdue = [f"group {n} ({r.verified or 'never'})" for n, r in rows.items() if r is not None and r.overdue]
     if overdue:

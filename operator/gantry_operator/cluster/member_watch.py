@@ -124,10 +124,15 @@ class MemberWatch:
 
 async def _refusal(answer: httpx.Response) -> str:
     """Return what a member says that is not ready for its role yet, such as the progress of its restore."""
+    return what_it_does(await answer.aread()) or f"{answer.url} answered {answer.status_code}"
+
+
+def what_it_does(body: bytes) -> str:
+    """Return what the body of a refusal says; empty: nothing."""
     said = ""
     with contextlib.suppress(orjson.JSONDecodeError, AttributeError):
-        said = str(orjson.loads((await answer.aread())[:MAX_DETAIL]).get("detail", ""))
-    return said[:MAX_TEXT] or f"{answer.url} answered {answer.status_code}"
+        said = str(orjson.loads(body[:MAX_DETAIL]).get("detail", ""))
+    return said[:MAX_TEXT]
 
 
 def says_nothing_new(before: Report, now: Report) -> bool:

@@ -16,6 +16,7 @@ from gantry_operator.api import BrokerCluster, BrokerClusterStatus, NameServerRo
 from gantry_operator.api.status import Addresses, DrainRow
 from gantry_operator.cluster.member_http import httpx, make_client
 from gantry_operator.cluster.member_messages import BadStatus, report_from
+from gantry_operator.cluster.member_watch import what_it_does
 from gantry_operator.cluster.observed import ObservedMember, ObservedState
 from gantry_operator.cluster.probe import name_server_knows, not_writable, route_and_send
 from gantry_operator.cluster.status import status_of
@@ -41,6 +42,8 @@ from gantry_operator.registry import Entry, FileRegistry, RegistryUnavailable
 from gantry_operator.registry.file import write_whole
 
 ANSWER_S = 1.0
+NOT_YET = 503
+"""HTTP status code of a member that is no broker yet: it fills its disk, or cannot read its token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +226,8 @@ async def _ask(client: httpx.AsyncClient, url: str) -> tuple[dict[str, Any] | No
     except httpx.ConnectError:
         return None, "its process does not run"
     except httpx.HTTPStatusError as error:
-        return None, f"it refuses to answer ({error.response.status_code}): {error.response.text[:200]}"
+        said = what_it_does(error.response.content) if error.response.status_code == NOT_YET else ""
+        return None, said or f"it refuses to answer ({error.response.status_code}): {error.response.text[:200]}"
     except (httpx.HTTPError, ValueError):
         return None, "it does not answer"
 
