@@ -15,7 +15,7 @@ from tests.local.cluster import Cluster, take_down
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-MAX_LINES = 140
+MAX_LINES = 128
 MAX_PICTURE = 300_000
 
 
