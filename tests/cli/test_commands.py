@@ -59,6 +59,7 @@ CONTROL = ("httpx", "gantry_operator.cluster.platform", "gantry_operator.failove
         ("topic list --dir", CONTROL),
         ("group list --dir", CONTROL),
         ("user list --dir", CONTROL),
+        ("table list --dir", ("pyiceberg", "sqlalchemy", "pyarrow")),
         ("status --dir", ("fastapi", "kopf", "aiohttp", "gantry_operator.console")),
     ],
 )

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import unquote
 
 import typer
 from gantry_broker.protocol.digits import whole_number
@@ -79,6 +80,16 @@ def _catalog(given: Path | None, directory: Path | None, name: str | None) -> di
         return {str(k): v for k, v in found.items()}
     folder = find_local(directory, name)
     return local_catalog(folder, load_saved(folder).spec.tables)
+
+
+def _has_none(properties: dict[str, str]) -> bool:
+    """Whether no table was ever made in a catalog of this machine. PyIceberg, which takes a second to load, is not
+    needed to say so.
+    """
+    kind, _, file = properties.get("uri", "").partition(":///")
+    place, _, warehouse = properties.get("warehouse", "").partition("://")
+    local = (kind, place) == ("sqlite", "file")
+    return local and not Path(file).exists() and not (Path(unquote(warehouse)) / "parquet").exists()
 
 
 def _in_format(properties: dict[str, str], file_format: str) -> dict[str, str]:
@@ -256,9 +267,11 @@ def _row(one: dict[str, Any]) -> tuple[object, ...]:
 def _described(
     catalog: Path | None, directory: Path | None, name: str | None, only: str | None
 ) -> list[dict[str, Any]]:
+    properties = _catalog(catalog, directory, name)
+    if only is None and _has_none(properties):
+        return []
     from gantry_spark.tables import library
 
-    properties = _catalog(catalog, directory, name)
     cluster = None
     try:
         cluster = _spec(properties, directory, name, topic="").cluster()
