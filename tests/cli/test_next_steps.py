@@ -125,6 +125,12 @@ def test_a_slave_of_which_nobody_knows_whether_it_is_in_sync_needs_no_step() -> 
     assert steps(LOCAL, members=[row(), unknown]) == []
 
 
+def test_a_standby_that_follows_needs_no_step() -> None:
+    follower = row(0, "Standby", False, "follows the archive of another cluster") | {"ready": True}
+    assert steps(LOCAL, members=[follower]) == []
+    assert steps(LOCAL, members=[follower | {"ready": False}])[0][0] == "demo-a-0"
+
+
 def test_a_failed_report() -> None:
     assert steps(KUBERNETES, analytics={"lastResult": "Failed"})[0][1].startswith("gantry analyze -n mq")
 

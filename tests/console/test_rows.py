@@ -242,6 +242,26 @@ def test_a_dead_supervisor_and_a_cluster_that_is_not_ready_are_red() -> None:
         assert (health.tone, health.summary) == (tone, "no write reaches group a"), phase
 
 
+def test_a_standby_that_follows_is_no_fault_and_answers_for_its_group() -> None:
+    seen = snapshot()
+    site = {"role": "Standby", "follows": True}
+    says = "follows the archive of another cluster"
+    members = {
+        name: replace(m, status={**(m.status or {}), "role": "Waiting", "site": site, "in_sync": [], "reason": says})
+        for name, m in seen.members.items()
+    }
+    rows = [{"name": name, "group": "a"} for name in members]
+    standby = replace(seen, members=members, resource={"status": {**seen.status, "members": rows}})
+    health = health_of(standby, 101.0)
+    assert (health.tone, health.standby, health.ready, health.silent) == ("good", True, 3, [])
+    assert {(m.role, m.tone, m.in_sync) for m in members_of(standby, 101.0)} == {("Standby", "good", None)}
+    assert standby.silent(101.0) == ()
+    behind = {
+        name: replace(m, status={**(m.status or {}), "site": site | {"follows": False}}) for name, m in members.items()
+    }
+    assert members_of(replace(standby, members=behind), 101.0)[0].tone == "warn"
+
+
 def test_a_group_without_a_master_makes_empty_tables_unknown() -> None:
     seen = snapshot()
     followers = {name: m for name, m in seen.members.items() if name != "fake-a-0"}

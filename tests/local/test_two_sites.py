@@ -104,6 +104,9 @@ async def test_parts_are_exchanged_under_load_without_loss(sites: Sites) -> None
     promised |= load.promised
     two.up()
     two.until("it follows", lambda: follows(two), 60)
+    assert condition(two, "Standby")[:2] == ("True", "Following"), "before the parts were ever exchanged, too"
+    assert condition(two, "Available")[:2] == ("True", "Standby")
+    assert "NEXT" not in two.gantry("status", "--dir", str(two.folder.root)).stdout
     active, standby = one, two
     for turn in range(TURNS):
         async with Producer(standby.name_servers, "refused") as producer:

@@ -204,11 +204,13 @@ def _wanted(resource: Mapping[str, Any], local: bool) -> Iterator[tuple[str, str
     rows = status.get("members") or []
     for group in dict.fromkeys(str(r["group"]) for r in rows):
         mine = [r for r in rows if r["group"] == group]
-        if not any(r["role"] == "Master" for r in mine):
+        if not any(r["role"] in ("Master", "Standby") for r in mine):
             manual = ((resource.get("spec") or {}).get("failover") or {}).get("automatic") is False
             yield f"group {group}", MANUAL if manual else text(NO_MASTER), {"group": group}
     for r in rows:
         reason = str(r.get("reason") or "")
+        if r["role"] == "Standby" and r.get("ready"):
+            continue  # Its reason says what it does.
         if reason or r["role"] == "Unknown":
             hint = next(hint for pattern, hint in MEMBERS if re.search(pattern, reason))
             yield str(r["name"]), text(hint), {"member": str(r["name"])}

@@ -196,7 +196,8 @@ def _members(members: Sequence[MemberLine], room: int, choice: Choice, width: in
         warn = "red" if m.disk_full else "yellow" if (m.disk_used or 0) >= DISK_WARN else ""
         role = {"Master": "green", "Unknown": "red"}.get(m.role, "")
         rows.append((
-            m.name, m.group, Text(m.role, role), str(m.epoch), "-" if m.lag is None else size(m.lag),
+            m.name, m.group, Text(m.role, role), "-" if m.epoch is None else str(m.epoch),
+            "-" if m.lag is None else size(m.lag),
             Text("-") if m.in_sync is None else Text("yes") if m.in_sync else Text("no", "yellow"), Text(disk, warn),
             "-" if m.rates is None else _rate(m.rates.messages_in),
             "-" if m.rates is None else _rate(m.rates.messages_out),

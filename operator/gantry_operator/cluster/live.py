@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from gantry_operator.cluster.member_messages import BadStatus, report_from
 from gantry_operator.cluster.plain import plain
+from gantry_operator.cluster.second_site import follows_archive, is_standby
 from gantry_operator.failover.model import Report
 from gantry_operator.failover.raft import keeping_up
 
@@ -188,7 +189,8 @@ class MemberLine:
     name: str
     group: str
     role: str
-    epoch: int
+    epoch: int | None
+    """As it said last. None: it has said nothing."""
     lag: int | None
     """Bytes behind the master. None: not known."""
     in_sync: bool | None
@@ -258,7 +260,8 @@ def view_of(facts: LiveCluster, seen: Iterable[LiveMember], now: float, problem:
         leader = _leader(mine)
         in_sync = _in_sync(mine, facts.mode, leader)
         lines += [_line(r, in_sync, leader is not None, now) for r in mine]
-        page = leader.seen.page if leader is not None and _fresh(leader.seen, now) else None
+        source = leader or _follower(mine)
+        page = source.seen.page if source is not None and _fresh(source.seen, now) else None
         if page is None:
             blind.append(group)
             continue
@@ -318,6 +321,12 @@ def _leader(lines: Sequence[_Line]) -> _Line | None:
     return max(found, key=_order, default=None)
 
 
+def _follower(lines: Sequence[_Line]) -> _Line | None:
+    """Return the member of a standby whose figures are those of its group: no member leads there."""
+    found = [r for r in lines if r.report is not None and not r.problem and follows_archive(r.seen.status)]
+    return max(found, key=lambda r: 0 if r.report is None else r.report.end, default=None)
+
+
 def _order(line: _Line) -> tuple[int, int]:
     return (-1, -1) if line.report is None else line.report.order
 
@@ -343,7 +352,7 @@ def _line(line: _Line, in_sync: frozenset[MemberId], led: bool, now: float) -> M
     elif report is not None and (led or not line.problem):
         waits_for = report.id in in_sync
     known = MemberLine(
-        name=place.name, group=place.group, role="Unknown", epoch=0 if report is None else report.epoch, lag=None,
+        name=place.name, group=place.group, role="Unknown", epoch=None if report is None else report.epoch, lag=None,
         in_sync=waits_for, disk_used=None, disk_full=False, rates=None,
         reason=plain(line.problem),
     )  # fmt: skip
@@ -353,7 +362,7 @@ def _line(line: _Line, in_sync: frozenset[MemberId], led: bool, now: float) -> M
     used = None if disk is None or disk.total_bytes <= 0 else 1 - disk.free_bytes / disk.total_bytes
     return replace(
         known,
-        role=report.role,
+        role="Standby" if is_standby(line.seen.status) else report.role,
         lag=min(max(status.lag_bytes, 0), plausible.MAX_OFFSET),
         disk_used=None if used is None else min(max(used, 0.0), 1.0),
         disk_full=report.disk_full,
@@ -364,10 +373,14 @@ def _line(line: _Line, in_sync: frozenset[MemberId], led: bool, now: float) -> M
 
 def _phase(lines: Sequence[MemberLine]) -> str:
     groups = {line.group for line in lines}
-    led = {line.group for line in lines if line.role == "Master" and not line.reason}
+    standby = {line.group for line in lines if line.role == "Standby"}
+    led = standby | {line.group for line in lines if line.role == "Master" and not line.reason}
     if groups - led or not lines:
         return "Unavailable"
-    whole = all(line.in_sync and not line.reason and line.role in ("Master", "Slave") for line in lines)
+    whole = all(
+        line.role == "Standby" or (line.in_sync and not line.reason and line.role in ("Master", "Slave"))
+        for line in lines
+    )
     return "Running" if whole else "Degraded"
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 from gantry_broker.protocol import plausible
 
@@ -127,6 +127,35 @@ def member_site(name: str, group: str, status: Mapping[str, Any]) -> MemberSite 
         return None
 
 
+def follows_archive(status: Mapping[str, Any] | None) -> bool:
+    """Whether a member is part of a standby, and has read its archive. `status`: a line of its status."""
+    site = (status or {}).get("site")
+    return isinstance(site, Mapping) and site.get("role") == "Standby" and site.get("follows") is True
+
+
+def is_standby(status: Mapping[str, Any] | None) -> bool:
+    """Whether a member is part of a standby."""
+    site = (status or {}).get("site")
+    return isinstance(site, Mapping) and site.get("role") == "Standby"
+
+
+class _Seen(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def group(self) -> str: ...
+
+    @property
+    def status(self) -> Mapping[str, Any] | None: ...
+
+
+def members_sites(members: Iterable[_Seen]) -> list[MemberSite]:
+    """Return what the members that answer say of their part."""
+    found = (member_site(m.name, m.group, m.status) for m in members if m.status is not None)
+    return [site for site in found if site is not None]
+
+
 def adopt(state: SiteState, members: Sequence[MemberSite], groups: Iterable[str] = ()) -> SiteState:
     """Take over what members know better: this control plane lost its state, or its last write of it.
 
@@ -142,6 +171,11 @@ def adopt(state: SiteState, members: Sequence[MemberSite], groups: Iterable[str]
     if newest.origin:
         ends = dict.fromkeys(groups, UNKNOWN) | ends
     return SiteState(_OF_A_CLUSTER[newest.role], newest.generation, newest.token, newest.origin, ends)
+
+
+def first_state(members: Sequence[MemberSite], *, follows: bool) -> SiteState:
+    """Return the state of a cluster that has never exchanged parts. `follows`: the spec has bootstrap.follow."""
+    return SiteState("Standby" if follows and not any(m.role == "Active" for m in members) else "Active")
 
 
 @dataclass(frozen=True, slots=True)

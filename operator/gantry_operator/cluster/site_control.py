@@ -32,6 +32,7 @@ from gantry_operator.cluster.second_site import (
     adopt,
     demote,
     demoted,
+    first_state,
     given_up,
     instruction,
     member_site,
@@ -116,8 +117,7 @@ class SiteControl:
         if self._state is not None:
             return self._state
         # An ordinary cluster may get the field later; its members go on.
-        follows = self._follows() and not any(m.role == "Active" for m in self._members())
-        return SiteState("Standby" if follows else "Active")
+        return first_state(self._members(), follows=self._follows())
 
     @property
     def is_standby(self) -> bool:

@@ -27,7 +27,7 @@ from gantry_operator.certificates import EXPIRING
 from gantry_operator.cluster.archive_status import archive_condition, archive_row, with_schedule
 from gantry_operator.cluster.observed import ObservedMember, ObservedState
 from gantry_operator.cluster.platform import Change
-from gantry_operator.cluster.second_site import MemberSite, SiteState, adopt, member_site, site_condition
+from gantry_operator.cluster.second_site import MemberSite, SiteState, adopt, members_sites, site_condition
 from gantry_operator.cluster.timestamps import unix_s, utc
 
 EventKind = Literal["Normal", "Warning"]
@@ -56,7 +56,7 @@ def status_of(
         return _refused(old, observed, rows, now, generation)
     if observed.hibernated:
         rows = [_asleep(r, old) for r in rows]
-    sites = _sites(observed)
+    sites = members_sites(observed.members)
     site = adopt(observed.site or SiteState(), sites)
     standby = site.role in ("Standby", "Promoting")
     ready = sum(r.ready for r in rows)
@@ -207,11 +207,6 @@ def _row(m: ObservedMember) -> MemberRow:
         node=m.node,
         reason=str(s.get("reason", "")),
     )
-
-
-def _sites(observed: ObservedState) -> list[MemberSite]:
-    found = (member_site(m.name, m.group, m.status) for m in observed.members if m.status is not None)
-    return [site for site in found if site is not None]
 
 
 def _serves_reads(observed: ObservedState, sites: Sequence[MemberSite]) -> tuple[Answer, str, str]:

@@ -157,7 +157,9 @@ class Collector:
         if read and (changed or now >= self._next_resource):
             self._next_resource = now + RESOURCE_EVERY_S
             self._start("resource", self._resource())
-        for group, url in _masters(members, urls).items():
+        address = {url.name: url.url for url in urls}
+        for group, member in self.snapshot.serving().items():
+            url = address[member.name]
             if now >= self._next_tables.get(group, 0.0):
                 self._next_tables[group] = now + TABLES_EVERY_S
                 self._start(f"tables/{group}", self._tables(group, url))
@@ -256,16 +258,3 @@ def _roles(members: Any) -> dict[str, tuple[str, int]]:
         name: ("", 0) if seen.problem or seen.status is None else (seen.status["role"], seen.status["epoch"])
         for name, seen in members.items()
     }
-
-
-def _masters(members: dict[str, MemberSeen], urls: list[MemberUrl]) -> dict[str, str]:
-    """Return the HTTP address of each group's master with the highest epoch."""
-    address = {url.name: url.url for url in urls}
-    best: dict[str, tuple[int, str]] = {}
-    for seen in members.values():
-        if seen.status is None or seen.problem or seen.status["role"] != "Master":
-            continue
-        epoch = int(seen.status["epoch"])
-        if seen.group not in best or epoch > best[seen.group][0]:
-            best[seen.group] = (epoch, address[seen.name])
-    return {group: url for group, (_, url) in best.items()}

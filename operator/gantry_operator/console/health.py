@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 from gantry_broker.protocol.digits import whole_number
 
 from gantry_operator.cluster.reach import no_master
+from gantry_operator.cluster.second_site import follows_archive, is_standby
 from gantry_operator.cluster.unsupervised import unsupervised as sentence
 from gantry_operator.console.snapshot import OLD_S, MemberSeen, Snapshot
 
@@ -69,6 +70,8 @@ class Health:
     """Age of the oldest figure that should be new."""
     old: Sequence[str]
     """Which figures are old, and why."""
+    standby: bool = False
+    """The cluster follows the archive of another one."""
     silent: Sequence[str] = ()
     """A sentence about each broker group without a master that answers."""
 
@@ -108,16 +111,17 @@ class MemberView:
     group: str
     role: str
     tone: Tone
-    epoch: int
-    start: int
-    end: int
+    epoch: int | None
+    """None, as of `start` and `end`: not known."""
+    start: int | None
+    end: int | None
     lag: int | None
     in_sync: bool | None
     """None: not known."""
     where: str
     address: str
     reason: str
-    connections: int
+    connections: int | None
     disk: DiskView | None
     age_s: float
     answers: bool
@@ -156,28 +160,31 @@ def _member(row: Mapping[str, Any], seen: MemberSeen | None, name: str, snapshot
     status = {} if seen is None or seen.status is None else seen.status
     answers = seen is not None and seen.status is not None and not seen.problem
     role = str(status.get("role", row.get("role", "Unknown"))) if answers or seen is None else "Unknown"
+    if answers and is_standby(status):
+        role = "Standby"
     in_sync: bool | None = row.get("inSync")
     if status.get("in_sync") and status.get("member"):
         in_sync = _in_sync(snapshot, row.get("group") or status.get("group", ""), status, in_sync)
     reason = (
         str(status.get("reason") or "") if answers else (seen.problem if seen is not None else row.get("reason", ""))
     )
-    tone: Tone = "good" if role in ("Master", "Slave") and in_sync else "warn" if answers else "bad"
+    works = (role in ("Master", "Slave") and in_sync is True) or (role == "Standby" and follows_archive(status))
+    tone: Tone = "good" if works else "warn" if answers else "bad"
     pid = status.get("pid") or row.get("pid")
     return MemberView(
         name=name,
         group=str(row.get("group") or status.get("group", "")),
         role=role,
         tone=tone,
-        epoch=int(status.get("epoch", row.get("epoch", 0))),
-        start=int(status.get("start", 0)),
-        end=int(status.get("end", row.get("maxOffset", 0))),
+        epoch=status.get("epoch", row.get("epoch")),
+        start=status.get("start"),
+        end=status.get("end", row.get("maxOffset")),
         lag=int(status.get("lag_bytes", 0)) if answers else row.get("lag") if seen is None else None,
         in_sync=in_sync if answers or in_sync is False else None,
         where=str(row.get("node") or (f"pid {pid}" if pid else "")),
         address=str(status.get("address") or row.get("address", "")),
         reason=str(reason or ""),
-        connections=int(status.get("connections", 0)),
+        connections=status.get("connections"),
         disk=disk_of(status, snapshot.growth.get(name)),
         age_s=max(now - seen.at, 0.0) if seen is not None and seen.at else 0.0,
         answers=answers,
@@ -202,7 +209,11 @@ def health_of(snapshot: Snapshot, now: float) -> Health:
     phase = str(status.get("phase") or "Unknown")
     conditions = [_condition(c, phase) for c in status.get("conditions") or []]
     members = members_of(snapshot, now)
-    ready = sum(m.in_sync is True and m.role in ("Master", "Slave") for m in members)
+    standby = any(m.role == "Standby" for m in members)
+    ready = sum(
+        m.tone == "good" if m.role == "Standby" else m.in_sync is True and m.role in ("Master", "Slave")
+        for m in members
+    )
     silent = [] if phase == "Hibernated" else [no_master(group) for group in snapshot.silent(now)]
     unsupervised = status.get("supervised") is False
     tones: list[Tone] = [
@@ -234,6 +245,7 @@ def health_of(snapshot: Snapshot, now: float) -> Health:
         status.get("lastFailover"),
         max([0.0, *ages]),
         old,
+        standby,
         silent + _unread(snapshot, now),
     )
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final
 
+from gantry_operator.cluster.second_site import follows_archive
 from gantry_operator.console.rows import Tables
 
 OLD_S: Final = 10.0
@@ -132,13 +133,23 @@ class Snapshot:
     growth: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """By member: bytes a second that its log grew by, and the seconds over which this was measured."""
 
+    def serving(self) -> dict[str, MemberSeen]:
+        """By broker group the member that answers for it: its master, and in a standby one that follows the archive."""
+        found: dict[str, tuple[tuple[bool, int, int], MemberSeen]] = {}
+        for m in self.members.values():
+            if m.status is None or m.problem:
+                continue
+            leads = m.status.get("role") == "Master"
+            if not leads and not follows_archive(m.status):
+                continue
+            order = (leads, int(m.status["epoch"]), int(m.status["end"]))
+            if m.group not in found or order > found[m.group][0]:
+                found[m.group] = (order, m)
+        return {group: m for group, (_, m) in found.items()}
+
     def silent(self, now: float) -> tuple[str, ...]:
         """Broker groups without a master that answers, and without figures of now: what they hold is not known."""
-        led = {
-            m.group
-            for m in self.members.values()
-            if m.status is not None and not m.problem and m.status.get("role") == "Master"
-        }
+        led = set(self.serving())
         led |= {group for group, part in self.tables.parts.items() if now - part.at <= OLD_S}
         return tuple(sorted({m.group for m in self.members.values()} - led))
 
@@ -157,13 +168,8 @@ class Snapshot:
 
     @property
     def masters(self) -> dict[str, str]:
-        """The member that leads each broker group; without a group whose master does not answer."""
-        led = [
-            (int(m.status["epoch"]), m.group, m.name)
-            for m in self.members.values()
-            if m.status is not None and not m.problem and m.status.get("role") == "Master"
-        ]
-        return {group: name for _, group, name in sorted(led)}
+        """The member that answers for each broker group; without a group of which none does."""
+        return {group: m.name for group, m in self.serving().items()}
 
     @property
     def status(self) -> Mapping[str, Any]:

@@ -8,6 +8,7 @@ from fastapi.responses import Response
 
 from gantry_operator.actions.topics import change_topic, topic_settings
 from gantry_operator.api.topic import MAX_ALL_QUEUES, MAX_QUEUES, MessageType, Permission
+from gantry_operator.console.health import seconds_since
 from gantry_operator.console.pages.editing import Editing, Settings
 from gantry_operator.console.pages.listing import Listed, list_page
 from gantry_operator.console.recent_senders import with_clients
@@ -54,6 +55,7 @@ async def topic(request: Request, place: Here, topic: str, group: str = "") -> R
         request, place, "topic.html", "topics", live=True, topic=row, queues=queues[:512], all_queues=len(queues),
         readers=readers[:512], shown=shown, only=only, held=held, masters=place.snapshot.masters,
         table=table_of(place.snapshot.status, topic), senders=senders, sent=with_clients(senders.rows, tables.clients),
+        since=seconds_since,
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from gantry_operator.cluster.member_messages import BadStatus, report_from
 from gantry_operator.cluster.member_watch import what_it_does
 from gantry_operator.cluster.observed import ObservedMember, ObservedState
 from gantry_operator.cluster.probe import name_server_knows, not_writable, route_and_send
+from gantry_operator.cluster.second_site import first_state, members_sites
 from gantry_operator.cluster.status import status_of
 from gantry_operator.cluster.timestamps import utc
 from gantry_operator.failover.raft import keeping_up, leader_of
@@ -153,7 +154,7 @@ async def local_status(folder: ClusterFolder, silent: Silence | None = None) -> 
         last_failover=last_failover(folder),
         proxy=proxies,
         certificates=rows_of_certificates(folder, cluster, planned),
-        site=load_site(folder),
+        site=load_site(folder) or first_state(members_sites(members), follows=_follows(cluster)),
         site_waits=doing.get("siteWaits", ""),
         authentication=authentication(cluster),
         loopback=on_loopback(),
@@ -166,6 +167,10 @@ async def local_status(folder: ClusterFolder, silent: Silence | None = None) -> 
         row.address = row.address or f"127.0.0.1:{ports.taken.get(row.name, 0)}"
     _remember(folder, status)
     return LocalStatus(saved, status, last_events(folder.events, EVENTS_SHOWN), silent)
+
+
+def _follows(cluster: BrokerCluster) -> bool:
+    return cluster.spec.bootstrap is not None and cluster.spec.bootstrap.follow is not None
 
 
 async def _proxies(
