@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
-from gantry_broker.client import Admin, Message, MessageQueue, Producer
+from gantry_broker.client import Admin, BrokerError, Message, MessageQueue, Producer
 from gantry_broker.client.pulling import PullStatus
 from gantry_broker.client.subscription import subscription
+from gantry_broker.protocol.bodies import SubscriptionGroup, TopicConfig
+from gantry_broker.protocol.codes import AUTO_CREATE_TOPIC, RequestCode, ResponseCode
+from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.headers import Long, SendHeader
 from gantry_broker.testing import broker
 from gantry_operator.cli.app import app
 from gantry_operator.migration.copied import MARK, QueueCopy, kept
@@ -94,6 +99,61 @@ async def test_a_target_that_had_messages_gets_other_offsets_and_groups_follow_t
             await copy.move_groups()
             assert await there.offset("g", queue) == len(before[2]) + 3
             assert (await content(there, "T"))[2] == before[2] + (await content(here, "T"))[2]
+
+
+@pytest.mark.parametrize(
+    "code", [ResponseCode.FLUSH_DISK_TIMEOUT, ResponseCode.FLUSH_SLAVE_TIMEOUT, ResponseCode.SLAVE_NOT_AVAILABLE]
+)
+async def test_a_target_without_its_slave_or_with_a_slow_disk_gets_each_message_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """A SYNC_MASTER answers so to each send that is in its log."""
+    async with broker() as source, broker() as target:
+        await fill(source.name_servers, "T", 40)
+        async with Admin(source.name_servers) as here, Admin(target.name_servers) as there:
+            plain = there.session.remoting.request
+
+            async def request(address: str, frame: Frame, *rest: Any, **more: Any) -> Frame:
+                answer = await plain(address, frame, *rest, **more)
+                if frame.code == RequestCode.SEND_MESSAGE_V2:
+                    answer.code = code
+                return answer
+
+            monkeypatch.setattr(there.session.remoting, "request", request)
+            copy = Copy(here, there, ["T"], tmp_path / "copy.json")
+            await copy.prepare()
+            await copy.run(follow=False)
+            assert copy.sent() == 40
+            assert await content(there, "T") == await content(here, "T")
+            code = ResponseCode.NO_PERMISSION
+            await fill(source.name_servers, "T", 1)
+            with pytest.raises(BrokerError, match="the copy of"):
+                await copy.run(follow=False)
+
+
+async def test_a_retry_is_copied_with_its_number(tmp_path: Path) -> None:
+    """A consumer at the target gives it up after as many attempts as at the source."""
+    topic = "%RETRY%g"
+    async with (
+        broker() as source,
+        broker() as target,
+        Admin(source.name_servers) as here,
+        Admin(target.name_servers) as there,
+    ):
+        for admin in (here, there):
+            await admin.create_group(SubscriptionGroup("g", retry_max_times=16))
+        address = (await here.masters())["test"]
+        await here.create_topic_at(address, TopicConfig(topic, read_queues=1, write_queues=1))
+        for times in (0, 3, 15):
+            header = SendHeader("p", topic, AUTO_CREATE_TOPIC, 4, 0, 0, Long(1_000), 0, "", times, False, None, False)
+            frame = Frame(RequestCode.SEND_MESSAGE_V2, ext=header.short_ext(), body=b"x")
+            await here.session.call_checked(address, frame, "a retry")
+        copy = Copy(here, there, [topic], tmp_path / "copy.json")
+        await copy.prepare()
+        await copy.run(follow=False)
+        puller, queue = there.puller(), MessageQueue(topic, "test", 0)
+        got = await puller.pull(queue, 0, subscription(topic), suspend_ms=0)
+        assert [message.record.reconsume_times for message in got.messages] == [0, 3, 15]
 
 
 async def test_fewer_queues_at_the_target_are_refused_and_nothing_is_sent(tmp_path: Path) -> None:

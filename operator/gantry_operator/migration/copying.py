@@ -17,11 +17,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from gantry_broker.client import Admin, ClientError, MessageQueue, ReceivedMessage
+from gantry_broker.client import Admin, BrokerError, ClientError, MessageQueue, ReceivedMessage
 from gantry_broker.client.pulling import PullResult, PullStatus
+from gantry_broker.client.session import CALL_SECONDS
 from gantry_broker.client.subscription import subscription
 from gantry_broker.protocol.bodies import SubscriptionData, SubscriptionGroup, TopicConfig
-from gantry_broker.protocol.codes import AUTO_CREATE_TOPIC, PREDEFINED_GROUPS, RETRY_PREFIX, RequestCode
+from gantry_broker.protocol.codes import AUTO_CREATE_TOPIC, PREDEFINED_GROUPS, RETRY_PREFIX, RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import Long, SendHeader
 from gantry_broker.protocol.message import format_properties
@@ -31,6 +32,15 @@ from gantry_operator.migration.copied import KEPT_FLAGS, MARK, Place, QueueCopy,
 from gantry_operator.migration.steps import Refused
 from gantry_operator.registry.file import write_durably
 
+STORED: Final = frozenset(
+    {
+        ResponseCode.SUCCESS,
+        ResponseCode.FLUSH_DISK_TIMEOUT,
+        ResponseCode.FLUSH_SLAVE_TIMEOUT,
+        ResponseCode.SLAVE_NOT_AVAILABLE,
+    }
+)
+"""Codes of answers to a send that is in the target's log, such as that of a SYNC_MASTER whose slave is down."""
 GROUP: Final = "TOOLS_CONSUMER"
 PRODUCER: Final = "GANTRY_COPY"
 SAVE_S: Final = 1.0
@@ -253,7 +263,9 @@ class QueuesCopy(ABC):
                 )  # fmt: skip
                 frame = Frame(RequestCode.SEND_MESSAGE_V2, ext=header.short_ext(), body=record.body)
                 address = await self._target.session.master(queue.to_broker, there)
-                answer = await self._target.session.call_checked(address, frame, f"the copy of {source}")
+                answer = await self._target.session.remoting.request(address, frame, CALL_SECONDS)
+                if answer.code not in STORED:
+                    raise BrokerError(f"the copy of {source}", answer.code, answer.remark)
                 queue.copied(message.queue_offset, int(answer.ext["queueOffset"]))
                 self._changed = True
             if got.status is PullStatus.ILLEGAL and got.min_offset > queue.next:
