@@ -57,6 +57,12 @@ def test_what_comes_has_its_size_and_what_is_not_known_has_a_dash() -> None:
         ({"look": look(messageStorePlugIn="org.apache.rocketmq.tieredstore.X")}, "tiered storage", "missing"),
         ({"look": look(enableLmq="true")}, "light queues (%LMQ%)", "missing"),
         ({"look": look(messageDelayLevel="1s 2s")}, "delay levels", "changed"),
+        (
+            {"look": look(transRocksDBEnable="true", transWriteOriginTransHalfEnable="false")},
+            "half messages",
+            "refused",
+        ),
+        ({"look": look(transRocksDBEnable="true", transWriteOriginTransHalfEnable="true")}, "half messages", "comes"),
         ({"look": look(mappedFileSizeCommitLog="1048576")}, "segments", "refused"),
         ({"look": look(**NOW | {"brokerPermission": "0"})}, "settings", "refused"),
         ({"look": look(**NOW | {"brokerId": "900"})}, "settings", "refused"),

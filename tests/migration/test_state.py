@@ -35,11 +35,20 @@ ANSWERS = importlib.import_module("tests.interop.pop_answers")  # It has no type
 SOURCE = {"transactionCheckInterval": "600000"}
 GANTRY = {"transactionCheckInterval": 2000, "transactionTimeOut": 2000}
 
+IN_ROCKSDB = {"timerRocksDBEnable": "true", "transRocksDBEnable": "true", "transWriteOriginTransHalfEnable": "true"}
+"""Timers and half messages of 5.4 and later; the log has both all the same."""
 
-@pytest.mark.parametrize(("server", "client"), [("server49", "49"), ("server55", "55")])
-def test_what_waits_at_a_cutover_arrives_once(java_side: Path, tmp_path: Path, server: str, client: str) -> None:
+
+@pytest.mark.parametrize(
+    ("server", "client", "settings"),
+    [("server49", "49", {}), ("server55", "55", {}), ("server55", "55", IN_ROCKSDB)],
+    ids=["4.9.7", "5.5.0", "5.5.0 with RocksDB"],
+)
+def test_what_waits_at_a_cutover_arrives_once(
+    java_side: Path, tmp_path: Path, server: str, client: str, settings: dict[str, str]
+) -> None:
     try:
-        with scene(tmp_path, server, SOURCE) as made:
+        with scene(tmp_path, server, SOURCE | settings) as made:
             waits(made, client)
     except NamespaceUnavailable as error:
         pytest.skip(f"the migration from Apache RocketMQ is not tested here: {error}")

@@ -131,7 +131,18 @@ def _users(found: users_of.Found | None) -> list[Finding]:
 
 
 def _refusals(facts: Facts, settings: BrokerSettings) -> list[Finding]:
-    look, found = facts.look, []
+    look, found = facts.look, list[Finding]()
+    if (
+        look.settings.get("transRocksDBEnable") == "true"
+        and look.settings.get("transWriteOriginTransHalfEnable") != "true"
+    ):
+        found.append(
+            Finding(
+                "refused", "half messages", "-", "they are in RocksDB only (transRocksDBEnable), where no copy finds "
+                "them: set transWriteOriginTransHalfEnable=true (mqadmin updateBrokerConfig), and wait until those "
+                "that wait now are checked",
+            )
+        )  # fmt: skip
     if not look.version.startswith(("V4_9_", "V5_")):
         found.append(Finding("refused", "version", look.version or "?", "4.9 and 5.x are followed"))
     if look.controlled and look.version.startswith(OTHER_HANDSHAKE):
