@@ -16,6 +16,7 @@ from typing import Any, cast
 import pytest
 from gantry_broker.protocol.codes import FORMER_MASTER_ID
 from gantry_operator.migration import edge as edges
+from gantry_operator.migration import progress
 from gantry_operator.migration.steps import Finish, Phase, Refused, Seen, SetSource
 from gantry_operator.platforms.kubernetes import migration_requests as module
 from gantry_operator.platforms.kubernetes.api.client import ApiUnavailable
@@ -93,6 +94,8 @@ class Source:
         self.may_finish = True
         self.unwilling = 0
         """How many times it will not be changed."""
+        self.slaves: dict[str, int] = {}
+        """Numbers by address."""
         self.opened = 0
         self.changed = asyncio.Event()
 
@@ -101,12 +104,12 @@ class Source:
         self.opened += 1
         yield cast(edges.Edge, self)
 
-    async def look(self) -> dict[str, Seen]:
+    async def look(self, *, brokers: bool = False) -> dict[str, Seen]:
         return {
             "a": Seen(
                 state="leads" if self.leads else "following", copy_end=10, source_end=10, quiet=1.0,
                 permission=self.permission, broker_id=self.number, refuses=self.refuses, can_carry=True,
-                carries=False, routed=self.leads,
+                carries=False, routed=self.leads, brokers=self.slaves,
             )
         }  # fmt: skip
 
@@ -117,6 +120,7 @@ class Source:
                 raise Refused("group a: the source does not answer")
             assert self.resource.phase() is not Phase.FOLLOWING, "it acts before its record is written"
             self.permission, self.number, self.refuses = action.permission, action.broker_id, action.refuses
+            self.slaves = {address: number % 900 + action.broker_id for address, number in self.slaves.items()}
             self.changed.set()
         else:
             assert isinstance(action, Finish)
@@ -221,7 +225,7 @@ class Troubled(Source):
             self.killed.set()
             raise asyncio.CancelledError
 
-    async def look(self) -> dict[str, Seen]:
+    async def look(self, *, brokers: bool = False) -> dict[str, Seen]:
         self.spend()
         (seen,) = (await super().look()).values()
         if self.rng.random() < 0.2:
@@ -335,7 +339,7 @@ async def test_a_cutover_that_is_not_done_in_time_gives_the_source_its_writes_ba
     source = Source(resource)
     plain = source.look
 
-    async def late() -> dict[str, Seen]:
+    async def late(*, brokers: bool = False) -> dict[str, Seen]:
         (seen,) = (await plain()).values()
         if resource.phase() is Phase.WRITES_OFF:
             seen = replace(seen, state=None, problem="the copy is not connected to the source")
@@ -388,7 +392,41 @@ async def test_a_cluster_that_is_deleted_in_a_cutover_gives_the_source_its_write
     requests = MigrationRequests(cast(Any, resource), gone, lambda *event: said.append(event[2]), end.set)
     await requests.give_back()
     assert "Secret keys has no accessKey" in said[-1]
-    assert "set brokerPermission=6, brokerId=0" in said[-1]
+    assert "run gantry migrate release --name-servers" in said[-1]
     resource = Resource()
     await MigrationRequests(cast(Any, resource), gone, lambda *event: said.append(""), end.set).give_back()
     assert said[-1], "nothing had begun"
+
+
+async def test_a_slave_that_was_down_at_an_abort_is_named_until_a_later_one_gives_it_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    later = itertools.count()  # Each look at the clock is a second later.
+    monkeypatch.setattr(
+        edges, "time", SimpleNamespace(monotonic=time.monotonic, time=lambda: time.time() + next(later))
+    )
+    resource, end, said = Resource(**{MIGRATE: "cutover settle=60 timeout=300 #1"}), asyncio.Event(), list[str]()
+    source = Source(resource)
+    source.slaves = {"s:1": 1}
+    requests = MigrationRequests(cast(Any, resource), source.open, lambda *event: said.append(event[2]), end.set)
+    requests.look()
+    async with asyncio.timeout(10):
+        await source.changed.wait()
+    source.slaves = {}
+    resource.annotations[MIGRATE] = "abort #2"
+    await ended(requests, end)
+    await ended(requests, end)
+    answer = str(resource.annotations[MIGRATE_RESULT])
+    assert answer.startswith("abort #2: done") or "done: the copies follow the source; these brokers" in answer
+    assert "group a: s:1. Start them, then annotate gantry.dev/migrate=abort" in answer
+    assert any("s:1" in text for text in said)
+    record = read_record(resource.annotation(MIGRATION))
+    assert (record.phase, dict(record.groups["a"].brokers)) == (Phase.FOLLOWING, {"s:1": 1})
+    assert "these brokers of the source were down" in progress.status_of(record, {"a": None}, None).message
+    # It is back, with what it had.
+    source.slaves = {"s:1": 901}
+    resource.annotations[MIGRATE] = "abort #3"
+    await ended(requests, end)
+    assert source.slaves == {"s:1": 1}
+    assert "s:1" not in str(resource.annotations[MIGRATE_RESULT])
+    assert read_record(resource.annotation(MIGRATION)).groups == {}

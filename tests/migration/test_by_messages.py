@@ -11,6 +11,7 @@ from gantry_broker.client import Admin, Message, MessageQueue, Producer
 from gantry_broker.protocol.bodies import ClusterInfo
 from gantry_broker.remoting.errors import ConnectError
 from gantry_broker.testing import broker
+from gantry_operator.cli import migrate
 from gantry_operator.cli.app import app
 from gantry_operator.migration import by_messages
 from gantry_operator.migration.by_messages import Record, TopicsCopy, is_copied
@@ -233,3 +234,29 @@ def test_what_does_not_fit_is_refused_before_anything_starts(
     assert result.exit_code != 0
     assert said in str(result.exception) + result.output
     assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize(("authentication", "said"), [("Disabled", True), ("Enabled", False)])
+def test_protection_is_not_lost_without_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, authentication: str, said: bool
+) -> None:
+    async def copied(*_: object) -> dict[str, int]:
+        return {}
+
+    monkeypatch.setattr(migrate, "_keys", lambda secret: None)
+    monkeypatch.setattr(migrate, "_copy_all", copied)
+    monkeypatch.setattr("gantry_operator.cli.up.up", lambda file, directory, *_: directory.mkdir())
+    spec = {
+        "nameServers": {"replicas": 1}, "brokerGroups": [{"name": "a", "members": 1}],
+        "security": {"authentication": authentication},
+    }  # fmt: skip
+    file = tmp_path / "cluster.yaml"
+    file.write_text(
+        json.dumps(
+            {"apiVersion": "gantry.dev/v1alpha1", "kind": "BrokerCluster", "metadata": {"name": "moved"}, "spec": spec}
+        )
+    )
+    words = ["migrate", "start", str(file), "--by", "messages", "--from", "a:1", "--source-secret", "keys"]
+    result = CliRunner().invoke(app, [*words, "--dir", str(tmp_path / "c")])
+    assert result.exit_code == 0, result.exception
+    assert ("the new cluster lets everybody in" in result.stderr) is said

@@ -65,9 +65,38 @@ def test_what_a_source_says_of_itself_is_known_only_where_it_can_be() -> None:
     assert settings_in({}) == SourceSettings(None, None, None)
 
 
-def test_a_slave_that_was_put_aside_is_seen() -> None:
-    for numbers, aside in (({0: "s:1", 1: "s:2"}, False), ({0: "s:1", 901: "s:2"}, True), ({900: "s:1"}, False)):
-        assert Edge.has_aside(GROUP, {"n:1": None, "n:2": {"broker-a": numbers}}, "s:1") is aside
+def test_the_other_brokers_of_a_source_have_the_number_of_a_cutover_where_nameservers_differ() -> None:
+    tables = {
+        "n:1": None,
+        "n:2": {"broker-a": {0: "s:1", 1: "s:2", 2: "s:3", 5_000: "s:9"}},
+        "n:3": {"broker-a": {0: GROUP.address, 900: "s:1", 901: "s:2"}, "broker-b": {1: "s:8"}},
+    }
+    assert Edge.others(GROUP, tables, "s:1") == {"s:2": 901, "s:3": 2}
+    assert Edge.others(GROUP, tables, None) == {"s:1": 900, "s:2": 901, "s:3": 2}
+
+
+async def test_a_slave_that_does_not_answer_costs_no_other_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: dict[str, dict[str, str]] = {}
+
+    class Admin:
+        async def update_broker_config(self, address: str, changes: dict[str, str]) -> None:
+            if address == "s:2":
+                raise OSError("no answer")
+            taken[address] = changes
+
+        async def __aexit__(self, *exc: object) -> None: ...
+
+    async def routes() -> edges.Routes:
+        return {"n:1": {"broker-a": {900: "s:1", 901: "s:2", 902: "s:3"}}}
+
+    async with httpx.AsyncClient() as http, Edge(SourcePlace(("n:1",)), [GROUP], http) as edge:
+        for admin in edge._admins.values():
+            await admin.__aexit__(None, None, None)
+        monkeypatch.setattr(edge, "_admins", {"n:1": Admin()})
+        monkeypatch.setattr(edge, "routes", routes)
+        with pytest.raises(Refused, match="s:2 did not take"):
+            await edge.act(SetSource("a", 6, 0, False))
+    assert {address: to["brokerId"] for address, to in taken.items()} == {"s:1": "0", "s:3": "2"}
 
 
 class Silent:
@@ -76,7 +105,7 @@ class Silent:
     def __init__(self, seen: Seen) -> None:
         self.seen, self.looks, self.acts = seen, 0, list[Action]()
 
-    async def look(self) -> dict[str, Seen]:
+    async def look(self, *, brokers: bool = False) -> dict[str, Seen]:
         self.looks += 1
         return {"a": self.seen}
 
@@ -114,9 +143,9 @@ async def test_the_end_of_writes_is_looked_at_without_a_wait(monkeypatch: pytest
     story: list[str] = []
 
     class Source(Silent):
-        async def look(self) -> dict[str, Seen]:
+        async def look(self, *, brokers: bool = False) -> dict[str, Seen]:
             story.append("look")
-            return await super().look()
+            return await super().look(brokers=brokers)
 
         async def act(self, action: Action) -> None:
             assert isinstance(action, SetSource)

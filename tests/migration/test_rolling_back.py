@@ -15,7 +15,7 @@ from gantry_broker.protocol.codes import FORMER_MASTER_ID
 from gantry_operator.cli import migrate
 from gantry_operator.cli.down import down
 from gantry_operator.cli.errors import CliError
-from gantry_operator.migration import rolling_back, rolling_edge
+from gantry_operator.migration import rolling_back, rolling_edge, steps
 from gantry_operator.migration.check import Finding
 from gantry_operator.migration.rolling_back import (
     Limits,
@@ -122,7 +122,9 @@ def test_a_rollback_goes_on_or_goes_back_wherever_it_is_killed(seed: int) -> Non
         seen = world.seen()
         if record.phase is Phase.NONE:
             try:
-                record = rolling_back.begin(record, {"a": 6, "b": 7}, seen, world.now, cut_over=True)
+                record = rolling_back.begin(
+                    record, {"a": steps.Group(6), "b": steps.Group(7)}, seen, world.now, cut_over=True
+                )
             except Refused:
                 world.turn(False)
                 continue
@@ -294,9 +296,22 @@ def test_a_nameserver_that_is_gone_leaves_no_client_without_a_broker() -> None:
 def test_slaves_of_the_former_broker_get_back_what_they_had() -> None:
     record = Record(Phase.RETURNING, 100, {"a": rolling_back.Group(6, 6)})
     back = Seen(gantry=0, released=True, listed=False, permission=6, broker_id=0, refuses=False, returned=True)
-    slaves = replace(back, aside=True)
+    slaves = replace(back, brokers={"s:1": 901})
     assert rolling_back.step(record, {"a": slaves}, LIMITS, 110).actions == (SetSource("a", 6, 0, False),)
-    assert rolling_back.step(record, {"a": slaves}, LIMITS, 131).record.phase is Phase.DONE
+    late = rolling_back.step(record, {"a": slaves}, LIMITS, 131).record
+    assert (late.phase, late.groups["a"].brokers) == (Phase.DONE, {"s:1": 1})
+    # One that is away is not waited for, and named.
+    record = rolling_back.begin(
+        Record(), {"a": steps.Group(7, brokers={"s:1": 1})}, {"a": replace(back, gantry=6, permission=0)}, 100,
+        cut_over=True,
+    )  # fmt: skip
+    assert record.groups == {"a": rolling_back.Group(7, 6, {"s:1": 1})}
+    record = Record.from_json(json.loads(json.dumps(replace(record, phase=Phase.RETURNING).to_json())))
+    record = rolling_back.step(record, {"a": replace(back, permission=7)}, LIMITS, 111).record
+    assert (record.phase, rolling_back.still_owed(record, {})) == (Phase.DONE, {"a": ["s:1"]})
+    known = SimpleNamespace(permission=7, broker_id=1, refuses=False)
+    whole = steps.Seen(brokers={"s:1": 1}, settings={"s:1": known})
+    assert rolling_back.still_owed(record, {"a": whole}) == {}
 
 
 def test_deliveries_that_go_on_do_not_let_producers_wait_for_ever() -> None:
@@ -318,7 +333,7 @@ async def test_a_rollback_without_progress_gives_gantry_its_clients_back(monkeyp
         copy = None
         gantry, permission, refuses = 4, 6, False
 
-        async def look(self) -> dict[str, Seen]:
+        async def look(self, *, brokers: bool = False) -> dict[str, Seen]:
             return {
                 "a": Seen(
                     gantry=self.gantry, released=False, listed=True, permission=self.permission,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from gantry_broker.protocol.codes import FORMER_MASTER_ID
@@ -13,6 +13,19 @@ from gantry_operator.migration import steps
 from gantry_operator.migration.steps import Carry, Finish, Limits, Phase, Record, Refused, Seen, SetSource
 
 LIMITS = Limits(lag=1000, settle=6.0, quiet=0.5, quiet_at_most=5.0)
+
+
+class Settings(NamedTuple):
+    permission: int
+    broker_id: int
+    refuses: bool
+
+
+class Slave:
+    """A slave of a source. It keeps its settings while it is down."""
+
+    def __init__(self, permission: int) -> None:
+        self.up, self.settings = True, Settings(permission, 1, False)
 
 
 class World:
@@ -35,12 +48,15 @@ class World:
         self.late = False
         """An abort has waited long enough for a copy's member."""
         self.carries = {"a": False, "b": False}
+        self.slaves = {name: Slave(permission) for name, permission in self.first.items()}
 
     def turn(self) -> None:
         self.now += self.rng.choice((0.2, 1.0, 3.0))
         for name in self.end:
             if self.rng.random() < 0.02:
                 self.carries[name] = False  # The copy's member was started again.
+            if self.rng.random() < 0.05:
+                self.slaves[name].up = not self.slaves[name].up
             # Deliveries of delayed messages go on.
             if (not self.refuses[name] and self.rng.random() < 0.8) or self.rng.random() < 0.05:
                 self.end[name] += self.rng.randrange(1, 50)
@@ -51,8 +67,10 @@ class World:
     def seen(self) -> dict[str, Seen]:
         found = {}
         for name in self.end:
-            silent = self.rng.random() < 0.1
+            silent, slave = self.rng.random() < 0.1, self.slaves[name]
             found[name] = Seen(
+                brokers={"s:1": slave.settings.broker_id} if slave.up else {},
+                settings={"s:1": None if self.rng.random() < 0.1 else slave.settings} if slave.up else {},
                 state="leads" if name in self.leads else "following" if self.rng.random() < 0.9 else None,
                 copy_end=self.copy[name],
                 source_end=None if silent else self.end[name],
@@ -82,6 +100,9 @@ class World:
                 assert self.carries[action.group], "a route without a master"
             self.permission[action.group], self.number[action.group] = action.permission, action.broker_id
             self.refuses[action.group] = action.refuses
+            slave = self.slaves[action.group]
+            if slave.up and self.rng.random() < 0.8:
+                slave.settings = Settings(action.permission, 1 + action.broker_id, action.refuses)
             return
         assert isinstance(action, Finish)
         assert all(self.refuses.values()), "a group leads while a source takes messages"
@@ -107,8 +128,15 @@ def test_a_cutover_goes_on_or_goes_back_wherever_it_is_killed(seed: int) -> None
                 assert not any(world.refuses.values())
                 assert set(world.number.values()) == {0}
                 assert not any(world.carries.values())
+                for name, slave in world.slaves.items():
+                    known = record.groups[name].brokers if name in record.groups else {}
+                    has = (*slave.settings,)
+                    assert has == (world.first[name], 1, False) or known == {"s:1": 1}, "nobody knows what it lacks"
+                if rng.random() < 0.5 and record.groups:
+                    record = steps.abort(record, world.now)
                 assert not world.leads
-                record = steps.begin(record, seen, LIMITS, world.now)
+                if record.phase is Phase.FOLLOWING:
+                    record = steps.begin(record, seen, LIMITS, world.now)
             elif aborts < 3 and rng.random() < 0.05:
                 record = steps.abort(record, world.now)
                 aborts += 1
@@ -186,10 +214,17 @@ def test_consumers_have_time_to_commit_before_producers_are_refused() -> None:
 
 
 BAD_GROUP = {"permission": -1, "end": None, "finished": False}
+BAD_BROKER = {"permission": 6, "end": None, "finished": False, "brokers": {"s:1": 900}}
 
 
 @pytest.mark.parametrize(
-    "value", [{}, {"phase": "x", "since": 0, "groups": {}}, {"phase": "done", "since": 0, "groups": {"a": BAD_GROUP}}]
+    "value",
+    [
+        {},
+        {"phase": "x", "since": 0, "groups": {}},
+        {"phase": "done", "since": 0, "groups": {"a": BAD_GROUP}},
+        {"phase": "done", "since": 0, "groups": {"a": BAD_BROKER}},
+    ],
 )
 def test_a_record_of_another_form_is_refused(value: dict[str, object]) -> None:
     with pytest.raises((ValueError, KeyError)):
@@ -263,11 +298,56 @@ def test_a_group_that_the_spec_lost_in_the_middle_is_named() -> None:
 
 
 def test_an_abort_gives_slaves_back_what_they_had_and_waits_for_no_dead_one() -> None:
-    record = Record(Phase.ABORTING, 100, {"a": steps.Group(6)})
+    record = Record(Phase.ABORTING, 100, {"a": steps.Group(6, brokers={"s:1": 1})})
     back = SetSource("a", 6, 0, False)
-    assert steps.step(record, {"a": ready(aside=True)}, LIMITS, 110).actions == (back,)
-    assert steps.step(record, {"a": ready(aside=True)}, LIMITS, 131).record.phase is Phase.FOLLOWING
-    assert steps.step(record, {"a": ready()}, LIMITS, 110).record.phase is Phase.FOLLOWING
+    for lacks in (
+        ready(brokers={"s:1": 901}),
+        ready(brokers={"s:1": 1}, settings={"s:1": Settings(0, 1, False)}),
+        ready(brokers={"s:1": 1}, settings={"s:1": Settings(6, 1, True)}),
+        ready(brokers={"s:1": 1}, settings={"s:1": None}),
+    ):
+        assert steps.step(record, {"a": lacks}, LIMITS, 110).actions == (back,)
+        late = steps.step(record, {"a": lacks}, LIMITS, 131).record
+        assert (late.phase, late.groups["a"].brokers) == (Phase.FOLLOWING, {"s:1": 1})
+    whole = ready(brokers={"s:1": 1}, settings={"s:1": Settings(6, 1, False)})
+    assert steps.step(record, {"a": whole}, LIMITS, 110).record == Record(Phase.FOLLOWING, 110)
+    assert steps.step(record, {"a": ready()}, LIMITS, 110).record.phase is Phase.FOLLOWING, "one that is away"
+
+
+def test_a_slave_that_was_away_at_an_abort_is_known_until_a_later_one_gives_it_back() -> None:
+    # It is noted before anything is changed, and dies in the middle.
+    there = ready(brokers={"s:1": 1, "s:2": 2})
+    record = steps.step(steps.begin(Record(), {"a": there}, LIMITS, 100), {"a": there}, LIMITS, 100).record
+    assert record.groups["a"].brokers == {"s:1": 1, "s:2": 2}
+    aside = ready(permission=2, brokers={"s:2": 902})
+    record = steps.abort(Record.from_json(json.loads(json.dumps(record.to_json()))), 101, {"a": aside})
+    one = ready(brokers={"s:2": 2}, settings={"s:2": Settings(6, 2, False)})
+    waits = steps.step(record, {"a": one}, LIMITS, 102)
+    assert (waits.record, waits.actions, waits.waits) == (record, (), "s:1 of the source is not in the routes")
+    record = steps.step(record, {"a": one}, LIMITS, 112).record
+    assert (record.phase, record.groups["a"].brokers) == (Phase.FOLLOWING, {"s:1": 1})
+    said = steps.said_owed(steps.still_owed(record, {"a": one}), "run gantry migrate abort")
+    assert "group a: s:1. Start them, then run gantry migrate abort" in said
+    # A cutover may begin all the same, and its abort knows it, too.
+    assert steps.begin(record, {"a": one}, LIMITS, 113).groups["a"].brokers == {"s:1": 1}
+    # It is back.
+    again = steps.abort(record, 114, {"a": ready(brokers={"s:1": 901})})
+    assert steps.step(again, {"a": ready(brokers={"s:1": 901})}, LIMITS, 115).actions == (SetSource("a", 6, 0, False),)
+    whole = ready(brokers={"s:1": 1}, settings={"s:1": Settings(6, 1, False)})
+    assert steps.still_owed(record, {"a": whole}) == {}
+    assert steps.step(again, {"a": whole}, LIMITS, 115).record == Record(Phase.FOLLOWING, 115)
+    assert steps.said_owed({}, "") == ""
+
+
+def test_a_slave_that_has_another_address_now_is_done_with_and_a_former_master_is_not() -> None:
+    back = SetSource("a", 6, 0, False)
+    fine = Settings(6, 1, False)
+    assert steps.owed({"s:1": 1}, back, {"s:9": 1}, {"s:9": fine}) == {}
+    assert steps.owed({"s:1": 1}, back, {"s:9": 901}, {"s:9": fine}) == {"s:1": 1}
+    # Under a controller another one is the master now.
+    assert steps.owed({"s:1": 0}, back, {"s:2": 0}, {"s:2": fine}) == {"s:1": 0}
+    assert steps.owed({"s:1": 0}, back, {"s:2": 0, "s:1": 1}, {"s:1": Settings(0, 1, True)}) == {"s:1": 0}
+    assert steps.owed({"s:1": 0}, back, {"s:2": 0, "s:1": 1}, {"s:1": fine}) == {}
 
 
 def test_a_nameserver_that_is_gone_ends_a_cutover_later_and_is_named() -> None:

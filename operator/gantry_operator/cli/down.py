@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from gantry_operator.cli.errors import CliError, Exit
-from gantry_operator.cli.migrate import RECORD, held_source
+from gantry_operator.cli.migrate import RECORD, held_source, lacking_brokers
 from gantry_operator.cli.output import note, say
 from gantry_operator.cli.progress import Progress
 from gantry_operator.cli.target import find_local
@@ -30,11 +30,12 @@ def down(directory: Path | None, name: str | None, delete_data: bool) -> None:
     held = held_source(folder)
     if held and delete_data:
         raise CliError(f"{held}. When the source is gone for good, delete {folder.root / RECORD}, then try again")
+    lacking = lacking_brokers(folder)
     with Progress("stopping"), _without_supervisor(folder):
         said = _end_all(folder, delete_data)
     say(said)
-    if held:
-        note(held)
+    for said in filter(None, (held, lacking)):
+        note(said)
 
 
 def _stopped(name: str | None) -> ClusterFolder | None:

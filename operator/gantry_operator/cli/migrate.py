@@ -174,6 +174,21 @@ def held_source(folder: ClusterFolder) -> str:
     )
 
 
+def lacking_brokers(folder: ClusterFolder) -> str:
+    """Return which of the source's brokers were away when an abort or a rollback gave the others their settings back,
+    and the command for them; empty: none. Raises CliError.
+    """
+    from gantry_operator.migration import rolling_back
+    from gantry_operator.migration.steps import said_owed, still_owed
+    from gantry_operator.platforms.local.manifest import load_saved
+
+    left = still_owed(_read_record(folder), {}) or rolling_back.still_owed(_read_rollback(folder), {})
+    if not left:
+        return ""
+    servers = ";".join(_source(load_saved(folder), str(folder.manifest)).nameServers)
+    return said_owed(left, f"run gantry migrate release --name-servers '{servers}'")
+
+
 @contextlib.contextmanager
 def _alone(folder: ClusterFolder) -> Iterator[None]:
     """Let no other command make steps of a migration meanwhile: each has the record in its memory. Raises CliError."""
@@ -328,6 +343,11 @@ def _start_by_messages(
                 "topics: what was copied belongs to them"
             )  # fmt: skip
         up(file, directory, True, timeout, False, None)
+        if secret is not None and cluster.spec.security.authentication != "Enabled":
+            note(
+                "the source asks for signatures, and the new cluster lets everybody in: write "
+                "spec.security.authentication: Enabled before clients get its addresses"
+            )
         with _alone(folder):
             wanted.save(folder.root / MESSAGES)
             run_async(_copy_all(folder, wanted, None))
@@ -469,6 +489,8 @@ def status(
 ) -> None:
     """Show how far the copies are."""
     from gantry_operator.cli.target import run_async
+    from gantry_operator.migration import rolling_back
+    from gantry_operator.migration.steps import Phase, said_owed, still_owed
 
     if on_kubernetes(context, namespace):
         _show_operators(context, namespace, name, output)
@@ -477,20 +499,24 @@ def status(
     if (messages := _by_messages(folder)) is not None:
         _show_messages(folder, messages, output)
         return
-    record = _read_record(folder)
+    record, rolled = _read_record(folder), _read_rollback(folder)
 
     async def ask() -> dict[str, Any]:
         async with _edge(folder) as edge:
-            seen = await edge.look()
+            owes = bool(rolled.groups if record.phase is Phase.DONE else record.groups)
+            seen = await edge.look(brokers=owes and not held_source(folder))
             copies = {n: await edge.copy_status(g) for n, g in edge.groups.items()}
         return {n: {"seen": seen[n], "copy": copies[n]} for n in seen}
 
     found = run_async(ask())
+    seen = {n: f["seen"] for n, f in found.items()}
+    left = still_owed(record, seen)
+    left_by_rollback = rolling_back.still_owed(rolled, seen)
     if output == Output.json:
         print_json(
             {
                 "phase": record.phase.value,
-                "rollback": _read_rollback(folder).phase.value,
+                "rollback": rolled.phase.value,
                 "groups": {
                     n: {
                         "state": f["seen"].state,
@@ -500,6 +526,7 @@ def status(
                         "lag": f["seen"].lag,
                         "sourcePermission": f["seen"].permission,
                         "routed": f["seen"].routed,
+                        "lacking": left.get(n) or left_by_rollback.get(n) or [],
                         "copy": f["copy"],
                     }
                     for n, f in found.items()
@@ -508,7 +535,7 @@ def status(
         )
         return
     say(f"phase: {record.phase.value}")
-    if (rolled := _read_rollback(folder)).phase.value != "none":
+    if rolled.phase.value != "none":
         say(f"rollback: {rolled.phase.value}")
     _print_copies(
         {
@@ -516,6 +543,17 @@ def status(
             for n, f in found.items()
         }
     )
+    if left:
+        note(said_owed(left, "run gantry migrate abort"))
+    if left_by_rollback:
+        note(_after_rollback(folder, left_by_rollback))
+
+
+def _after_rollback(folder: ClusterFolder, left: dict[str, list[str]]) -> str:
+    """Name the source's brokers that a rollback could not give back, and the command that does."""
+    from gantry_operator.migration.steps import said_owed
+
+    return said_owed(left, f"run gantry migrate release {folder.manifest}")
 
 
 class _Copied(NamedTuple):
@@ -738,19 +776,98 @@ def abort(
         return
     folder = _folder(directory, name)
 
-    async def go() -> None:
+    async def go() -> Record:
         record = _read_record(folder)
         async with _edge(folder) as edge:
             begun = steps.abort(record, time.time(), await edge.look())
             await _save_record(folder, begun)
-            await drive(edge, begun, steps.Limits(), partial(_save_record, folder), timeout=timeout)
+            return await drive(edge, begun, steps.Limits(), partial(_save_record, folder), timeout=timeout)
 
     try:
         with _alone(folder):
-            run_async(go())
+            ended = run_async(go())
     except steps.Refused as error:
         raise CliError(str(error)) from None
     say("the source has its permission back")
+    if left := {name: sorted(group.brokers) for name, group in ended.groups.items()}:
+        note(steps.said_owed(left, "run gantry migrate abort"))
+
+
+@migrate_app.command()
+def release(
+    file: Annotated[
+        Path | None,
+        typer.Argument(help="A manifest with spec.bootstrap.fromRocketMQ: its source.", show_default=False),
+    ] = None,
+    name_servers: Annotated[
+        str | None, typer.Option(help="Instead: NameServers of the source, separated by ';'.", show_default=False)
+    ] = None,
+    secret: Annotated[
+        str | None, typer.Option(help="With --name-servers: Secret with accessKey and secretKey.", show_default=False)
+    ] = None,
+    ca: Annotated[
+        Path | None, typer.Option(help="With --name-servers: PEM file of the source's authority.", show_default=False)
+    ] = None,
+    brokers: Annotated[str | None, typer.Option(help="brokerNames, separated by ','. Default: all.")] = None,
+    permission: Annotated[int, typer.Option(min=6, max=15, help="The brokerPermission that they get.")] = 6,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what they lack.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Give brokers of RocketMQ back what a cutover took, where the cluster and its record are gone.
+
+    It needs nothing but the source. A group that Gantry leads is left as it is.
+    """
+    from gantry_broker.remoting.tls import TlsOptions
+
+    from gantry_operator.cli.target import run_async
+    from gantry_operator.migration import releasing
+    from gantry_operator.migration.edge import SourcePlace
+    from gantry_operator.migration.steps import READ, WRITE, Refused
+
+    if (file is None) is (name_servers is None):
+        raise CliError("write a manifest, or --name-servers with the addresses of the source's NameServers", Exit.USAGE)
+    if permission & (READ | WRITE) != READ | WRITE:
+        raise CliError(f"--permission {permission}: clients need 4 (read) and 2 (write): write 6 or 7", Exit.USAGE)
+    wanted = _listed(brokers, ",", "--brokers names no broker")
+    if file is not None:
+        if secret is not None or ca is not None:
+            raise CliError("--secret and --ca are for --name-servers: the manifest has its own", Exit.USAGE)
+        cluster, source = _load(file)
+        place = _place(source)
+        wanted = wanted or [source.broker_of(group.name, group.broker_name) for group in cluster.spec.brokerGroups]
+    else:
+        servers = _listed(name_servers, ";", "--name-servers names no NameServer")
+        place = SourcePlace(tuple(servers), _keys(secret), None if ca is None else TlsOptions(ca_file=ca))
+
+    async def go() -> list[releasing.Line]:
+        found = await releasing.look(place, wanted)
+        made = releasing.lines(found)
+        if dry_run or not any(line.state == "to release" for line in made):
+            return made
+        if not yes and not typer.confirm(
+            "No cluster of Gantry leads these groups any more, or is about to. What Gantry acknowledged after a "
+            "cutover the source lacks. Let the source take messages?"
+        ):
+            raise CliError("nothing was changed")
+        return await releasing.release(place, found, permission)
+
+    try:
+        made = run_async(go())
+    except Refused as error:
+        raise CliError(str(error)) from None
+    print_table(["BROKER", "ADDRESS", "STATE", "NOTE"], made)
+    if refused := [line for line in made if line.state == "refused"]:
+        raise CliError("; ".join(f"{line.broker} {line.address}: {line.note}" for line in refused))
+    released = sum(line.state == "released" for line in made)
+    say("nothing was changed" if not released else f"{released} brokers have their settings back")
+
+
+def _listed(text: str | None, separator: str, problem: str) -> list[str]:
+    """Return the words of an option; without it none. Raises CliError for one without a word."""
+    words = [word.strip() for word in (text or "").split(separator) if word.strip()]
+    if text is not None and not words:
+        raise CliError(problem, Exit.USAGE)
+    return words
 
 
 @migrate_app.command()
@@ -791,9 +908,8 @@ def rollback(
             if back:
                 begun = rolling_back.abort(record, time.time())
             else:
-                permissions = {n: g.permission for n, g in cut.groups.items() if g.permission is not None}
                 done = cut.phase is steps.Phase.DONE
-                begun = rolling_back.begin(record, permissions, await rolling.look(), time.time(), cut_over=done)
+                begun = rolling_back.begin(record, cut.groups, await rolling.look(), time.time(), cut_over=done)
             _save(folder, ROLLBACK, begun.to_json())
             async with contextlib.AsyncExitStack() as stack:
                 if begun.phase in rolling_back.COPIES:
@@ -823,6 +939,8 @@ def rollback(
         raise CliError(str(error)) from None
     if ended.phase is rolling_back.Phase.DONE:
         say("the source leads again. Next: when its clients work, stop the cluster (gantry down)")
+        if left := {name: sorted(group.brokers) for name, group in ended.groups.items() if group.brokers}:
+            note(_after_rollback(folder, left))
     else:
         say("Gantry has its clients; the source stands aside")
 

@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from gantry_broker.broker.migration.ha import is_controlled
 from gantry_broker.client import Admin, BrokerError, ClientError, Credentials
 from gantry_broker.protocol import plausible
 from gantry_broker.protocol.bodies import BodyError
@@ -113,10 +114,10 @@ class Edge:
         for admin in self._admins.values():
             await admin.__aexit__(*exc)
 
-    async def look(self) -> dict[str, Seen]:
-        """See all groups."""
+    async def look(self, *, brokers: bool = False) -> dict[str, Seen]:
+        """See all groups. `brokers`: ask the source's other brokers, too."""
         routes = await self.routes()
-        found = await asyncio.gather(*(self._see(group, routes) for group in self.groups.values()))
+        found = await asyncio.gather(*(self._see(group, routes, brokers) for group in self.groups.values()))
         return dict(zip(self.groups, found, strict=True))
 
     async def copy_status(self, group: GroupPlace) -> dict[str, Any] | None:
@@ -163,7 +164,7 @@ class Edge:
         """Return what each NameServer of the source says; None: it does not answer."""
         return dict(zip(self._admins, await asyncio.gather(*map(self._routes, self._admins)), strict=True))
 
-    async def _see(self, group: GroupPlace, routes: Routes) -> Seen:
+    async def _see(self, group: GroupPlace, routes: Routes, brokers: bool) -> Seen:
         status = await self.copy_status(group)
         if isinstance(known := (status or {}).get("source"), dict) and isinstance(known.get("address"), str):
             self._addresses.setdefault(group.name, known["address"][: plausible.MAX_TEXT])
@@ -182,17 +183,19 @@ class Edge:
             state = "leads"
         else:
             problem = "no member answers"
-        source_end, settings = None, SourceSettings(None, None, None)
+        source_end, settings, controlled = None, SourceSettings(None, None, None), False
         if source is not None:
             admin = next(iter(self._admins.values()))
             try:
-                settings = settings_in(await admin.broker_config(source))
+                config = await admin.broker_config(source)
+                settings, controlled = settings_in(config), is_controlled(config)
                 runtime = await admin.runtime_info(source)
                 source_end = whole_number(runtime.get("commitLogMaxOffset", ""))
             except FAILURES as error:
                 problem = problem or f"the source {source} does not answer: {error}"
         elif state != "leads":
             problem = problem or f"the source's NameServers know no master of {group.broker}"
+        others = self.others(group, routes, None if controlled else source)
         known = [table.get(group.broker, {}).get(steps.MASTER) for table in routes.values() if table is not None]
         return Seen(
             state=state,
@@ -203,7 +206,8 @@ class Edge:
             permission=settings.permission,
             broker_id=settings.broker_id,
             refuses=settings.refuses,
-            aside=self.has_aside(group, routes, source),
+            brokers=others,
+            settings=await self.settings_at(others) if brokers else {},
             can_carry=can_carry,
             carries=carries,
             routed=all(address == group.address for address in known) if known else None,
@@ -211,13 +215,28 @@ class Edge:
         )
 
     @staticmethod
-    def has_aside(group: GroupPlace, routes: Routes, source: str | None) -> bool:
-        """Whether another broker of the source's group stands aside."""
-        return any(
-            FORMER_MASTER_ID < number < 2 * FORMER_MASTER_ID and address not in (source, group.address)
-            for table in routes.values()
-            for number, address in (table or {}).get(group.broker, {}).items()
-        )
+    def others(group: GroupPlace, routes: Routes, source: str | None) -> dict[str, int]:
+        """Return the brokers of the source's group in the routes, brokerId by address, without `source` and Gantry's.
+        The number of a cutover counts where NameServers differ.
+        """
+        found: dict[str, int] = {}
+        for table in routes.values():
+            for number, address in (table or {}).get(group.broker, {}).items():
+                if address not in (source, group.address) and 0 <= number < 2 * FORMER_MASTER_ID:
+                    found[address] = max(found.get(address, 0), number)
+        return found
+
+    async def settings_at(self, addresses: Iterable[str]) -> dict[str, SourceSettings | None]:
+        """Return the settings of brokers; None: it does not answer."""
+        addresses = tuple(addresses)
+        found = await asyncio.gather(*(self._settings_or_none(address) for address in addresses))
+        return dict(zip(addresses, found, strict=True))
+
+    async def _settings_or_none(self, address: str) -> SourceSettings | None:
+        try:
+            return settings_in(await self.settings_of(address))
+        except FAILURES:
+            return None
 
     def _quiet(self, group: str, end: int | None) -> float:
         now = time.monotonic()
@@ -277,20 +296,21 @@ class Edge:
             "brokerId": str(action.broker_id),
             "brokerPermission": str(action.permission),
         }
-        try:
-            await admin.update_broker_config(source, changes)
-            for table in routes.values():
-                for number, address in (table or {}).get(group.broker, {}).items():
-                    own = number % FORMER_MASTER_ID
-                    if own and address not in (source, group.address) and number < 2 * FORMER_MASTER_ID:
-                        wanted = {
-                            ACCEPTS_FROM: changes[ACCEPTS_FROM],  # A controller may make it the master.
-                            "brokerPermission": str(action.permission),
-                            "brokerId": str(own + (FORMER_MASTER_ID if action.broker_id == FORMER_MASTER_ID else 0)),
-                        }
-                        await admin.update_broker_config(address, wanted)
-        except FAILURES as error:
-            raise Refused(f"group {group.name}: {source} did not take {changes}: {error}") from error
+        wanted = {source: changes}
+        for address, number in self.others(group, routes, source).items():
+            if own := number % FORMER_MASTER_ID:
+                number = own + (FORMER_MASTER_ID if action.broker_id == FORMER_MASTER_ID else 0)
+                # A controller may make it the master: it refuses sends, too.
+                wanted[address] = changes | {"brokerId": str(number)}
+        # A slave that does not answer costs no other its settings.
+        done = await asyncio.gather(
+            *(admin.update_broker_config(address, to) for address, to in wanted.items()), return_exceptions=True
+        )
+        for (address, to), result in zip(wanted.items(), done, strict=True):
+            if isinstance(result, FAILURES):
+                raise Refused(f"group {group.name}: {address} did not take {to}: {result}") from result
+            if isinstance(result, BaseException):
+                raise result
         if action.refuses:
             self._ends.pop(group.name, None)  # Only from now on is a log that stays as it is a sign that all arrived.
 
@@ -332,7 +352,7 @@ async def drive(
     ends = time.monotonic() + timeout
     problem = gave_up = ""
     while True:
-        seen = await edge.look()
+        seen = await edge.look(brokers=record.phase is Phase.ABORTING)
         now = time.time()
         made = steps.step(record, seen, limits, now)
         moved = made.record.phase is not record.phase

@@ -12,7 +12,7 @@ from gantry_operator.api import GROUP as API_GROUP
 from gantry_operator.api.status import MigrationGroupRow, MigrationStatus
 from gantry_operator.cluster.amounts import duration, size
 from gantry_operator.cluster.timestamps import utc
-from gantry_operator.migration.steps import RETURNING, Limits, Phase, Record
+from gantry_operator.migration.steps import RETURNING, Limits, Phase, Record, said_owed, still_owed
 
 SAID: Final = {
     Phase.FOLLOWING: "the copies follow the source",
@@ -68,6 +68,8 @@ def status_of(
         for name, copy in copies.items()
     ]
     message, following = _following(rows) if record.phase is Phase.FOLLOWING else (SAID[record.phase], "")
+    if lacking := said_lacking(record):
+        message = f"{message}; {lacking}"
     if waits and record.phase is not Phase.FOLLOWING:
         message = f"{message}: {waits}"
     return MigrationStatus(
@@ -77,6 +79,11 @@ def status_of(
         next=following or _next(record.phase, request, broken=any(row.state == "broken" for row in rows)),
         groups=rows,
     )
+
+
+def said_lacking(record: Record) -> str:
+    """Return which of the source's brokers an abort could not give their settings back, and what to do; empty: none."""
+    return said_owed(still_owed(record, {}), f"annotate {ASK}=abort")
 
 
 def _following(rows: Sequence[MigrationGroupRow]) -> tuple[str, str]:

@@ -15,7 +15,8 @@ from typing import Any, Final, Self
 
 from gantry_broker.protocol.codes import FORMER_MASTER_ID
 
-from gantry_operator.migration.steps import MASTER, READ, WRITE, Refused, SetSource, whole
+from gantry_operator.migration import steps
+from gantry_operator.migration.steps import MASTER, READ, WRITE, Refused, SetSource, Settings, whole
 
 BOTH: Final = READ | WRITE
 
@@ -59,7 +60,7 @@ class Limits:
     quiet_at_most: float = 10.0
     """After this what Gantry had when writes ended is enough: deliveries of delayed messages may go on, and stay."""
     slaves: float = 30.0
-    """How long the end waits for slaves of the former brokers. One that is dead keeps what it has."""
+    """How long the end waits for slaves of the former brokers that are in the routes."""
     silent: float = 10.0
     """How long the end waits for NameServers that do not answer. Gantry refuses everything then."""
 
@@ -72,9 +73,16 @@ class Group:
     """The former broker's `brokerPermission` before the cutover."""
     gantry: int = BOTH
     """Gantry's `brokerPermission` before the rollback."""
+    brokers: Mapping[str, int] = field(default_factory=dict)
+    """The former group's other brokers, brokerId by address; at the end those that have not their settings back."""
 
     def to_json(self) -> dict[str, Any]:
-        return {"source": self.source, "gantry": self.gantry}
+        return {"source": self.source, "gantry": self.gantry, "brokers": dict(self.brokers)}
+
+    @property
+    def permission(self) -> int:
+        """What the former brokers get back."""
+        return self.source or BOTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +104,11 @@ class Record:
     def from_json(cls, value: Any) -> Self:
         """Read what `to_json` wrote. Raises ValueError, KeyError, TypeError, AttributeError for another content."""
         groups = {
-            str(name): Group(whole(item["source"], 0, 15) or 0, whole(item["gantry"], 0, 7) or 0)
+            str(name): Group(
+                whole(item["source"], 0, 15) or 0,
+                whole(item["gantry"], 0, 7) or 0,
+                steps.brokers_of(item.get("brokers", {})),
+            )
             for name, item in value["groups"].items()
         }
         return cls(Phase(value["phase"]), float(value["since"]), groups)
@@ -120,8 +132,10 @@ class Seen:
     broker_id: int | None = None
     refuses: bool | None = None
     """Whether it refuses all sends."""
-    aside: bool = False
-    """Whether a slave of the former broker has its number of a cutover."""
+    brokers: Mapping[str, int] = field(default_factory=dict)
+    """The former group's other brokers in the routes: brokerId by address."""
+    settings: Mapping[str, Settings | None] = field(default_factory=dict)
+    """Of these brokers, where they were asked; None: it does not answer."""
     returned: bool | None = None
     """Whether every NameServer gives the former broker as the master."""
     missing: int | None = None
@@ -171,11 +185,29 @@ class Step:
     """Whether the copy has to run in this phase."""
 
 
+def still_owed(record: Record, seen: Mapping[str, steps.Seen]) -> dict[str, list[str]]:
+    """Return by group the addresses of the former brokers that a rollback could not give their settings back."""
+    if record.phase is not Phase.DONE:
+        return {}
+    found = {
+        name: sorted(
+            steps.owed(
+                group.brokers,
+                SetSource(name, group.permission, MASTER, False),
+                seen[name].brokers if name in seen else {},
+                seen[name].settings if name in seen else {},
+            )
+        )
+        for name, group in record.groups.items()
+    }
+    return {name: addresses for name, addresses in found.items() if addresses}
+
+
 def begin(
-    record: Record, permissions: Mapping[str, int], seen: Mapping[str, Seen], now: float, *, cut_over: bool
+    record: Record, before: Mapping[str, steps.Group], seen: Mapping[str, Seen], now: float, *, cut_over: bool
 ) -> Record:
-    """Begin a rollback, or go on with one. `permissions`: the former brokers', before the cutover. `cut_over`: whether
-    the cutover is done. Raises Refused.
+    """Begin a rollback, or go on with one. `before`: what the cutover recorded. `cut_over`: whether it is done. Raises
+    Refused.
     """
     if record.phase is Phase.DONE:
         raise Refused("the rollback is done")
@@ -196,13 +228,20 @@ def begin(
             )
         if group.gantry is None:
             raise Refused(f"group {name}: {group.problem or 'Gantry has no leader that answers'}")
-    groups = {name: Group(permissions.get(name, BOTH), group.gantry or BOTH) for name, group in seen.items()}
+    none = steps.Group()
+    groups = {
+        name: Group(before.get(name, none).permission or BOTH, group.gantry or BOTH, before.get(name, none).brokers)
+        for name, group in seen.items()
+    }
     return Record(Phase.COPYING, now, groups)
 
 
 def step(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) -> Step:
     """Return the next step of a rollback, or of its abort."""
     phase = record.phase
+    if phase not in (Phase.NONE, Phase.DONE, Phase.ABORTING):
+        groups = {n: replace(g, brokers=steps.noted(g.brokers, seen[n].brokers)) for n, g in record.groups.items()}
+        record = replace(record, groups=groups)
     if phase is Phase.COPYING:
         return _copying(record, seen, limits, now)
     if phase is Phase.WRITES_OFF:
@@ -280,16 +319,20 @@ def _leaving(record: Record, seen: Mapping[str, Seen], limits: Limits, now: floa
 
 def _returning(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) -> Step:
     slaves = 0 <= now - record.since < limits.slaves
+    wanted = {name: SetSource(name, group.permission, MASTER, False) for name, group in record.groups.items()}
     actions = tuple(
-        wanted
-        for name, group in record.groups.items()
-        if not (wanted := SetSource(name, group.source or BOTH, MASTER, False)).is_so(seen[name])
-        or (seen[name].aside and slaves)
+        back
+        for name, back in wanted.items()
+        if not back.is_so(seen[name]) or (slaves and steps.lacking(back, seen[name].brokers, seen[name].settings))
     )
     waits = 0 <= now - record.since < limits.silent
     if actions or not all(seen[name].returned and not (seen[name].silent and waits) for name in record.groups):
         return Step(record, actions, "the former brokers take their place")
-    return Step(replace(record, phase=Phase.DONE, since=now))
+    groups = {
+        name: replace(group, brokers=steps.owed(group.brokers, wanted[name], seen[name].brokers, seen[name].settings))
+        for name, group in record.groups.items()
+    }
+    return Step(replace(record, phase=Phase.DONE, since=now, groups=groups))
 
 
 def abort(record: Record, now: float) -> Record:

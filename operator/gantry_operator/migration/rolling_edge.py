@@ -14,6 +14,7 @@ from typing import Any, Final
 from gantry_broker.broker.metadata import snapshots
 from gantry_broker.broker.metadata.tables import Tables
 from gantry_broker.broker.metadata.topics import is_system_topic
+from gantry_broker.broker.migration.ha import is_controlled
 from gantry_broker.client import Admin, Credentials, MessageQueue
 from gantry_broker.client.session import Session
 from gantry_broker.client.subscription import subscription
@@ -181,18 +182,17 @@ class RollbackEdge:
             found[group.broker] = address
         return found
 
-    async def look(self) -> dict[str, Seen]:
-        """See all groups."""
+    async def look(self, *, brokers: bool = False) -> dict[str, Seen]:
+        """See all groups. `brokers`: ask the former groups' other brokers, too."""
         routes = await self._edge.routes()
-        return {name: await self._see(group, routes) for name, group in self._edge.groups.items()}
+        return {name: await self._see(group, routes, brokers) for name, group in self._edge.groups.items()}
 
-    async def _see(self, group: GroupPlace, routes: Routes) -> Seen:
+    async def _see(self, group: GroupPlace, routes: Routes, brokers: bool) -> Seen:
         problem, source = "", self._edge.source_of(group, routes)
         seen = Seen(
             missing=None if self.copy is None else self.copy.missing,
             whole=self.copy is not None and self.copy.missing is not None,
             moved=group.name in self._moved,
-            aside=self._edge.has_aside(group, routes, source),
         )
         known = [table.get(group.broker, {}) for table in routes.values() if table is not None]
         if known:
@@ -204,17 +204,21 @@ class RollbackEdge:
             )
         if self.copy is not None and self.copy.quiet_since is not None:
             seen = replace(seen, quiet=time.monotonic() - self.copy.quiet_since)
+        controlled = False
         if source is None:
             problem = "the former NameServers know no former broker: start it again"
         else:
             try:
-                found = settings_in(await self._edge.settings_of(source))
+                config = await self._edge.settings_of(source)
+                found, controlled = settings_in(config), is_controlled(config)
                 seen = replace(seen, permission=found.permission, broker_id=found.broker_id, refuses=found.refuses)
             except FAILURES as error:
                 problem = f"the former broker {source} does not answer: {error}"
+        others = self._edge.others(group, routes, None if controlled else source)
+        seen = replace(seen, brokers=others, settings=await self._edge.settings_at(others) if brokers else {})
         try:
-            config = await self._gantry.broker_config(await self._leader(group))
-            seen = replace(seen, gantry=whole_number(config.get("brokerPermission", "")))
+            ours = await self._gantry.broker_config(await self._leader(group))
+            seen = replace(seen, gantry=whole_number(ours.get("brokerPermission", "")))
         except FAILURES as error:
             problem = problem or f"Gantry's leader does not answer: {error}"
         status = await self._status(group)
@@ -287,7 +291,7 @@ async def drive(
     copying: asyncio.Task[None] | None = None
     try:
         while True:
-            seen = await edge.look()
+            seen = await edge.look(brokers=record.phase is Phase.RETURNING)
             made = rolling_back.step(record, seen, limits, time.time())
             if made.record != record:
                 save(made.record)

@@ -7,7 +7,7 @@ from then on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final, Protocol, Self
@@ -55,9 +55,11 @@ class Limits:
     quiet: float = 0.5
     """The source's log must not have grown for so long."""
     slaves: float = 30.0
-    """How long an abort waits for the source's slaves. One that is dead keeps what it has."""
+    """How long an abort waits for slaves of the source that are in the routes."""
     silent: float = 10.0
-    """How long the end of a cutover waits for NameServers that do not answer. Both sides register there again."""
+    """How long the end of a cutover waits for NameServers that do not answer, and an abort for brokers of the source
+    that are not in the routes. Both sides register there again.
+    """
     quiet_at_most: float = 10.0
     """After this the end that it has counts: deliveries of delayed messages may go on, and come again."""
 
@@ -71,9 +73,16 @@ class Group:
     end: int | None = None
     """The end of the source's log, once it takes no more writes."""
     finished: bool = False
+    brokers: Mapping[str, int] = field(default_factory=dict)
+    """The source's other brokers that a cutover changes, or has changed and not given back: brokerId by address."""
 
     def to_json(self) -> dict[str, Any]:
-        return {"permission": self.permission, "end": self.end, "finished": self.finished}
+        return {
+            "permission": self.permission,
+            "end": self.end,
+            "finished": self.finished,
+            "brokers": dict(self.brokers),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +111,7 @@ class Record:
                 whole(item["permission"], 0, MOST_PERMISSION),
                 whole(item["end"], 0, MOST_OFFSET),
                 item["finished"] is True,
+                brokers_of(item.get("brokers", {})),
             )
             for name, item in value["groups"].items()
         }
@@ -111,6 +121,11 @@ class Record:
     def number(self) -> int:
         """The source's `brokerId` while it takes messages."""
         return FORMER_MASTER_ID if self.carried else MASTER
+
+
+def brokers_of(value: Any) -> dict[str, int]:
+    """Return brokerIds by address, as a record has them. Raises ValueError, AttributeError."""
+    return {str(address): whole(number, 0, FORMER_MASTER_ID - 1) or 0 for address, number in value.items()}
 
 
 def whole(value: Any, low: int, high: int) -> int | None:
@@ -137,8 +152,11 @@ class Seen:
     """The source's `brokerId`."""
     refuses: bool | None = None
     """Whether the source refuses all sends."""
-    aside: bool = False
-    """Whether a slave of the source has its number of a cutover."""
+    brokers: Mapping[str, int] = field(default_factory=dict)
+    """Brokers in the source's routes: brokerId by address. Without its master, unless a controller may choose another;
+    without Gantry's."""
+    settings: Mapping[str, Settings | None] = field(default_factory=dict)
+    """Of these brokers, where they were asked; None: it does not answer."""
     can_carry: bool = False
     """Whether the copy's member can pass clients on to the source."""
     carries: bool | None = None
@@ -203,6 +221,68 @@ class Carry:
 Action = SetSource | Finish | Carry
 
 
+def noted(known: Mapping[str, int], seen: Mapping[str, int]) -> Mapping[str, int]:
+    """Return brokers by address with the brokerIds that they have outside of a cutover."""
+    return {**known, **{address: number % FORMER_MASTER_ID for address, number in seen.items()}}
+
+
+def lacking(wanted: SetSource, brokers: Mapping[str, int], settings: Mapping[str, Settings | None]) -> frozenset[str]:
+    """Return the addresses of `brokers`, which are in the routes, without what `wanted` gives back."""
+    found = set()
+    for address, number in brokers.items():
+        if number >= FORMER_MASTER_ID:
+            found.add(address)
+        elif address in settings:
+            has = settings[address]
+            if has is None or has.permission != wanted.permission or has.refuses is not False:
+                found.add(address)
+    return frozenset(found)
+
+
+def owed(
+    known: Mapping[str, int], wanted: SetSource, brokers: Mapping[str, int], settings: Mapping[str, Settings | None]
+) -> Mapping[str, int]:
+    """Return those of the `known` brokers that have not got back what `wanted` gives. One is done with when it is in
+    the routes with its own settings, at this address or, as a slave, at another one.
+    """
+    lack = lacking(wanted, brokers, settings)
+    numbers = {number for address, number in brokers.items() if address not in lack and number != MASTER}
+    return {
+        address: number
+        for address, number in known.items()
+        if not (address in brokers and address not in lack) and number not in numbers
+    }
+
+
+def given_back(name: str, group: Group) -> SetSource:
+    """Return what a group's source had before the cutover."""
+    return SetSource(name, READ | WRITE if group.permission is None else group.permission, MASTER, False)
+
+
+def still_owed(record: Record, seen: Mapping[str, Seen]) -> dict[str, list[str]]:
+    """Return by group the addresses of the source's brokers that an abort could not give their settings back."""
+    if record.phase is not Phase.FOLLOWING:
+        return {}
+    found = {
+        name: sorted(owed(group.brokers, given_back(name, group), seen[name].brokers, seen[name].settings))
+        if name in seen
+        else sorted(group.brokers)
+        for name, group in record.groups.items()
+    }
+    return {name: addresses for name, addresses in found.items() if addresses}
+
+
+def said_owed(found: Mapping[str, Sequence[str]], remedy: str) -> str:
+    """Name brokers of `still_owed` and the remedy; empty: there are none."""
+    if not found:
+        return ""
+    names = "; ".join(f"group {name}: {', '.join(addresses)}" for name, addresses in found.items())
+    return (
+        "these brokers of the source were down at the abort, and refuse clients until they have brokerPermission, "
+        f"brokerId and startAcceptSendRequestTimeStamp back: {names}. Start them, then {remedy}"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """What to do now: write the record, then act. `waits`: for people, what is missing for the next phase."""
@@ -253,7 +333,9 @@ def begin(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) 
             )
         if problem := altered(group):
             raise Refused(f"group {name}: {problem}")
-    groups = {name: Group(permission=group.permission) for name, group in seen.items()}
+    # A slave that the last abort could not reach is given back by the next one.
+    left = {name: group.brokers for name, group in record.groups.items()}
+    groups = {name: Group(permission=group.permission, brokers=left.get(name, {})) for name, group in seen.items()}
     if limits.routes > 0 and all(group.can_carry for group in seen.values()):
         return Record(Phase.ROUTING, now, groups, carried=True)
     return Record(Phase.READERS_OFF, now, groups)
@@ -266,6 +348,9 @@ def step(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) -
             f"the spec has no group {', '.join(unknown)}, which is in the cutover: add it again as it was, then go "
             "on or abort"
         )
+    if record.phase not in (Phase.FOLLOWING, Phase.ABORTING, Phase.DONE):
+        groups = {n: replace(g, brokers=noted(g.brokers, seen[n].brokers)) for n, g in record.groups.items()}
+        record = replace(record, groups=groups)
     if record.phase is Phase.ROUTING:
         return _routing(record, seen, now)
     if record.phase is Phase.ROUTED:
@@ -418,9 +503,10 @@ RETURNING: Final = frozenset({Phase.ROUTING, Phase.ROUTED, Phase.READERS_OFF, Ph
 
 def abort(record: Record, now: float, seen: Mapping[str, Seen] | None = None) -> Record:
     """Begin to go back. `seen`: where it is known. Raises Refused past the point of no return."""
-    if record.phase in (Phase.FOLLOWING, Phase.ABORTING):
+    if record.phase is Phase.ABORTING or (record.phase is Phase.FOLLOWING and not record.groups):
         return record
-    if record.phase in RETURNING or (record.phase is Phase.FINISHING and _cannot_lead(record, seen or {})):
+    stopped = record.phase is Phase.FINISHING and _cannot_lead(record, seen or {})
+    if stopped or record.phase in (*RETURNING, Phase.FOLLOWING):
         return replace(record, phase=Phase.ABORTING, since=now)
     raise Refused(
         "Gantry may have taken messages already, which the source lacks: an abort is possible until the source's log "
@@ -443,14 +529,21 @@ def _aborting(record: Record, seen: Mapping[str, Seen], limits: Limits, now: flo
     if ended or unknown:
         return Step(record, ended, "Gantry leaves the routes")
     waits = 0 <= now - record.since < limits.slaves
+    wanted = {name: given_back(name, group) for name, group in record.groups.items()}
     actions = tuple(
-        wanted
-        for name, group in record.groups.items()
-        if not (
-            wanted := SetSource(name, READ | WRITE if group.permission is None else group.permission, MASTER, False)
-        ).is_so(seen[name])
-        or (seen[name].aside and waits)
+        back
+        for name, back in wanted.items()
+        if not back.is_so(seen[name]) or (waits and lacking(back, seen[name].brokers, seen[name].settings))
     )
     if actions:
         return Step(record, actions, "the source gets its permission back")
-    return Step(Record(Phase.FOLLOWING, now))
+    # One that is away has kept what the cutover set, in its file: a later abort gives it back.
+    groups = {
+        name: Group(group.permission, brokers=left)
+        for name, group in record.groups.items()
+        if (left := owed(group.brokers, wanted[name], seen[name].brokers, seen[name].settings))
+    }
+    if groups and 0 <= now - record.since < limits.silent:  # One that has just been started is soon in the routes.
+        away = ", ".join(address for group in groups.values() for address in group.brokers)
+        return Step(record, waits=f"{away} of the source is not in the routes")
+    return Step(Record(Phase.FOLLOWING, now, groups))

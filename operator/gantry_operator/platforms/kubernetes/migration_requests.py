@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager
 
 from gantry_operator.migration import steps
 from gantry_operator.migration.edge import Edge, drive
-from gantry_operator.migration.progress import END, SAID
+from gantry_operator.migration.progress import END, SAID, said_lacking
 from gantry_operator.migration.steps import Limits, Phase, Record, Refused
 from gantry_operator.platforms.kubernetes.annotation_requests import AnnotationRequests
 from gantry_operator.platforms.kubernetes.api.client import ApiError, ApiUnavailable
@@ -37,6 +37,8 @@ ONE_WAY = {
     Phase.ABORTING: "the source has not all of its settings back",
 }
 """Phases that are tried until they end: a person could ask for nothing else."""
+RELEASE = "run gantry migrate release --name-servers ADDRESSES"
+"""What gives a source its settings back without the cluster."""
 GIVE_BACK_S = 60.0
 """Seconds for the sources of a cluster that is deleted."""
 AGAIN_S = 2.0
@@ -75,6 +77,9 @@ class MigrationRequests(AnnotationRequests):
             return f"failed: {error}"
         finally:
             self.waits = ""
+        if lacking := said_lacking(ended):
+            self._event("Warning", "Migration", lacking[:900])
+            return f"done: {SAID[ended.phase]}; {lacking}"
         return f"done: {SAID[ended.phase]}" + (f". Next: {END}" if ended.phase is Phase.DONE else "")
 
     async def _carry_out(self, asked: MigrationRequest, text: str) -> Record:
@@ -114,22 +119,27 @@ class MigrationRequests(AnnotationRequests):
         await self.close()
         try:
             record = read_record(self._resource.annotation(MIGRATION))
-            if record.phase not in (*steps.RETURNING, Phase.ABORTING):
+            if record.phase not in (*steps.RETURNING, Phase.ABORTING, Phase.FOLLOWING) or not record.groups:
                 return
 
             async def save(record: Record) -> None:
                 """There is no resource to write it to."""
 
             async with self._open_edge() as edge:
-                await drive(edge, steps.abort(record, time.time()), Limits(), save, timeout=GIVE_BACK_S)
+                ended = await drive(edge, steps.abort(record, time.time()), Limits(), save, timeout=GIVE_BACK_S)
+            if left := steps.still_owed(ended, {}):
+                self._warn(steps.said_owed(left, RELEASE))
         except (Refused, ApiError, ApiUnavailable) as error:
             text = (
-                f"the cluster was deleted in a cutover, and the source has not its settings back ({error}): "
-                "set brokerPermission=6, brokerId=0 and startAcceptSendRequestTimeStamp=0 (mqadmin updateBrokerConfig)"
+                f"the cluster was deleted in a cutover, and the source has not its settings back ({error}): {RELEASE}"
             )
-            meta = self._resource.obj["metadata"]
-            log.error("%s", text, extra={"cluster": f"{meta['namespace']}/{meta['name']}"})
-            self._event("Warning", "Migration", text[:900])
+            self._warn(text)
+
+    def _warn(self, text: str) -> None:
+        """Say it in the log, too: events of a cluster that is deleted are soon gone."""
+        meta = self._resource.obj["metadata"]
+        log.error("%s", text, extra={"cluster": f"{meta['namespace']}/{meta['name']}"})
+        self._event("Warning", "Migration", text[:900])
 
     async def _begin(self, edge: Edge, asked: MigrationRequest) -> Record:
         """Return the record with which to begin or go on. Raises Refused, ApiError, ApiUnavailable."""

@@ -1,0 +1,190 @@
+"""What a cutover left at brokers of RocketMQ, found and given back from the source alone: without a cluster of Gantry,
+its record or its operator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
+
+from gantry_broker.client import Admin
+from gantry_broker.protocol.codes import FORMER_MASTER_ID
+from gantry_broker.protocol.digits import whole_number
+
+from gantry_operator.migration.edge import (
+    ACCEPTS_FROM,
+    ANSWER_S,
+    FAILURES,
+    NEVER_MS,
+    SourcePlace,
+    SourceSettings,
+    settings_in,
+)
+from gantry_operator.migration.steps import MASTER, READ, WRITE, Refused
+
+GANTRYS: Final = "gantryPermission"
+"""A key of the runtime information that RocketMQ's brokers do not have."""
+CARRIES: Final = (
+    "Gantry passes clients on at {}: go back with gantry migrate abort, or delete that cluster first and wait half a "
+    "minute"
+)
+State = Literal["released", "to release", "as it was", "refused"]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A broker in the routes, with what it says of itself. `config`: None where it does not answer."""
+
+    broker: str
+    address: str
+    number: int
+    """The `brokerId` in the routes; where NameServers differ, that of a cutover."""
+    config: Mapping[str, str] | None
+    is_gantrys: bool = False
+
+    @property
+    def settings(self) -> SourceSettings:
+        return settings_in(self.config or {})
+
+    @property
+    def is_aside(self) -> bool:
+        """Whether it has a `brokerId` of a cutover, in the routes or in its configuration."""
+        return max(self.number, self.settings.broker_id or 0) >= FORMER_MASTER_ID
+
+    @property
+    def is_carrier(self) -> bool:
+        """Whether the address is Gantry's, which passes requests on: it is in the routes as the master, and the broker
+        that answers stands aside. RocketMQ's own brokers register at once under a `brokerId` that is set.
+        """
+        return self.number == MASTER and (self.settings.broker_id or 0) >= FORMER_MASTER_ID
+
+    @property
+    def is_altered(self) -> bool:
+        """Whether it has what only a cutover sets. A permission without WRITE alone may be an administrator's."""
+        if self.config is None:
+            return False
+        permission = self.settings.permission
+        readers_off = permission is not None and permission & (READ | WRITE) == WRITE
+        return self.is_aside or self.config.get(ACCEPTS_FROM) == str(NEVER_MS) or readers_off
+
+
+class Line(NamedTuple):
+    """One broker, for people."""
+
+    broker: str
+    address: str
+    state: State
+    note: str
+    """Why, or the settings that it has."""
+
+
+def lines(found: Sequence[Found]) -> list[Line]:
+    """Say of each broker whether it is to be released. Where another one leads its group, which may be Gantry with
+    messages that the source lacks, clients would have two masters: these are refused.
+    """
+    made = []
+    for one in sorted(found, key=lambda f: (f.broker, f.number, f.address)):
+        made.append(Line(one.broker, one.address, *_state(one, found)))
+    return made
+
+
+def _state(one: Found, found: Sequence[Found]) -> tuple[State, str]:
+    if one.is_gantrys:
+        return "as it was", "a broker of Gantry"
+    if one.config is None:
+        return "refused", "it does not answer: end it or start it again, wait for two minutes, then try again"
+    has = ", ".join(f"{name}={one.config.get(name, '?')}" for name in ("brokerPermission", "brokerId", ACCEPTS_FROM))
+    if one.is_carrier:
+        return "refused", CARRIES.format(one.address)
+    if not one.is_altered:
+        return "as it was", has
+    for other in found:
+        if other.broker != one.broker or other.address == one.address or other.number != MASTER:
+            continue
+        if other.is_gantrys:
+            return "refused", (
+                f"Gantry leads the group at {other.address}: go back with gantry migrate rollback, or delete that "
+                "cluster first"
+            )
+        if other.config is None:
+            return "refused", f"{other.address} leads the group and does not answer: it may be Gantry. End it first"
+        if other.is_carrier:
+            return "refused", CARRIES.format(other.address)
+    return "to release", has
+
+
+def wanted(one: Found, permission: int) -> dict[str, str]:
+    """Return the settings that it gets."""
+    number = one.number if one.number >= FORMER_MASTER_ID else (one.settings.broker_id or one.number)
+    return {
+        ACCEPTS_FROM: "0",
+        "brokerId": str(number % FORMER_MASTER_ID),
+        "brokerPermission": str(permission),
+    }
+
+
+async def look(place: SourcePlace, brokers: Sequence[str] = ()) -> list[Found]:
+    """Ask all NameServers for their brokers, and these for their settings. `brokers`: only those names; empty: all.
+    Raises Refused where no NameServer answers.
+    """
+    numbers: dict[tuple[str, str], int] = {}
+    silent: list[str] = []
+    async with Admin(place.name_servers[0], timeout=ANSWER_S, credentials=place.credentials, tls=place.tls) as asker:
+        for server in place.name_servers:
+            try:
+                async with Admin(server, timeout=ANSWER_S, credentials=place.credentials, tls=place.tls) as admin:
+                    info = await admin.cluster_info()
+            except FAILURES as error:
+                silent.append(f"{server}: {error}")
+                continue
+            for name, broker in info.brokers.items():
+                for number, address in broker.addresses.items():
+                    if not brokers or name in brokers:
+                        numbers[name, address] = max(numbers.get((name, address), 0), number)
+        if silent:
+            # One that is not asked may give clients Gantry's address.
+            raise Refused(
+                f"NameServers do not answer: {'; '.join(silent)}. Start them, or leave out those that are gone"
+            )
+        found = await asyncio.gather(
+            *(_ask(asker, name, address, number) for (name, address), number in numbers.items())
+        )
+    if missing := sorted(set(brokers) - {name for name, _ in numbers}):
+        raise Refused(f"the NameServers know no broker {', '.join(missing)}: start it first")
+    return found
+
+
+async def _ask(admin: Admin, broker: str, address: str, number: int) -> Found:
+    try:
+        runtime = await admin.runtime_info(address)
+        if whole_number(runtime.get(GANTRYS, "")) is not None:
+            return Found(broker, address, number, None, is_gantrys=True)
+        return Found(broker, address, number, await admin.broker_config(address))
+    except FAILURES:
+        return Found(broker, address, number, None)
+
+
+async def release(place: SourcePlace, found: Sequence[Found], permission: int) -> list[Line]:
+    """Give back what `lines` says, and return the lines with what came of it."""
+    known = {(one.broker, one.address): one for one in found}
+    made = []
+    async with Admin(place.name_servers[0], timeout=ANSWER_S, credentials=place.credentials, tls=place.tls) as admin:
+        for line in lines(found):
+            if line.state == "to release":
+                changes = wanted(known[line.broker, line.address], permission)
+                try:
+                    await admin.update_broker_config(line.address, changes)
+                except FAILURES as error:
+                    line = line._replace(state="refused", note=f"it did not take {changes}: {error}")
+                else:
+                    has = ", ".join(
+                        f"{name}={changes[name]}" for name in ("brokerPermission", "brokerId", ACCEPTS_FROM)
+                    )
+                    line = line._replace(state="released", note=has)
+            made.append(line)
+    return made
+
+
+__all__ = ["Found", "Line", "lines", "look", "release", "wanted"]
