@@ -450,6 +450,8 @@ def _refuse_names(cluster: BrokerCluster, source: FromRocketMQ) -> None:
 async def _until_following(folder: ClusterFolder, timeout: float) -> None:
     import asyncio
 
+    from gantry_operator.platforms.local.ports import NoPort
+
     deadline = time.monotonic() + timeout
     missing = "the members have not started"
     with Progress("starting") as progress:
@@ -457,7 +459,9 @@ async def _until_following(folder: ClusterFolder, timeout: float) -> None:
             try:
                 async with _edge(folder) as edge:
                     seen = await edge.look()
-            except (OSError, CliError, KeyError, LookupError) as error:
+            except NoPort:
+                missing = "the members have not started"
+            except (OSError, CliError, LookupError) as error:
                 missing = str(error)
             else:
                 waiting = {name: s for name, s in seen.items() if s.state not in ("following", "leads")}
