@@ -863,7 +863,8 @@ def release(
     if refused := [line for line in made if line.state == "refused"]:
         raise CliError("; ".join(f"{line.broker} {line.address}: {line.note}" for line in refused))
     released = sum(line.state == "released" for line in made)
-    say("nothing was changed" if not released else f"{released} brokers have their settings back")
+    what = "1 broker has its settings back" if released == 1 else f"{released} brokers have their settings back"
+    say(what if released else "nothing was changed")
 
 
 def _listed(text: str | None, separator: str, problem: str) -> list[str]:
