@@ -108,8 +108,17 @@ def test_the_masters_disk_is_full(small: Cluster, host: Host, figure: Figure) ->
     old, epoch = small.master_name(), small.epoch()
     disk = host.disk_of(small.namespace, f"data-{old}")
     host.fill(disk)
-    small.wait_other_master(old)
-    until("the former master follows", lambda: small.epoch() > epoch and _role(small, old) == "Slave", 30)
+    begun = time.monotonic()
+    try:
+        small.wait_other_master(old)
+        led = time.monotonic() - begun
+        until("the former master follows", lambda: small.epoch() > epoch and _role(small, old) == "Slave", 30)
+    except AssertionError as error:
+        said = kubectl("-n", small.namespace, "describe", "bc", small.name)
+        logs = kubectl("-n", small.namespace, "logs", old, "--tail=100")
+        raise type(error)(f"{error}\n{said}\n{logs}") from None
+    figure("failover: master's disk full, s until another leads, and until the former master follows",
+           [round(led, 1), round(time.monotonic() - begun, 1)])  # fmt: skip
     until("clients are served", lambda: small.status()["phase"] != "Unavailable")
     time.sleep(2)  # Sends go on while the disk is full.
     host.make_room(disk)
