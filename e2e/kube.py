@@ -475,9 +475,10 @@ class Load:
         secret: str | None = None,
         script: str = "load.py",
         labels: dict[str, str] | None = None,
+        more: tuple[str, ...] = (),
     ) -> None:
         """`secret`: with the keys of the user that sends; default: the super user. `script`: in client/. `labels`: of
-        the pod.
+        the pod. `more`: options of the script.
         """
         self.cluster = cluster
         self.name = name
@@ -504,6 +505,7 @@ class Load:
                             str(seconds),
                             "--senders",
                             str(senders),
+                            *more,
                         ],
                     }
                 ],

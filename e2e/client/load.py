@@ -1,6 +1,6 @@
 """Sends messages, then reads everything back and accounts for every SEND_OK. Runs in a pod or anywhere.
 
-    python load.py NAMESERVERS TOPIC SECONDS [--senders N] [--pause SECONDS]
+    python load.py NAMESERVERS TOPIC SECONDS [--senders N] [--pause SECONDS] [--size BYTES]
 
 Each sender waits for the answer, then --pause, and sends the next message: without a pause one load takes a whole core.
 SIGTERM ends it before SECONDS are over. The last line is one JSON object: the acknowledged sends by status, the failed
@@ -90,17 +90,17 @@ class Record:
         self.acknowledged[id] = result.offset_id
 
 
-async def send_until(producer: Producer, topic: str, end: float, pause: float, record: Record) -> None:
+async def send_until(producer: Producer, topic: str, end: float, options: argparse.Namespace, record: Record) -> None:
     while record.goes_on(end):
         id = uuid.uuid4().hex
         begun = time.monotonic()
         try:
-            result = await producer.send(topic, id.encode() + b"." * 96, keys=id)
+            result = await producer.send(topic, id.encode().ljust(options.size, b"."), keys=id)
             record.answered(id, result, time.monotonic() - begun)
         except Exception as error:
             record.errors.append(f"{type(error).__name__}: {error}"[:200])
             await asyncio.sleep(0.01)
-        await asyncio.sleep(pause)
+        await asyncio.sleep(options.pause)
 
 
 async def send_first(producer: Producer, topic: str) -> None:
@@ -162,7 +162,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
         print("sending", flush=True)
         record.last_ok = time.monotonic()
         end = time.monotonic() + options.seconds
-        senders = (send_until(producer, options.topic, end, options.pause, record) for _ in range(options.senders))
+        senders = (send_until(producer, options.topic, end, options, record) for _ in range(options.senders))
         await asyncio.gather(*senders)
     found = await read_patiently(options.name_servers, options.topic)
     return {
@@ -188,6 +188,7 @@ def main() -> int:
     parser.add_argument("seconds", type=float)
     parser.add_argument("--senders", type=int, default=4)
     parser.add_argument("--pause", type=float, default=PAUSE_S)
+    parser.add_argument("--size", type=int, default=128)
     print(json.dumps(asyncio.run(run(parser.parse_args()))), flush=True)
     return 0
 
