@@ -18,7 +18,7 @@ from tests.support.free_ports import free_port
 
 SOURCES = Path(__file__).with_name("s3server")
 PACKAGE = "github.com/versity/versitygw/cmd/versitygw"
-START_S = 30.0
+START_S = 90.0
 
 
 @dataclass(frozen=True)

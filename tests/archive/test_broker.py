@@ -51,7 +51,7 @@ async def lead(process: BrokerProcess, *, may_append: bool = True, epoch: int = 
     assert process.broker.role.may_append is may_append
 
 
-async def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 90.0) -> None:
     ends = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < ends

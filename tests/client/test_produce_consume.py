@@ -163,11 +163,11 @@ async def test_an_empty_name_server_is_not_trusted_alone(cluster: Cluster) -> No
 
 async def test_an_unknown_topic_has_no_route(empty_cluster: Cluster) -> None:
     await empty_cluster.add("a", autoCreateTopicEnable=False)
-    async with Producer(empty_cluster.name_server) as producer:
+    async with Producer(empty_cluster.name_server, timeout=60) as producer:
         started = time.monotonic()
         with pytest.raises(NoRoute, match="Nowhere"):
             await producer.send("Nowhere", b"x")
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 20, "not only when the time for the send is over"
 
 
 async def test_an_unreachable_name_server_is_an_error() -> None:

@@ -33,9 +33,11 @@ async def _send(cluster: Cluster, *bodies: bytes, topic: str = "T", tags: str = 
             await producer.send(Message(topic, body, tags=tags))
 
 
-async def _drain(consumer: SimpleConsumer, count: int, seconds: float = 10.0) -> list[PoppedMessage]:
-    """Receives and acknowledges until `count` messages have come."""
-    found: list[PoppedMessage] = []
+async def _drain(
+    consumer: SimpleConsumer, count: int, found: list[PoppedMessage] | None = None, seconds: float = 60.0
+) -> list[PoppedMessage]:
+    """Receives and acknowledges until `count` messages have come. `found`: with those of other consumers."""
+    found = [] if found is None else found
     ends = time.monotonic() + seconds
     while len(found) < count and time.monotonic() < ends:
         for message in await consumer.receive(wait_s=1):
@@ -49,8 +51,9 @@ async def test_received_and_acknowledged_once(cluster: Cluster) -> None:
     async with SimpleConsumer(cluster.name_server, "G") as consumer, SimpleConsumer(cluster.name_server, "G") as other:
         await consumer.subscribe("T")
         await other.subscribe("T")
-        mine, theirs = await asyncio.gather(_drain(consumer, 50, 3), _drain(other, 50, 3))
-        assert sorted(int(message.body) for message in [*mine, *theirs]) == list(range(50))
+        found: list[PoppedMessage] = []
+        await asyncio.gather(_drain(consumer, 50, found), _drain(other, 50, found))
+        assert sorted(int(message.body) for message in found) == list(range(50))
         assert await consumer.receive(wait_s=0.2) == []
         async with Admin(cluster.name_server) as admin:
             progress = [one for queue, one in (await admin.consume_stats("G")).items() if queue.topic == "T"]
@@ -61,12 +64,12 @@ async def test_received_and_acknowledged_once(cluster: Cluster) -> None:
 async def test_a_waiting_receive_gets_a_new_message_at_once(cluster: Cluster) -> None:
     async with SimpleConsumer(cluster.name_server, "G") as consumer:
         await consumer.subscribe("T")
-        waiting = asyncio.create_task(consumer.receive(wait_s=10))
+        waiting = asyncio.create_task(consumer.receive(wait_s=30))
         await asyncio.sleep(0.3)
         began = time.monotonic()
         await _send(cluster, b"x")
         [message] = await waiting
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 15, "not only when its wait is over"
         assert (message.body, message.delivery_attempt) == (b"x", 1)
 
 
@@ -241,7 +244,10 @@ async def test_a_new_group_may_begin_at_the_end(cluster: Cluster) -> None:
         await consumer.subscribe("E")
         await consumer.receive(wait_s=0.2)
         await _send(cluster, b"new", topic="E")
-        assert b"new" in [message.body for message in await _drain(consumer, 2, 2)]
+        found: set[bytes] = set()
+        async with asyncio.timeout(60):
+            while b"new" not in found:
+                found |= {message.body for message in await consumer.receive(wait_s=2)}
 
 
 async def test_wrong_numbers_and_unknown_topics_are_refused(cluster: Cluster) -> None:

@@ -33,7 +33,7 @@ def mq() -> Iterator[LocalBroker]:
 
 
 def until(done: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while not done():
         assert time.monotonic() < deadline
         time.sleep(0.01)

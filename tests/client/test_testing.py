@@ -91,7 +91,7 @@ print("nothing is left")
 def alone(during: str = "", settings: str = "") -> str:
     """What a broker prints in a process of its own: the broker of this session starts threads in this one."""
     script = ALONE.format(during=during, settings=settings)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith("nothing is left\n")
     return done.stdout
@@ -108,7 +108,7 @@ def test_nothing_stays_behind() -> None:
         servers, folder = mq.name_servers, running._folder
         assert answers(servers)
         assert mq.grpc == ""
-        assert mq.ready_s < 5, "a loaded machine; alone it takes a third of a second"
+        assert 0 < mq.ready_s < 60, "a loaded machine; alone it takes a third of a second"
         with pytest.raises(StartFailed, match="runs already"):
             running.start()
     assert not answers(servers)
@@ -166,6 +166,6 @@ def test_the_plugin(tmp_path: Path, grpc: bool) -> None:
     installed = entry_points(group="pytest11", name="gantry")
     named = [] if installed else ["-p", "gantry_broker.pytest_plugin"]
     command = [sys.executable, "-m", "pytest", "-q", *named, "test_app.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 passed" in done.stdout

@@ -37,7 +37,7 @@ STAMP = f"{time.time_ns() // 1_000_000 % 10**9}"
 """Makes the topics and groups of this tour unique."""
 
 
-async def until(condition: Callable[[], bool | Awaitable[bool]], what: str, seconds: float = 20.0) -> None:
+async def until(condition: Callable[[], bool | Awaitable[bool]], what: str, seconds: float = 60.0) -> None:
     """Waits until a condition is true; fails with `what` after a timeout."""
     deadline = time.monotonic() + seconds
     while True:

@@ -198,7 +198,7 @@ async def test_a_switchover_takes_as_long_as_it_took_since_it_was_asked_for() ->
     assert group.fake_members.handovers == [group.ids[2]]
     group.led_by(2, epoch=2)
     await group.look()
-    assert await asyncio.wait_for(asked, 5) == "m2 leads a in epoch 2"
+    assert await asyncio.wait_for(asked, 60) == "m2 leads a in epoch 2"
     [change] = group.place.changes
     assert (change.planned, change.reason) == (True, "asked for")
     assert change.duration_ms >= WAIT_S * 1000
@@ -365,4 +365,4 @@ async def test_a_handover_does_not_fail_before_its_target_is_heard(
             assert await asked == "m1 leads a in epoch 2"
             return
         with pytest.raises(SwitchoverFailed, match="no new leader took over in time"):
-            await asyncio.wait_for(asked, 1)
+            await asyncio.wait_for(asked, 60)

@@ -22,7 +22,7 @@ from gantry_operator.registry import FileRegistry
 
 from tests.support.free_ports import free_port
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 async def until(what: str, condition: Callable[[], object], patience_s: float = PATIENCE_S) -> None:

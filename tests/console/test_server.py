@@ -36,7 +36,7 @@ def console() -> Iterator[Running]:
 
 
 def until_figures(console: Running) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         if console.collector.snapshot.tables.topics and console.collector.snapshot.resource:
             return

@@ -31,8 +31,13 @@ from gantry_operator.platforms.local.process import start_mark
 from gantry_operator.platforms.local.status import local_status
 
 from tests.support.free_ports import free_ports
+from tests.support.patience import SLOW
 
 UP_S = 60
+GAP_S, SILENT_GAP_S = 5.0, 15.0
+"""Longest times without a success when a process dies, and when it is silent, on a busy machine. The benchmarks have
+the figures.
+"""
 NO_PROXY = {"replicas": 0}
 """`gantry up` adds a proxy where the manifest says nothing. Most tests need none."""
 
@@ -121,14 +126,15 @@ class Cluster:
         return client_options(load_saved(self.folder), self.folder)
 
     def until(self, what: str, condition: Callable[[], Any], timeout_s: float = 30) -> Any:
-        deadline = time.monotonic() + timeout_s
+        """What the condition returns, once it is true: within `SLOW` times `timeout_s`."""
+        deadline = time.monotonic() + SLOW * timeout_s
         while time.monotonic() < deadline:
             with contextlib.suppress(StopIteration):
                 found = condition()
                 if found:
                     return found
             time.sleep(0.1)
-        raise AssertionError(f"not within {timeout_s:.0f} s: {what}{self.story()}")
+        raise AssertionError(f"not within {SLOW * timeout_s:.0f} s: {what}{self.story()}")
 
     def whole(self) -> bool:
         """All members are in sync, and one leads."""
@@ -191,7 +197,7 @@ class Load:
         """Until this many more were acknowledged."""
         self._wanted = len(self.promised) + count
         self._reached.clear()
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(SLOW * timeout_s):
             await self._reached.wait()
 
     @classmethod
@@ -227,7 +233,7 @@ async def read_all(cluster: Cluster, topic: str, wanted: set[bytes], timeout_s: 
     async with Consumer(cluster.name_servers, group, from_where=FromWhere.FIRST, tls=cluster.tls) as consumer:
         await consumer.subscribe(topic, handle)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(SLOW * timeout_s):
                 await done.wait()
     return Counter(seen.values())
 

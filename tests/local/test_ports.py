@@ -142,12 +142,12 @@ def test_a_program_that_stands_still_while_it_chooses_is_not_waited_for(
     claims.claims_folder().mkdir()
     with open(claims.claims_folder() / "lock", "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        again = threading.Timer(claims.LOCK_WAIT_S + 2, lock.close)
+        again = threading.Timer(claims.LOCK_WAIT_S + 40, lock.close)
         again.start()
         begun = time.monotonic()
         ports = Ports.load(tmp_path / "ports.json")
         assert ports.choose(CLUSTER, frozenset()) == []
-        assert time.monotonic() - begun < claims.LOCK_WAIT_S + 1
+        assert time.monotonic() - begun < claims.LOCK_WAIT_S + 30
         again.cancel()
     assert len(set(ports.taken.values())) == len(ports.taken) > 0
     assert "another cluster may choose ports at the same time: another `gantry up` holds" in caplog.text

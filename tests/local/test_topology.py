@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.local.cluster import Cluster, Load, check_account, kill, read_all, take_down
+from tests.local.cluster import GAP_S, Cluster, Load, check_account, kill, read_all, take_down
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ async def test_a_slave_that_dies_is_not_noticed_by_senders_and_readers(tmp_path:
             await load.more(200)
             await reading
         assert load.errors == []
-        assert load.gap_s() < 3
+        assert load.gap_s() < GAP_S
         await check_account(cluster, load)
         cluster.until("it is in sync again", cluster.whole)
         assert cluster.members()[slave["name"]]["role"] == "Slave"

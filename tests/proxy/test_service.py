@@ -55,7 +55,7 @@ async def send(stub: c.Stub, *messages: Any, client: str = "p@1", **more: str | 
     return await stub.SendMessage(request, metadata=c.metadata(client, **more), timeout=5)
 
 
-async def get(stub: c.Stub, client: str, request: Any, count: int = 1, seconds: float = 12) -> list[Any]:
+async def get(stub: c.Stub, client: str, request: Any, count: int = 1, seconds: float = 60) -> list[Any]:
     """Receive until `count` messages have come."""
     found: list[Any] = []
     ends = time.monotonic() + seconds
@@ -300,7 +300,7 @@ async def test_a_receive_that_its_client_gave_up_loses_nothing(cluster: Cluster)
         begun = time.monotonic()
         [got] = await get(stub, CLIENT, c.receive("g", "T"))
         assert got.body == b"nobody waits"
-        assert time.monotonic() - begun < 5  # its invisible time is 20 s
+        assert time.monotonic() - begun < 15  # its invisible time is 20 s
         assert got.system_properties.delivery_attempt == 1, "nobody has got it before"
         assert proxy.service.receiving.returned <= 1
 

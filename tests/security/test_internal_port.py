@@ -261,7 +261,7 @@ def test_a_registration_without_a_handshake_or_for_another_group_is_refused(targ
 def test_a_silent_stranger_is_sent_away_in_time(target: Target) -> None:
     began = time.monotonic()
     assert answer_to(target.replication, b"\0") == b""
-    assert 4.0 < time.monotonic() - began < 9.0
+    assert 4.0 < time.monotonic() - began < 30.0
 
 
 def test_half_open_handshakes_keep_no_member_out(target: Target) -> None:

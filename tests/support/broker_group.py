@@ -27,19 +27,20 @@ from gantry_broker.contracts.models import (
 from gantry_broker.namesrv.server import NameServer, NameServerSettings
 
 from tests.support.free_ports import free_port
+from tests.support.patience import SLOW
 
 PATIENCE_S = 60.0
 
 
 async def until(condition: Callable[[], Awaitable[Any]], what: str, timeout_s: float = PATIENCE_S) -> Any:
-    """Polls until the condition returns a true value; fails with `what` after the deadline."""
-    deadline = asyncio.get_running_loop().time() + timeout_s
+    """Polls until the condition returns a true value; fails with `what` after `SLOW` times `timeout_s`."""
+    deadline = asyncio.get_running_loop().time() + SLOW * timeout_s
     while True:
         found = await condition()
         if found:
             return found
         if asyncio.get_running_loop().time() > deadline:
-            raise AssertionError(f"not within {timeout_s:g} s: {what}")
+            raise AssertionError(f"not within {SLOW * timeout_s:g} s: {what}")
         await asyncio.sleep(0.01)
 
 

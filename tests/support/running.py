@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeVar
 
+from tests.support.patience import SLOW
+
 
 class Runs(Protocol):
     def run(self) -> Coroutine[Any, Any, None]: ...
@@ -29,9 +31,9 @@ async def running(it: T, *others: Runs) -> AsyncIterator[T]:
 
 
 async def until(condition: Callable[[], Any], what: str = "", timeout_s: float = 20.0) -> float:
-    """Seconds until the condition holds; raises AssertionError after the limit, with `what`."""
+    """Seconds until the condition holds; raises AssertionError after `SLOW` times the limit, with `what`."""
     begun = time.monotonic()
     while not condition():
-        assert time.monotonic() < begun + timeout_s, f"not within {timeout_s:g} s: {what}"
+        assert time.monotonic() < begun + SLOW * timeout_s, f"not within {SLOW * timeout_s:g} s: {what}"
         await asyncio.sleep(0.01)
     return time.monotonic() - begun
