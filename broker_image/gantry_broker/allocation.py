@@ -10,21 +10,22 @@ KEPT: Final = 16 << 20
 """Bytes of freed memory at the end of the heap that a process keeps."""
 VARIABLES: Final = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
 """Environment variables by which a person sets glibc's limits."""
-_OWN_MAPPING: Final = 1 << 20
+OWN_MAPPING: Final = 1 << 20
 """Bytes from which on an allocation is a mapping of its own, and goes back to the system when it is freed."""
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 
 
-def keep_freed_memory() -> bool:
+def keep_freed_memory(kept: int = KEPT, own_mapping: int = OWN_MAPPING) -> bool:
     """Let glibc keep freed memory for the next request; return whether the C library takes the settings (mallopt(3)).
 
     A read of a socket and a batch are larger than glibc's limits. Each of them was taken from the system and given
-    back, page by page: that costs more than copying their bytes. Nothing is set where a variable sets it.
+    back, page by page: that costs more than copying their bytes. Nothing is set where a variable sets it. `kept`,
+    `own_mapping`: in bytes, as `KEPT` and `OWN_MAPPING`; glibc takes at most 32 MiB for the second.
     """
     if any(name in os.environ for name in VARIABLES):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:  # macOS, or another C library.
         return False
-    return bool(mallopt(_M_TRIM_THRESHOLD, KEPT)) and bool(mallopt(_M_MMAP_THRESHOLD, _OWN_MAPPING))
+    return bool(mallopt(_M_TRIM_THRESHOLD, kept)) and bool(mallopt(_M_MMAP_THRESHOLD, own_mapping))

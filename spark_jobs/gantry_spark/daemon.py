@@ -18,12 +18,26 @@ import sys
 from types import ModuleType
 from typing import Final
 
+from gantry_broker.allocation import keep_freed_memory
+
+KEPT: Final = 128 << 20
+"""Bytes of freed memory that a worker keeps: the blocks of one task are those of the next."""
+OWN_MAPPING: Final = 32 << 20
+"""Bytes from which on an allocation goes back to the system; blocks are smaller."""
 PRELOADED_MODULES: Final = ("gantry_spark.source", "gantry_spark.aggregates")
+
+
+def keep_blocks() -> None:
+    """Let a worker use the memory of a block for the next one. Pages that the system gives and takes cost a fifth of a
+    read.
+    """
+    keep_freed_memory(KEPT, OWN_MAPPING)
 
 
 def preload(worker: str | None) -> None:
     """Import a worker's module (None: the module that runs tasks) and the modules of this package."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    keep_blocks()
     for name in (worker or "pyspark.worker", *PRELOADED_MODULES):
         importlib.import_module(name)
     # Workers collect garbage after each task. Frozen objects are skipped, which saves 16 ms a task.

@@ -20,12 +20,25 @@ for _ in range(1_000):
     del some
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
+LARGE_BLOCKS: Final = """
+import resource
+from gantry_spark.daemon import keep_blocks
+keep_blocks()
+def blocks(count):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(count):
+        some = [bytearray(16_000_000) for _ in range(3)]
+        del some
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+blocks(1)
+print("True", blocks(10))
+"""
 
 
-def pages_taken(**environment: str) -> tuple[str, int]:
+def pages_taken(program: str = BLOCKS, **environment: str) -> tuple[str, int]:
     """Whether the limits were set, and the pages that 1,000 blocks of 300 kB take from the system."""
     ended = subprocess.run(
-        [sys.executable, "-c", BLOCKS], env={**os.environ, **environment}, capture_output=True, text=True, check=True
+        [sys.executable, "-c", program], env={**os.environ, **environment}, capture_output=True, text=True, check=True
     )
     taken, pages = ended.stdout.split()
     return taken, int(pages)
@@ -42,3 +55,9 @@ def test_the_limits_of_a_person_hold() -> None:
     taken, pages = pages_taken(MALLOC_TRIM_THRESHOLD_="100000", MALLOC_MMAP_THRESHOLD_="100000")
     assert taken == "False"
     assert pages > 10_000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only glibc has mallopt")
+def test_a_worker_of_spark_uses_its_blocks_again() -> None:
+    _, pages = pages_taken(LARGE_BLOCKS)
+    assert pages < 30_000, "each round has 11,700"

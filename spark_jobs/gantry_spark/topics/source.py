@@ -24,6 +24,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
+from gantry_spark.daemon import keep_blocks
 from gantry_spark.errors import SourceError
 from gantry_spark.schema import arrow_schema
 from gantry_spark.topics.columns import DEFAULT, batches, check_schema, spark_schema
@@ -112,6 +113,7 @@ class _Reader:
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Yield the Arrow batches of a task."""
         assert isinstance(partition, QueuePartition)
+        keep_blocks()  # The session may have a daemon of its own.
         columns, schema = self.schema.fieldNames(), arrow_schema(self.schema)
         cluster = cluster_of(self.options.access)
         try:
