@@ -36,6 +36,7 @@ EXAMPLES = 300 if os.environ.get("HYPOTHESIS_PROFILE") == "explore" else 8
 """Each makes dozens of commits. At night there is time for more."""
 STEPS = ("plan", "write", "reject", "commit")
 MAINTENANCE = ("read", "written", "replaced", "expired", "end")
+BACK = "set back"
 
 
 class Interrupted(Exception):
@@ -111,6 +112,14 @@ def check(job: TableJob, sent: list[tuple[str, bytes]]) -> None:
     assert sorted(r["reason"] for r in rows_of(job, job.spec.rejected_identifier)) == reasons
 
 
+def set_back(job: TableJob, number: int) -> None:
+    """Make one of the snapshots of a table its present one, as a person may by hand."""
+    table = job.find()
+    found = table.metadata.snapshots if table is not None else []
+    if table is not None and found:
+        table.manage_snapshots().set_current_snapshot(found[number % len(found)].snapshot_id).commit()
+
+
 keys = st.sampled_from(["", "a", "b", "c", "d e"])
 json_bodies = st.one_of(
     st.builds(
@@ -124,7 +133,7 @@ messages = st.lists(
     min_size=1, max_size=25,
 )  # fmt: skip
 rounds = st.lists(
-    st.tuples(messages, st.lists(st.sampled_from(STEPS + MAINTENANCE), max_size=3)), min_size=1, max_size=3
+    st.tuples(messages, st.lists(st.sampled_from((*STEPS, *MAINTENANCE, BACK)), max_size=3)), min_size=1, max_size=3
 )
 
 
@@ -153,7 +162,9 @@ def test_a_table_equals_the_model_whatever_interrupts_its_commits(
                     raise Interrupted(name)
 
             with contextlib.suppress(Interrupted):
-                if step in MAINTENANCE:
+                if step == BACK:
+                    set_back(TableJob(spec, None), len(sent))
+                elif step in MAINTENANCE:
                     for table in TableJob(spec, None).both():
                         maintain(table, Rules(now_ms(), 0), ends_of, interrupt)
                 else:

@@ -293,7 +293,9 @@ class TableStatus(Observed):
     files: int | None = Field(None, description="Its data files.")
     behindRecords: int | None = Field(None, description="Messages that the table lacked at the end of the last run.")
     rejected: int | None = Field(None, description="Rows of the table <name>__rejected: messages that did not fit.")
-    lost: int | None = Field(None, description="Snapshots that name messages which expired before their commit.")
+    lost: int | None = Field(
+        None, description="Losses that the table names, the last 100: messages that expired before their commit."
+    )
     proposed: str | None = Field(
         None,
         description="The columns that schema: Inferred would give the table, as JSON Schema. Absent: the table has "

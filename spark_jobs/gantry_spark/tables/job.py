@@ -48,7 +48,7 @@ from gantry_spark.tables.fields import (
     unknown_fields,
     widened,
 )
-from gantry_spark.tables.offsets import NotContinued, check_continues, covered, store_times, summary
+from gantry_spark.tables.offsets import NotContinued, check_continues, covered, store_times, summary, with_losses
 from gantry_spark.tables.parquet import TYPE as PARQUET
 from gantry_spark.tables.parquet import ParquetCatalog, ParquetTable, iceberg_schema
 from gantry_spark.tables.partitions import CommitTooLarge, check_parts, names_of, parse_parts
@@ -407,7 +407,7 @@ class TableJob:
         properties = summary(known, found.ranges, end, losses, before | {q: ms for q, (_, ms) in newest.items()})
         self._commit_rejected(rejected, parts, properties)
         self.after("reject")
-        committed = self._commit_rows(table, shape, parts, known, properties)
+        committed = self._commit_rows(table, shape, parts, known, properties, losses)
         self.after("commit")
         behind = sum(max(0, bound.after - end.get(queue, bound.first)) for queue, bound in target.items())
         return Outcome(
@@ -574,17 +574,20 @@ class TableJob:
         _commit(transaction, table)
 
     def _commit_rows(
-        self, table: Table, shape: Shape, parts: list[Part], start: Offsets, properties: dict[str, str]
-    ) -> int | None:
+        self, table: Table, shape: Shape, parts: list[Part], start: Offsets, properties: dict[str, str],
+        losses: Sequence[str],
+    ) -> int | None:  # fmt: skip
         name = ".".join(self.spec.identifier)
         # The requirement of PyIceberg's commit is the snapshot that this object has loaded.
         table.refresh()
         check_continues(start, ends_of(table), name)
         if isinstance(table, ParquetTable):
-            return self._commit_parquet(table, shape, parts, properties)
+            return self._commit_parquet(table, shape, parts, properties, losses)
         transaction = table.transaction()
         files = [file for part in parts for file in part.files]
         _add_columns(transaction, table, shape)
+        if lost := with_losses(table.properties, losses, _now_ms()):
+            transaction.set_properties(lost)
         if shape.fields is not None:
             text = orjson.dumps(to_schema(shape.fields)).decode()
             if table.properties.get(SCHEMA) != text:
@@ -620,9 +623,11 @@ class TableJob:
         snapshot = table.current_snapshot()
         return None if snapshot is None else snapshot.snapshot_id
 
-    def _commit_parquet(self, table: ParquetTable, shape: Shape, parts: list[Part], properties: dict[str, str]) -> int:
+    def _commit_parquet(
+        self, table: ParquetTable, shape: Shape, parts: list[Part], properties: dict[str, str], losses: Sequence[str]
+    ) -> int:
         files = [file for part in parts for file in part.files]
-        own = dict(table.properties)
+        own = table.properties | with_losses(table.properties, losses, _now_ms())
         if shape.fields is not None:
             own[SCHEMA] = orjson.dumps(to_schema(shape.fields)).decode()
             if self.spec.definition:

@@ -28,7 +28,7 @@ from gantry_spark.tables.job import (
     ends_of,
     open_catalog,
 )
-from gantry_spark.tables.offsets import LOST, NotContinued
+from gantry_spark.tables.offsets import NotContinued, losses_of
 from gantry_spark.tables.parquet import TYPE as PARQUET
 from gantry_spark.tables.parquet import ParquetTable, iceberg_schema
 from gantry_spark.tables.rows import Shape
@@ -114,13 +114,10 @@ def describe(catalog: Catalog, table: Table, cluster: Cluster | None) -> dict[st
         rejected = 0
     if isinstance(table, ParquetTable):
         last_ms = table.manifest.get("timestampMs")
-        lost = [table.summary[LOST]] if LOST in table.summary else []
         columns = _columns(table)
     else:
         snapshot = table.current_snapshot()
         last_ms = None if snapshot is None else snapshot.timestamp_ms
-        summaries = [s.summary.additional_properties for s in table.metadata.snapshots if s.summary is not None]
-        lost = [one[LOST] for one in summaries if LOST in one]
         columns = [{"name": f.name, "type": str(f.field_type)} for f in table.schema().fields]
     return {
         "name": name,
@@ -139,7 +136,7 @@ def describe(catalog: Catalog, table: Table, cluster: Cluster | None) -> dict[st
         "lastCommitMs": last_ms,
         "behindRecords": behind,
         "offsets": to_table(ends),
-        "lost": lost,
+        "lost": losses_of(table.properties),
         "problem": problem,
     }
 

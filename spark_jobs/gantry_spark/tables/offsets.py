@@ -7,6 +7,7 @@ table that was set back to an older snapshot continues from that one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from typing import Final
 
 import orjson
@@ -24,6 +25,10 @@ tells messages that took the offsets of others, which their broker has lost, or 
 """
 LOST: Final = "gantry.lost"
 """Property of a snapshot: messages that no longer existed when it was made."""
+
+LOSSES: Final = "gantry.losses"
+"""Property of a table: the last losses of all commits, each with its time, as a JSON list. Snapshots expire."""
+MAX_LOSSES: Final = 100
 
 
 class NotContinued(GantrySparkError):
@@ -75,6 +80,22 @@ def store_times(summaries: Iterable[Mapping[str, str]]) -> Offsets:
         return {} if text is None else from_table(orjson.loads(text), "store times")
     except (ValueError, SourceError):
         return {}
+
+
+def losses_of(properties: Mapping[str, str]) -> list[str]:
+    """Return the losses in the properties of a table."""
+    try:
+        found = orjson.loads(properties.get(LOSSES, "[]"))
+    except ValueError:
+        return []
+    return [str(one) for one in found] if isinstance(found, list) else []
+
+
+def with_losses(properties: Mapping[str, str], losses: Iterable[str], now_ms: int) -> dict[str, str]:
+    """Return the property of a table with the losses of one more commit; empty: there are none."""
+    at = f"{datetime.fromtimestamp(now_ms / 1000, UTC):%Y-%m-%d %H:%M:%SZ}"
+    more = [f"{at}: {text[:500]}" for text in losses]
+    return {LOSSES: orjson.dumps([*losses_of(properties), *more][-MAX_LOSSES:]).decode()} if more else {}
 
 
 def check_continues(expected: Offsets, found: Offsets, name: str) -> None:
