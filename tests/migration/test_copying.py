@@ -17,6 +17,7 @@ from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import Long, SendHeader
 from gantry_broker.testing import broker
 from gantry_operator.cli.app import app
+from gantry_operator.migration import copying
 from gantry_operator.migration.copied import MARK, QueueCopy, kept
 from gantry_operator.migration.copying import Copy
 from gantry_operator.migration.steps import Refused
@@ -129,6 +130,29 @@ async def test_a_target_without_its_slave_or_with_a_slow_disk_gets_each_message_
             await fill(source.name_servers, "T", 1)
             with pytest.raises(BrokerError, match="the copy of"):
                 await copy.run(follow=False)
+
+
+async def test_a_copy_that_no_reader_gets_is_not_taken_for_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failover of the target may take away what its master alone has."""
+    monkeypatch.setattr(copying, "ROUTED_S", 0.01)
+    async with broker() as source, broker() as target:
+        await fill(source.name_servers, "T", 4)
+        async with Admin(source.name_servers) as here, Admin(target.name_servers) as there:
+            plain = there.session.remoting.request
+
+            async def request(address: str, frame: Frame, *rest: Any, **more: Any) -> Frame:
+                if frame.code == RequestCode.SEND_MESSAGE_V2:
+                    return Frame(ResponseCode.FLUSH_SLAVE_TIMEOUT, ext={"queueOffset": "0"})
+                return await plain(address, frame, *rest, **more)
+
+            monkeypatch.setattr(there.session.remoting, "request", request)
+            copy = Copy(here, there, ["T"], tmp_path / "copy.json")
+            await copy.prepare()
+            with pytest.raises(BrokerError, match="the copy of"):
+                await copy.run(follow=False)
+            assert copy.sent() == 0
 
 
 async def test_a_retry_is_copied_with_its_number(tmp_path: Path) -> None:

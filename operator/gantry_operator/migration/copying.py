@@ -32,15 +32,10 @@ from gantry_operator.migration.copied import KEPT_FLAGS, MARK, Place, QueueCopy,
 from gantry_operator.migration.steps import Refused
 from gantry_operator.registry.file import write_durably
 
-STORED: Final = frozenset(
-    {
-        ResponseCode.SUCCESS,
-        ResponseCode.FLUSH_DISK_TIMEOUT,
-        ResponseCode.FLUSH_SLAVE_TIMEOUT,
-        ResponseCode.SLAVE_NOT_AVAILABLE,
-    }
+UNSURE: Final = frozenset(
+    {ResponseCode.FLUSH_DISK_TIMEOUT, ResponseCode.FLUSH_SLAVE_TIMEOUT, ResponseCode.SLAVE_NOT_AVAILABLE}
 )
-"""Codes of answers to a send that is in the target's log, such as that of a SYNC_MASTER whose slave is down."""
+"""Codes of answers to a send that is in the master's log alone, such as that of a SYNC_MASTER whose slave is down."""
 GROUP: Final = "TOOLS_CONSUMER"
 PRODUCER: Final = "GANTRY_COPY"
 SAVE_S: Final = 1.0
@@ -253,7 +248,8 @@ class QueuesCopy(ABC):
                 if MARK in message.properties and await self._has_original(topic, queue, message):
                     continue
                 record = message.record
-                properties = kept(message.properties) | {MARK: queue.origin(message.queue_offset)}
+                origin = queue.origin(message.queue_offset)
+                properties = kept(message.properties) | {MARK: origin}
                 header = SendHeader(
                     PRODUCER, there, AUTO_CREATE_TOPIC, 4, queue.to_queue, record.sys_flag & KEPT_FLAGS,
                     Long(record.born_ms), record.flag, format_properties(properties).decode(),
@@ -264,7 +260,9 @@ class QueuesCopy(ABC):
                 frame = Frame(RequestCode.SEND_MESSAGE_V2, ext=header.short_ext(), body=record.body)
                 address = await self._target.session.master(queue.to_broker, there)
                 answer = await self._target.session.remoting.request(address, frame, CALL_SECONDS)
-                if answer.code not in STORED:
+                if answer.code != ResponseCode.SUCCESS and not (
+                    answer.code in UNSURE and await self._is_readable(queue, there, answer, origin)
+                ):
                     raise BrokerError(f"the copy of {source}", answer.code, answer.remark)
                 queue.copied(message.queue_offset, int(answer.ext["queueOffset"]))
                 self._changed = True
@@ -287,6 +285,18 @@ class QueuesCopy(ABC):
                 if not follow:
                     return
                 await asyncio.sleep(1.0)
+
+    async def _is_readable(self, queue: QueueCopy, there: str, answer: Frame, origin: str) -> bool:
+        """Whether readers get the copy that an answer names. RocketMQ gives them all that a master has; Gantry only
+        what no failover takes away, perhaps a moment later.
+        """
+        target = MessageQueue(there, queue.to_broker, queue.to_queue)
+        for _ in range(ROUTED_TRIES):
+            found = await _message(self._target, target, int(answer.ext["queueOffset"]))
+            if found is not None:
+                return found.properties.get(MARK) == origin
+            await asyncio.sleep(ROUTED_S)
+        return False
 
     async def _has_original(self, topic: str, queue: QueueCopy, message: ReceivedMessage) -> bool:
         """Whether the message is a copy of one that the target has: it came from there."""
