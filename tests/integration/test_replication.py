@@ -118,7 +118,7 @@ async def stored(address: str, topic: str = "Load", queues: int = 4) -> list[lis
                     "subscription": "*",
                     "subVersion": "0",
                 }
-                answer = await client.request(address, Frame(RequestCode.PULL_MESSAGE, ext=ext), 5)
+                answer = await client.request(address, Frame(RequestCode.PULL_MESSAGE, ext=ext), 30)
                 if answer.code != 0:
                     assert answer.code == 19, answer.remark
                     break
@@ -240,7 +240,7 @@ async def test_a_new_master_answers_no_queue_end_before_it_knows_the_acknowledge
         await group.members[1].start()
         group.leadership = group.leadership.promoted(new, {new, other})
         assert (await group.members[1].assign(_assignment(group, 1))).accepted
-        early = await client.request(group.members[1].address, asked, 5.0)
+        early = await client.request(group.members[1].address, asked, 30)
         assert early.code == ResponseCode.SYSTEM_BUSY, early.ext
         answer = asyncio.create_task(client.request(group.members[1].address, asked, 5.0))
         await group.send_assignments()
@@ -252,24 +252,24 @@ async def test_a_new_master_answers_no_queue_end_before_it_knows_the_acknowledge
 async def _answered(client: RemotingClient, address: str, frame: Frame) -> Frame:
     """While a broker drains its clients, a request on an ended connection was not executed."""
     try:
-        return await client.request(address, frame, 5.0)
+        return await client.request(address, frame, 30)
     except RemotingError:
-        return await client.request(address, frame, 5.0)
+        return await client.request(address, frame, 30)
 
 
 async def test_a_clean_stop_and_start_keeps_topics_groups_and_offsets(make_group: Any) -> None:
     group: Group = await make_group(1)
     await group.lead(0)
     async with RemotingClient() as client:
-        await client.request(group.group_address, send_frame("Kept", b"1-1"), 5)
+        await client.request(group.group_address, send_frame("Kept", b"1-1"), 30)
         offset = {"consumerGroup": "G", "topic": "Kept", "queueId": "0", "commitOffset": "1"}
-        await client.request(group.group_address, Frame(RequestCode.UPDATE_CONSUMER_OFFSET, ext=offset), 5)
+        await client.request(group.group_address, Frame(RequestCode.UPDATE_CONSUMER_OFFSET, ext=offset), 30)
     await group.members[0].kill(signal.SIGTERM)
     await group.members[0].start()
     await group.lead(0)
     async with RemotingClient() as client:
         asked = {"consumerGroup": "G", "topic": "Kept", "queueId": "0"}
-        answer = await client.request(group.group_address, Frame(RequestCode.QUERY_CONSUMER_OFFSET, ext=asked), 5)
+        answer = await client.request(group.group_address, Frame(RequestCode.QUERY_CONSUMER_OFFSET, ext=asked), 30)
     assert answer.ext == {"offset": "1"}
     assert await stored(group.group_address, "Kept") == [[b"1-1"], [], [], []]
 
@@ -281,7 +281,7 @@ async def test_an_answered_commit_of_an_offset_is_kept_when_its_master_dies_at_o
     await group.all_in_sync()
     names = [f"G{number}" for number in range(40)]
     async with RemotingClient() as client:
-        await client.request(group.group_address, send_frame("Kept", b"x"), 5)
+        await client.request(group.group_address, send_frame("Kept", b"x"), 30)
         for offset in ("1", "0"):
             fields = {"topic": "Kept", "queueId": "0", "commitOffset": offset}
             commits = [
@@ -296,7 +296,7 @@ async def test_an_answered_commit_of_an_offset_is_kept_when_its_master_dies_at_o
         for name in names:
             asked = {"consumerGroup": name, "topic": "Kept", "queueId": "0", "setZeroIfNotFound": "false"}
             query = Frame(RequestCode.QUERY_CONSUMER_OFFSET, ext=asked)
-            answer = await client.request(group.members[1].address, query, 5)
+            answer = await client.request(group.members[1].address, query, 30)
             assert (answer.code, answer.ext) == (ResponseCode.SUCCESS, {"offset": "0"}), name
 
 
@@ -310,9 +310,9 @@ async def test_a_send_that_reaches_a_slave_is_refused_and_its_connection_ends(ma
     slave = group.members[1].address
     ended = asyncio.Event()
     async with RemotingClient(on_disconnect=lambda address: ended.set()) as client:
-        await client.request(slave, Frame(RequestCode.GET_MAX_OFFSET, ext=QUEUE_0), 3)
+        await client.request(slave, Frame(RequestCode.GET_MAX_OFFSET, ext=QUEUE_0), 30)
         assert client.connected(slave), "other requests still get answers"
-        sent = await client.request(slave, send_frame("T", b"astray"), 3)
+        sent = await client.request(slave, send_frame("T", b"astray"), 30)
         assert sent.code == ResponseCode.SERVICE_NOT_AVAILABLE
         assert "is a slave" in (sent.remark or "")
-        await asyncio.wait_for(ended.wait(), 3)
+        await asyncio.wait_for(ended.wait(), 30)

@@ -13,7 +13,7 @@ from tests.local.cluster import Cluster, kill, take_down
 
 pytestmark = pytest.mark.timeout(300)
 TOPIC = "o-1"
-WITHIN_S = 20.0
+WITHIN_S = 60.0
 """The goal is 2 s; benchmarks/access_change.py measures. Here a busy machine has time."""
 
 

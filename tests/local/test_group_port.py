@@ -81,6 +81,6 @@ async def test_a_member_that_was_not_heard_yet_goes_only_if_it_holds_the_port(
         assert killed is not None
         assert killed.si_status == signal.SIGKILL
         child.record = None
-    await asyncio.wait_for(announced, 5)
+    await asyncio.wait_for(announced, 60)
     assert (start_mark(pid) is None) == holds
     await supervisor.close()

@@ -23,11 +23,11 @@ pytestmark = pytest.mark.timeout(300)
 WITH_TLS = {"tls": {"mode": "Required", "internal": True}}
 
 
-async def sends(cluster: Cluster, tls: TlsOptions | None) -> str:
+async def sends(cluster: Cluster, tls: TlsOptions | None, timeout: float = 3) -> str:
     """Empty: a message was sent; else why not."""
     try:
         async with Producer(cluster.name_servers, "one", tls=tls) as producer:
-            await producer.send("Tried", b"x", timeout=3)
+            await producer.send("Tried", b"x", timeout=timeout)
     except (ClientError, RemotingError) as error:
         return str(error) or type(error).__name__
     return ""
@@ -43,7 +43,7 @@ async def test_up_with_tls_and_a_renewal_under_load(tmp_path: Path) -> None:
         for path in cluster.folder.tls.rglob("*"):
             assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
 
-        assert await sends(cluster, TlsOptions(authority)) == ""
+        assert await sends(cluster, TlsOptions(authority), 30) == ""
         assert await sends(cluster, None) != "", "clear text"
         foreign = tmp_path / "foreign.crt"
         foreign.write_bytes(x509.make_authority("t", "", datetime.now(UTC), schedule.AUTHORITY_LIFETIME).certificate)

@@ -33,10 +33,10 @@ def create_user(cluster: Cluster) -> Credentials:
     return Credentials(said["accessKey"], said["secretKey"])
 
 
-async def answer(cluster: Cluster, credentials: Credentials | None, tls: TlsOptions | None) -> str:
+async def answer(cluster: Cluster, credentials: Credentials | None, tls: TlsOptions | None, timeout: float = 3) -> str:
     async with Producer(cluster.name_servers, "one", credentials=credentials, tls=tls) as producer:
         try:
-            return (await producer.send(TOPIC, b"x", timeout=3)).status.name
+            return (await producer.send(TOPIC, b"x", timeout=timeout)).status.name
         except (ClientError, RemotingError) as error:
             return str(error) or type(error).__name__
 
@@ -68,7 +68,7 @@ async def test_everything_is_turned_on_without_a_failed_send(tmp_path: Path) -> 
             await encrypted.enter_async_context(stage(cluster, "encrypted", orders))
             await signed.aclose()
             await asyncio.to_thread(change, cluster, "Enabled", "Required")
-            assert await answer(cluster, orders, cluster.tls) == "SEND_OK"
+            assert await answer(cluster, orders, cluster.tls, 30) == "SEND_OK"
             assert await answer(cluster, orders, None) != "SEND_OK", "clear text"
             assert await answer(cluster, None, cluster.tls) != "SEND_OK", "without a key"
         conditions = {c["type"]: c for c in cluster.resource()["status"]["conditions"]}

@@ -106,7 +106,7 @@ async def test_what_is_no_frame_ends_its_connection_only(data: bytes) -> None:
         assert await reader.read(1) == b""
         writer.close()
         client = RemotingClient()
-        answer = await client.request(f"127.0.0.1:{carrier.port}", Frame(RequestCode.GET_BROKER_CONFIG), 5)
+        answer = await client.request(f"127.0.0.1:{carrier.port}", Frame(RequestCode.GET_BROKER_CONFIG), 30)
         assert answer.code == ResponseCode.SUCCESS
         assert len(came) == 1
         await client.close()
@@ -137,7 +137,7 @@ async def test_frames_that_are_never_finished_hold_little_memory(monkeypatch: py
         assert [task.result() for task in ended] == [b""]
         assert 0 < carrier._held.bytes <= 400_000
         client = RemotingClient()
-        answer = await client.request(f"127.0.0.1:{carrier.port}", Frame(RequestCode.GET_BROKER_CONFIG), 5)
+        answer = await client.request(f"127.0.0.1:{carrier.port}", Frame(RequestCode.GET_BROKER_CONFIG), 30)
         assert answer.code == ResponseCode.SUCCESS
         await client.close()
         for _, writer in peers:

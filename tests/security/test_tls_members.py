@@ -45,7 +45,7 @@ async def handshakes_failed(target: Member, reason: str) -> float:
 async def replicates(started: TlsGroup) -> bool:
     """Whether all members come into the in-sync set."""
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await started.group.all_in_sync()
     except TimeoutError:
         return False
