@@ -65,6 +65,10 @@ def desk(chromium: Browser, live: LiveConsole, session: Any) -> Iterator[Page]:
         yield page
 
 
+WIDER = "() => [...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth + 1).length"
+"""How many tables are wider than their panels."""
+
+
 def go(page: Page, path: str) -> None:
     answer = page.goto(page.base + path)  # type: ignore[attr-defined]
     assert answer is not None
@@ -91,6 +95,7 @@ def test_every_page_fits_a_phone(desk: Page) -> None:
     for path in PAGES:
         go(desk, path)
         assert overflow(desk) == 0, path
+        assert not desk.evaluate(WIDER), f"{path}: a table scrolls sideways, and hides what is at its end"
         expect(desk.locator(".side nav [aria-current]")).to_be_in_viewport(ratio=1)
 
 
@@ -670,7 +675,7 @@ def test_audit_and_report_of_a_cluster_in_kubernetes(chromium: Browser) -> None:
             page.set_viewport_size({"width": width, "height": 900})
             page.goto(f"{console.base}/c/local/fake/activity")
             audit = page.get_by_role("region", name="Audit")
-            expect(audit.get_by_role("row")).to_have_count(2)
+            expect(audit.get_by_role("row")).to_have_count(2 if width > 400 else 1)  # cards have no heading
             expect(audit).to_contain_text("DELETE_TOPIC_IN_BROKER")
             expect(page.get_by_text("12 records; compaction would save 3.0 MiB")).to_be_visible()
             expect(page.get_by_role("region", name="Topics with the largest savings")).to_contain_text("3.0 MiB")

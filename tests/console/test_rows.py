@@ -19,7 +19,7 @@ from gantry_operator.console.collector import Collector
 from gantry_operator.console.health import disk_of, health_of, members_of
 from gantry_operator.console.history import FileHistory, NoHistory, rows_of
 from gantry_operator.console.recent_senders import Sender, senders_of, with_clients
-from gantry_operator.console.render import duration, environment, rate, size, time_ms
+from gantry_operator.console.render import duration, environment, labelled, rate, size, time_ms
 from gantry_operator.console.rows import (
     GROUP_ORDERS,
     TOPIC_ORDERS,
@@ -43,6 +43,7 @@ from gantry_operator.console.snapshot import (
 )
 from gantry_operator.console.sources import audit_lines
 from gantry_operator.topics.resets import preview_of
+from markupsafe import Markup
 
 from tests.console.fake import FakeSource, member_status, tables
 from tests.support.running import running, until
@@ -404,6 +405,18 @@ def test_characters_that_turn_text_do_not_reach_a_page() -> None:
     page = environment().from_string("{{ name }} {{ shown | safe }}").render(name="a\u202eb\x1b<", shown="<b>")
     assert page == r"a\u202eb\x1b&lt; <b>"
     assert "\u202e" not in body_view("Gr\u202e\u00fc\u00df".encode()).text
+
+
+def test_each_cell_has_the_heading_of_its_column_for_a_phone() -> None:
+    heads = '<th scope="col">Topic</th><th scope="col"><a href="?s">Rate ↓</a></th><th scope="col">Of &lt;b&gt;</th>'
+    one = '<tr><th scope="row">a</th><td>1</td><td class="num">2</td></tr>'
+    two = '<tr><th scope="row">b</th><td colspan="2">no</td></tr>'
+    said = labelled(Markup(f"<thead><tr>{heads}</tr></thead><tbody>{one}{two}</tbody>"))
+    assert str(said) == (
+        f"<thead><tr>{heads}</tr></thead><tbody>"
+        '<tr><th scope="row">a</th><td data-label="Rate">1</td><td data-label="Of &lt;b&gt;" class="num">2</td></tr>'
+        '<tr><th scope="row">b</th><td data-label="Rate" colspan="2">no</td></tr></tbody>'
+    )
 
 
 def test_a_content_type_decides_how_a_body_is_shown() -> None:

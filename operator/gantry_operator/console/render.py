@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -76,6 +77,32 @@ def harmless(value: Any) -> Any:
     return printable(value, keep="\n\r\t") if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
+_HEADING: Final = re.compile(r'<th scope="col"[^>]*>(.*?)</th>', re.DOTALL)
+_CELL: Final = re.compile(r"<(t[hd])\b([^>]*)>")
+_SPAN: Final = re.compile(r'colspan="(\d+)"')
+_MARK: Final = re.compile(r"<[^>]+>|[↑↓]")
+
+
+def labelled(table: Markup) -> Markup:
+    """Give each cell of a table's rows the heading of its column, which a phone shows beside the value."""
+    head, split, body = table.partition("</thead>")
+    labels = [_MARK.sub("", label).strip() for label in _HEADING.findall(head)]
+    at = 0
+
+    def cell(found: re.Match[str]) -> str:
+        nonlocal at
+        label = labels[at] if at < len(labels) else ""
+        span = _SPAN.search(found[2])
+        first, at = at == 0, at + (int(span[1]) if span else 1)
+        return found[0] if first or not label else f'<{found[1]} data-label="{label}"{found[2]}>'
+
+    rows = []
+    for row in str(body).split("</tr>"):
+        at = 0
+        rows.append(_CELL.sub(cell, row))
+    return Markup(f"{head}{split}{'</tr>'.join(rows)}")
+
+
 def environment() -> Environment:
     env = Environment(
         loader=FileSystemLoader(HERE / "templates"),
@@ -92,6 +119,7 @@ def environment() -> Environment:
         "duration": duration,
         "time_ms": time_ms,
         "clock": clock,
+        "labelled": labelled,
     }
     env.filters.update(filters)
     return env

@@ -220,11 +220,12 @@
   function makePlot(box, range) {
     const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line"), width: 1 }, font: "12px system-ui, sans-serif" };
     const series = (label, name, dash) => ({ label, stroke: colour(name), width: 1.75, dash, points: { show: false }, value: (_, value) => shortened(value) });
+    const zoned = (seconds) => local ? new Date(seconds * 1000) : uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC");
     const made = new uPlot({
       width: box.clientWidth, height: 160, cursor: { drag: { x: false, y: false } },
-      tzDate: (seconds) => local ? new Date(seconds * 1000) : uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
+      tzDate: zoned,
       scales: { x: { range: () => [range.from, range.to] }, y: { range: (_, least, most) => [0, Math.max(1, (most || 0) * 1.1)] } },
-      axes: [axis, { ...axis, size: 56, values: (_, values) => values.map(shortened) }],
+      axes: [{ ...axis, space: 80, values: (plot, times, _axis, _space, step) => times.map((at) => uPlot.fmtDate(step < 60 ? "{HH}:{mm}:{ss}" : "{HH}:{mm}")(zoned(at))) }, { ...axis, size: 56, values: (_, values) => values.map(shortened) }],
       series: [{ label: local ? "time" : "UTC", value: "{HH}:{mm}:{ss}" }, series("in", "--series-a"), series("out", "--series-b", [5, 3])],
     }, range.data, box);
     return { made, range, look: `${dark()} ${local}` };
