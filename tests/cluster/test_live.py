@@ -127,6 +127,18 @@ def test_a_member_that_does_not_answer_has_no_figures_and_delays_nothing() -> No
     assert view.rates is None
 
 
+def test_a_standby_that_follows_is_no_fault() -> None:
+    site = {"role": "Standby", "follows": True}
+    says = "follows the archive of another cluster"
+    seen = [LiveMember(p, status(p.number, "Waiting", in_sync=(), site=site, reason=says)) for p in PLACES]
+    view = view_of(FACTS, seen, NOW)
+    assert (view.phase, view.standby, view.blind) == ("Running", True, ())
+    assert {(m.role, m.in_sync, m.follows) for m in view.members} == {("Standby", None, True)}
+    assert all(row["ready"] for row in view.as_resource()["status"]["members"])
+    seen[0] = LiveMember(PLACES[0], status(0, "Waiting", in_sync=(), site=site | {"follows": False}, reason=says))
+    assert view_of(FACTS, seen, NOW).phase == "Degraded"
+
+
 def test_old_figures_are_not_shown_as_those_of_now() -> None:
     seen = whole()
     page = Page(2, 150, lags=(ConsumerLag("g", 5),))

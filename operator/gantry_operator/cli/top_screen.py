@@ -107,7 +107,7 @@ def screen(
     if for_members:
         lines += [Text(), *_members(members, for_members - 2, choice, width)]
     if for_groups:
-        lines += [Text(), *_groups(groups, for_groups - 2, choice, view.blind, width)]
+        lines += [Text(), *_groups(groups, for_groups - 2, choice, view, width)]
     if for_events:
         lines += [Text(), *_events(view, for_events - 2, width)]
     if keys:
@@ -129,7 +129,8 @@ def _said(label: str, said: str, width: int, style: str = "") -> list[Text]:
 def _head(view: View, choice: Choice, now: str) -> Text:
     parts: list[Any] = [
         (view.cluster, "bold"), "  ", (view.phase, PHASES.get(view.phase, "red")),
-        f"  {view.in_sync}/{len(view.members)} in sync",
+        f"  {sum(m.follows for m in view.members) if view.standby else view.in_sync}/{len(view.members)} "
+        f"{'follow the archive' if view.standby else 'in sync'}",
     ]  # fmt: skip
     if view.rates is not None:
         r = view.rates
@@ -201,7 +202,7 @@ def _members(members: Sequence[MemberLine], room: int, choice: Choice, width: in
             Text("-") if m.in_sync is None else Text("yes") if m.in_sync else Text("no", "yellow"), Text(disk, warn),
             "-" if m.rates is None else _rate(m.rates.messages_in),
             "-" if m.rates is None else _rate(m.rates.messages_out),
-            Text(m.reason, "yellow") if m.reason else Text("ok", "dim"),
+            Text(m.reason, "dim" if m.follows else "yellow") if m.reason else Text("ok", "dim"),
         ))  # fmt: skip
     columns = (
         Column("MEMBER", "name"), Column("GROUP", spare=5), Column("ROLE"), Column("EPOCH", right=True, spare=6),
@@ -211,8 +212,10 @@ def _members(members: Sequence[MemberLine], room: int, choice: Choice, width: in
     return _table(columns, rows, choice.members, width) + _more(len(members), room)
 
 
-def _groups(groups: Sequence[ConsumerLag], room: int, choice: Choice, blind: Sequence[str], width: int) -> list[Text]:
-    unknown = f"without group {', '.join(blind)}: no master answers" if blind else ""
+def _groups(groups: Sequence[ConsumerLag], room: int, choice: Choice, view: View, width: int) -> list[Text]:
+    unknown = f"without group {', '.join(view.blind)}: no master answers" if view.blind else ""
+    if not unknown and view.standby:
+        unknown = "a standby counts no unread messages: ask the other site"
     rows: list[Row] = [
         (c.group, f"{c.messages:,}", f"{c.inflight:,}", duration(c.oldest_ms) if c.messages else "-",
          Text(unknown if i == 0 else "", "yellow"))

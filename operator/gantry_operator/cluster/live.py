@@ -200,7 +200,9 @@ class MemberLine:
     disk_full: bool
     rates: Rates | None
     reason: str
-    """Why it does not work as it should; empty: it does."""
+    """Why it does not work as it should; empty: it does. Of a standby: what it does."""
+    follows: bool = False
+    """It is part of a standby, and has read its archive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,11 +232,16 @@ class View:
     def in_sync(self) -> int:
         return sum(m.in_sync is True for m in self.members)
 
+    @property
+    def standby(self) -> bool:
+        """The cluster follows the archive of another one."""
+        return any(m.role == "Standby" for m in self.members)
+
     def as_resource(self) -> dict[str, Any]:
         """Return the part of a `BrokerCluster` that this view knows."""
         rows = [
             {"name": m.name, "group": m.group, "role": m.role, "inSync": m.in_sync, "lag": m.lag or 0,
-             "ready": not m.reason, "reason": m.reason}
+             "ready": m.follows or not m.reason, "reason": m.reason}
             for m in self.members
         ]  # fmt: skip
         status: dict[str, Any] = {"phase": self.phase, "members": rows, "conditions": list(self.conditions)}
@@ -260,10 +267,10 @@ def view_of(facts: LiveCluster, seen: Iterable[LiveMember], now: float, problem:
         leader = _leader(mine)
         in_sync = _in_sync(mine, facts.mode, leader)
         lines += [_line(r, in_sync, leader is not None, now) for r in mine]
-        source = leader or _follower(mine)
-        page = source.seen.page if source is not None and _fresh(source.seen, now) else None
+        page = leader.seen.page if leader is not None and _fresh(leader.seen, now) else None
         if page is None:
-            blind.append(group)
+            if not any(is_standby(r.seen.status) for r in mine if not r.problem):
+                blind.append(group)
             continue
         for lag in page.lags:
             known = consumers.get(lag.group, ConsumerLag(lag.group))
@@ -321,12 +328,6 @@ def _leader(lines: Sequence[_Line]) -> _Line | None:
     return max(found, key=_order, default=None)
 
 
-def _follower(lines: Sequence[_Line]) -> _Line | None:
-    """Return the member of a standby whose figures are those of its group: no member leads there."""
-    found = [r for r in lines if r.report is not None and not r.problem and follows_archive(r.seen.status)]
-    return max(found, key=lambda r: 0 if r.report is None else r.report.end, default=None)
-
-
 def _order(line: _Line) -> tuple[int, int]:
     return (-1, -1) if line.report is None else line.report.order
 
@@ -358,11 +359,13 @@ def _line(line: _Line, in_sync: frozenset[MemberId], led: bool, now: float) -> M
     )  # fmt: skip
     if line.problem or report is None or status is None:
         return known
-    disk = status.disk
+    disk, standby = status.disk, is_standby(line.seen.status)
     used = None if disk is None or disk.total_bytes <= 0 else 1 - disk.free_bytes / disk.total_bytes
     return replace(
         known,
-        role="Standby" if is_standby(line.seen.status) else report.role,
+        role="Standby" if standby else report.role,
+        in_sync=None if standby else waits_for,
+        follows=follows_archive(line.seen.status),
         lag=min(max(status.lag_bytes, 0), plausible.MAX_OFFSET),
         disk_used=None if used is None else min(max(used, 0.0), 1.0),
         disk_full=report.disk_full,
@@ -378,8 +381,7 @@ def _phase(lines: Sequence[MemberLine]) -> str:
     if groups - led or not lines:
         return "Unavailable"
     whole = all(
-        line.role == "Standby" or (line.in_sync and not line.reason and line.role in ("Master", "Slave"))
-        for line in lines
+        line.follows or (line.in_sync and not line.reason and line.role in ("Master", "Slave")) for line in lines
     )
     return "Running" if whole else "Degraded"
 
