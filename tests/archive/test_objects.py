@@ -69,11 +69,17 @@ def test_wrong_credentials_are_named_and_their_rotation_is_seen(server: S3Server
     url = server.bucket("rotated")
     store = ObjectStore(Location(url, server.endpoint, keys))
     assert store.create("x/1", b"1")
-    (keys / "secretAccessKey").write_text("wrong")
-    for call in (lambda: store.create("x/2", b""), lambda: store.get("x/1", 100), lambda: list(store.list("x/"))):
-        with pytest.raises(Unavailable, match="check the credentials"):
-            call()
-    server.credentials(keys)
+    for name in ("secretAccessKey", "accessKeyId"):  # The server answers 403 and 404.
+        (keys / name).write_text("wrong")
+        for call in (
+            lambda: store.create("x/2", b""),
+            lambda: store.get("x/1", 100),
+            lambda: list(store.list("x/")),
+            lambda: store.delete("x/1"),
+        ):
+            with pytest.raises(Unavailable, match="check the credentials"):
+                call()
+        server.credentials(keys)
     assert store.get("x/1", 100) == b"1"
     (keys / "accessKeyId").unlink()
     (keys / "secretAccessKey").unlink()

@@ -6,7 +6,6 @@ and a folder (`file:///`) behave the same here: an object that must be new is cr
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import re
@@ -54,7 +53,8 @@ _KEYS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
 """By scheme: the setting, and the names of the file or key of the Secret that has it."""
 
 NO_BUCKET: Final = "NoSuchBucket"
-_REFUSED: Final = re.compile(r"status code: 40[13] ")
+_REFUSED: Final = re.compile(r"status code: 40[13] |<Code>[^<]{0,100}(AccessKey|Account|Token|User)")
+"""An error of credentials. Some servers answer 404 to keys that they do not know."""
 MAX_ERROR: Final = 16_384
 """Characters of an error that are looked through."""
 _SAID: Final = re.compile(r"<Code>([^<]{1,100})</Code>\s*<Message>([^<]{1,300})</Message>")
@@ -209,8 +209,11 @@ class ObjectStore:
         import obstore
 
         def remove(store: Any) -> None:
-            with contextlib.suppress(FileNotFoundError):
+            try:
                 obstore.delete(store, name)
+            except FileNotFoundError as error:
+                if _REFUSED.search(str(error)[:MAX_ERROR]):
+                    raise
 
         self._call(remove, f"remove {name}")
 
@@ -220,19 +223,20 @@ class ObjectStore:
 
         try:
             return call(self._open())
-        except FileNotFoundError as error:
-            if new or NO_BUCKET in str(error):
-                raise self._without_bucket(what) from error
-            raise Missing(f"{self._location.url}: cannot {what}: there is no such object") from error
         except (BaseError, OSError, ValueError) as error:
+            text = str(error)[:MAX_ERROR]
             # The library has no kind of its own for a list that is refused.
-            if NO_BUCKET in str(error):
+            if NO_BUCKET in text:
                 raise self._without_bucket(what) from error
-            if isinstance(error, (PermissionDeniedError, UnauthenticatedError)) or _REFUSED.search(str(error)):
+            if isinstance(error, (PermissionDeniedError, UnauthenticatedError)) or _REFUSED.search(text):
                 self._opened = None
                 raise Unavailable(
                     f"{self._location.url}: may not {what}: {_short(error)}; check the credentials"
                 ) from error
+            if isinstance(error, FileNotFoundError):
+                if new:
+                    raise self._without_bucket(what) from error
+                raise Missing(f"{self._location.url}: cannot {what}: there is no such object") from error
             raise Unavailable(f"{self._location.url}: cannot {what}: {_short(error)}") from error
 
     def _without_bucket(self, what: str) -> Unavailable:
