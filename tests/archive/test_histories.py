@@ -9,11 +9,11 @@ import random
 from pathlib import Path
 
 import pytest
-from gantry_broker.archive import inspection, manifest, restore, segment, upload
+from gantry_broker.archive import chain, inspection, manifest, restore, segment, upload
 from gantry_broker.archive.archiver import GRACE_MS, Archiver
 from gantry_broker.archive.chain import Archive, GroupArchive
 from gantry_broker.archive.errors import ArchiveError, Fenced, Missing
-from gantry_broker.archive.manifest import Owner, State
+from gantry_broker.archive.manifest import Change, Owner, State
 from gantry_broker.archive.sealing import Encrypted, Plain, Sealer
 from gantry_broker.archive.upload import Settings, View, Wait
 from gantry_broker.settings import BrokerSettings
@@ -282,6 +282,23 @@ def test_a_former_owner_is_fenced(quick_dir: Path) -> None:
         archiver._step(view, world.settings, True)
     with pytest.raises(Fenced, match="site-b"):
         archiver._step(view, world.settings, True)
+
+
+def test_a_former_owner_that_reads_its_successors_entry_says_what_to_do(quick_dir: Path) -> None:
+    world = World(2, quick_dir)
+    world.settle()
+    former = world.archive.identity()
+    assert former is not None
+    second = world.archive.hand_over(former, "second", "site-b", world.now, "promoted", "")
+    chain.write(
+        world.group, world.group.load(), Change(), owner=Owner(second.number, "second"), segment_size=SEGMENT,
+        epochs=(), now_ms=world.now,
+    )  # fmt: skip
+    archiver, store = world._archiver(world.leader), world.members[world.leader]
+    view = View(store.log.start, store.state.confirmed, SEGMENT, store.epoch_cache.epochs)
+    for _ in range(2):
+        with pytest.raises(Fenced, match=r"site-b .* was promoted .*: send to that cluster.* demote --accept-loss"):
+            archiver._step(view, world.settings, True)
 
 
 def test_a_store_that_is_away_lifts_no_refusal(quick_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -321,8 +321,7 @@ class Archiver:
             return False
         self._look_for_verification()
         if self._owner is None:
-            identity = self._archive.claim(self._uid, self._cluster, self._clock_ms())
-            self._owner = Owner(identity.number, identity.uid)
+            self._owner = self._claim()
         state = self._state
         if state.owner is not None and state.owner.number > self._owner.number:
             self._owner = None
@@ -364,6 +363,16 @@ class Archiver:
                 self._write(state, Change(start=start), view, ())
                 self._group.remove_parts(gone)
         return True
+
+    def _claim(self) -> Owner:
+        """Return the owner as which this cluster writes. Raises Fenced, ArchiveError."""
+        try:
+            identity = self._archive.claim(self._uid, self._cluster, self._clock_ms())
+        except Fenced:
+            if not self._superseded:
+                raise
+            raise Fenced(f"{self._superseded}. `gantry demote --accept-loss` makes this one the standby") from None
+        return Owner(identity.number, identity.uid)
 
     def _look_for_successor(self, owner: Owner | None) -> None:
         """Find out whether the archive was this cluster's and is another one's now. Raises ArchiveError."""
