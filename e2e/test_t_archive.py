@@ -1,9 +1,10 @@
-"""Archives in an S3 server in a pod: a cluster that is lost with its volumes comes back, and two sites exchange their
-parts.
+"""Archives in an S3 server in a pod: a cluster that is lost with its volumes comes back, its keys are rotated, and two
+sites exchange their parts.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import subprocess
 import sys
@@ -18,18 +19,28 @@ from tests.archive import s3
 SERVER, BUCKET, SECRET = "s3", "shop-archive", "archive-s3"
 ACCESS_KEY, SECRET_KEY = "e2e", "of-the-archive"
 COUNT, READ = 400, 150
+ROTATED = "another-of-the-archive"
+SERVE = f"""
+mkdir -p /tmp/data/{BUCKET}
+until [ -e /tmp/ready ]; do sleep 0.1; done
+while true; do
+  [ ! -e /tmp/secret ] || export ROOT_SECRET_KEY=$(cat /tmp/secret)
+  /tmp/versitygw --port :7070 posix /tmp/data & echo $! > /tmp/pid
+  wait
+  sleep 0.1
+done
+"""
+"""Runs the server; it begins again with the key in /tmp/secret when it is killed."""
 
 
 @pytest.fixture(scope="module")
 def store(namespace: str) -> dict[str, Any]:
     """Where archives lie: a field of a spec, without the URL."""
     program = s3.built()
-    keys = {"accessKeyId": ACCESS_KEY, "secretAccessKey": SECRET_KEY}
-    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": SECRET}, "stringData": keys}
+    secret = secret_with(SECRET_KEY)
     container = {
         "name": SERVER, "image": BROKER_IMAGE, "imagePullPolicy": "IfNotPresent",
-        "command": ["sh", "-c", f"mkdir -p /tmp/data/{BUCKET}; until [ -e /tmp/ready ]; do sleep 0.1; done; "
-                                "exec /tmp/versitygw --port :7070 posix /tmp/data"],
+        "command": ["sh", "-c", SERVE],
         "env": [{"name": "ROOT_ACCESS_KEY", "value": ACCESS_KEY}, {"name": "ROOT_SECRET_KEY", "value": SECRET_KEY}],
     }  # fmt: skip
     pod = {
@@ -48,6 +59,11 @@ def store(namespace: str) -> dict[str, Any]:
             [*copy, "cat > /tmp/versitygw && chmod +x /tmp/versitygw && touch /tmp/ready"], stdin=content, check=True
         )
     return {"endpoint": f"http://{SERVER}.{namespace}.svc:7070", "credentialsSecret": SECRET}
+
+
+def secret_with(secret_key: str) -> dict[str, Any]:
+    keys = {"accessKeyId": ACCESS_KEY, "secretAccessKey": secret_key}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": SECRET}, "stringData": keys}
 
 
 def url(name: str) -> str:
@@ -136,14 +152,31 @@ def test_a_topic_of_an_archive_comes_into_a_running_cluster(namespace: str, agai
     """From the archive of the lost cluster, under another name."""
     keys = tmp_path / "keys"
     keys.mkdir()
-    for name, value in (("accessKeyId", ACCESS_KEY), ("secretAccessKey", SECRET_KEY)):
-        (keys / name).write_text(value)
+    for name, value in get(namespace, "secret", SECRET)["data"].items():
+        (keys / name).write_bytes(base64.b64decode(value))
     with forwarded(namespace, SERVER, 7070) as server:
         place = ["--endpoint", server, "--credentials", str(keys), "--state", str(tmp_path / "state")]
         said = gantry(again, "restore", url("prod"), "--topic", "Orders", "--as", "OrdersThen", *place, "-o", "json")
     assert json.loads(said)["messages"] == COUNT
     gantry(again, "consume", "OrdersThen", "--group", "then", "--count", str(COUNT), "--quiet")
     assert unread(again, "then") == 0
+
+
+def test_credentials_are_rotated_while_the_cluster_runs(namespace: str, again: Cluster) -> None:
+    """The server takes another key at once, and the pods get it with the Secret, within about a minute."""
+    before = {pod["metadata"]["uid"] for pod in again.pods()}
+    change = f"echo {ROTATED} > /tmp/secret; kill $(cat /tmp/pid)"
+    kubectl("-n", namespace, "exec", SERVER, "--", "sh", "-c", change)
+    gantry(again, "produce", "Rotated", "--count", "10", "--size", "100")
+    until(
+        "the condition names the credentials",
+        lambda: "check the credentials" in again.condition("Archiving")["message"],
+        90,
+    )
+    apply(namespace, json.dumps(secret_with(ROTATED)))
+    until("uploads go on", lambda: again.condition("Archiving")["status"] == "True", 240, 1)
+    assert archived(again)
+    assert {pod["metadata"]["uid"] for pod in again.pods()} == before
 
 
 def test_two_sites_exchange_their_parts(namespace: str, store: dict[str, Any], again: Cluster) -> None:
