@@ -287,3 +287,18 @@ def test_a_missing_object_names_itself(tmp_path: Path) -> None:
         group.whole(state.parts[1])
     [fault] = verify(group, state).faults
     assert state.parts[1].name in fault
+
+
+def test_an_error_of_all_members_is_shown_also_when_none_uploads() -> None:
+    """As on a standby, whose members all read for themselves. One that fails alone is no failure of the archive."""
+    fine: dict[str, object] = {"known": True, "end": 5}
+    fails = fine | {"error": "the store is away", "error_ms": 1_000}
+    alone, all_fail = archive_row([fine, fails]), archive_row([fails, fails])
+    assert alone is not None
+    assert all_fail is not None
+    assert (alone.error, all_fail.error, all_fail.offset) == ("", "the store is away", 5)
+    uploads = archive_row([fine, fails | {"uploads": True}])
+    assert uploads is not None
+    assert uploads.error == "the store is away"
+    condition = archive_condition([GroupRow(name="a", archive=all_fail)], made())
+    assert condition == ("False", "Failing", "group a: the store is away")

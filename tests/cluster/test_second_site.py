@@ -105,6 +105,20 @@ def test_a_promotion_demands_the_token_or_accept_loss(closed: str, token: str, a
     assert instruction(done, STANDBY) == Instruction("Active", 3, "", "p", 100)
 
 
+def test_a_standby_that_cannot_read_the_archive_follows_it_no_more() -> None:
+    site = {"role": "Standby", "generation": 2, "follows": True}
+    fine = member_site("x-a-0", "a", {"site": site, "archive": {"error": ""}})
+    assert fine is not None
+    fails = member_site("x-a-1", "a", {"site": site, "archive": {"error": "the store is away"}})
+    assert fails is not None
+    shown = site_condition(SiteState("Standby", 2), [fine, fails], "")
+    assert shown == ("True", "NotFollowing", "members that cannot read the archive now: x-a-1: the store is away")
+    shown = site_condition(SiteState("Standby", 2), [fine, replace(fails, error="")], "")
+    assert shown is not None
+    assert shown[1] == "Following"
+    assert member_site("x-a-0", "a", {"site": site, "archive": None}) == fine
+
+
 def test_all_groups_must_be_handed_over() -> None:
     looked = [replace(LOOKED, closed="t"), replace(LOOKED, group="b")]
     with pytest.raises(Refused, match="group b: archived up to"):

@@ -28,7 +28,9 @@ def archive_row(said: Sequence[Mapping[str, Any]]) -> ArchiveRow | None:
         return None
     known = [s for s in said if s.get("known")]
     failing = [s for s in said if s.get("error") and s.get("uploads")] or [s for s in said if s.get("error")]
-    error = failing[0] if failing and (failing[0].get("uploads") or not known) else None
+    # No member of a standby uploads, and each one reads for itself.
+    shown = failing and (failing[0].get("uploads") or not known or len(failing) == len(said))
+    error = failing[0] if shown else None
     row = ArchiveRow()
     if error is not None:
         row = ArchiveRow(error=str(error["error"]), errorTime=_time(error.get("error_ms")))

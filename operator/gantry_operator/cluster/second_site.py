@@ -93,6 +93,8 @@ class MemberSite:
     origin_end: int = 0
     follows: bool = False
     superseded: str = ""
+    error: str = ""
+    """Why it cannot read or write the archive now."""
     idle: bool = False
     leads: bool = False
     confirmed: int = 0
@@ -118,12 +120,13 @@ def member_site(name: str, group: str, status: Mapping[str, Any]) -> MemberSite 
             plausible.offset("origin_end", said.get("origin_end", 0)),
             said.get("follows") is True,
             str(said.get("superseded", ""))[: plausible.MAX_TEXT],
+            str((status.get("archive") or {}).get("error", ""))[: plausible.MAX_TEXT],
             said.get("idle") is True,
             status.get("role") == "Master",
             plausible.offset("confirmed", status.get("confirmed", 0)),
             plausible.offset("end", status.get("end", 0)),
         )
-    except (KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError):
         return None
 
 
@@ -323,6 +326,10 @@ def site_condition(
     behind = sorted({m.name for m in members if not m.follows})
     if behind or not members:
         return "True", "NotFollowing", f"members that have not read the archive yet: {', '.join(behind) or 'all'}"
+    failing = sorted((m for m in members if m.error), key=lambda m: m.name)
+    if failing:
+        names = ", ".join(m.name for m in failing)
+        return "True", "NotFollowing", f"members that cannot read the archive now: {names}: {failing[0].error}"
     token = f"; it handed over with token {state.token}" if state.token else ""
     return "True", "Following", f"every member follows the archive and serves reads{token}"
 
