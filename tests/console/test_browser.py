@@ -343,7 +343,10 @@ def test_a_phone_shows_what_is_unread(desk: Page) -> None:
 
 
 def test_the_systems_topics_and_groups_are_hidden_until_asked(desk: Page, live: LiveConsole) -> None:
-    for page, names in (("/topics", ("a", live.cluster.name)), ("/groups", ("CID_ONSAPI_OWNER",))):
+    for page, names in (
+        ("/topics", ("a", live.cluster.name, f"{live.cluster.name}_REPLY_TOPIC")),
+        ("/groups", ("CID_ONSAPI_OWNER",)),
+    ):
         go(desk, page)
         for name in names:
             expect(desk.get_by_role("link", name=name, exact=True)).to_have_count(0)

@@ -51,6 +51,13 @@ from tests.support.running import running, until
 KEY = ClusterKey("local", "fake")
 
 
+def test_the_topic_for_replies_is_the_systems() -> None:
+    found = tables()
+    found["topics"]["fake_REPLY_TOPIC"] = found["topics"]["orders-00000"]
+    rows = combine({"a": GroupTables(1.0, found)}, {}).topics
+    assert (rows["fake_REPLY_TOPIC"].system, rows["orders-00000"].system) == (True, False)
+
+
 def test_rows_of_two_broker_groups_are_added() -> None:
     parts = {"a": GroupTables(1.0, tables()), "b": GroupTables(1.0, tables())}
     found = combine(parts, {})

@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar
 
 from gantry_broker.client.deadletters import MARK_GROUP
-from gantry_broker.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, Perm
+from gantry_broker.protocol.codes import DLQ_PREFIX, REPLY_TOPIC_SUFFIX, RETRY_PREFIX, Perm
 
 from gantry_operator.api.status import TableRow
 
 STALE_S: Final = 10.0
 """Seconds after which the answer of one broker group is older than those of the others."""
+REPLIES: Final = f"_{REPLY_TOPIC_SUFFIX}"
+"""The end of the name of a topic that brokers make for replies, also of another cluster that is followed."""
 PAGE: Final = 50
 """Rows of a page."""
 T = TypeVar("T")
@@ -184,7 +186,7 @@ def _topics(parts: Mapping[str, GroupTables]) -> dict[str, TopicRow]:
             row = topics.get(name)
             if row is None:
                 special = name.startswith((RETRY_PREFIX, DLQ_PREFIX))
-                row = topics[name] = TopicRow(name, bool(table["system"]) or special)
+                row = topics[name] = TopicRow(name, bool(table["system"]) or special or name.endswith(REPLIES))
             row.queues += len(table["queues"])
             row.messages += sum(end - first for first, end in table["queues"])
             row.received += table["in"]
