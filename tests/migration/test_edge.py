@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 from gantry_operator.cluster.member_http import httpx
 from gantry_operator.migration import edge as edges
+from gantry_operator.migration import steps
 from gantry_operator.migration.edge import Edge, GroupPlace, SourcePlace, SourceSettings, drive, settings_in
 from gantry_operator.migration.steps import Action, Limits, Phase, Record, Refused, Seen, SetSource
 
@@ -73,6 +74,14 @@ def test_the_other_brokers_of_a_source_have_the_number_of_a_cutover_where_namese
     }
     assert Edge.others(GROUP, tables, "s:1") == {"s:2": 901, "s:3": 2}
     assert Edge.others(GROUP, tables, None) == {"s:1": 900, "s:2": 901, "s:3": 2}
+
+
+def test_nameservers_that_name_any_number_of_brokers_fill_no_record() -> None:
+    numbers = {n: f"s:{n}" for n in range(1, 800)} | {800: "x" * 100_000}
+    first = Edge.others(GROUP, {"n:1": {"broker-a": numbers}}, "s:0")
+    assert len(first) == steps.MOST_BROKERS
+    others = {f"t:{n}": n for n in range(1, 60)}
+    assert steps.noted(steps.noted({}, first), others) == first
 
 
 async def test_a_slave_that_does_not_answer_costs_no_other_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:

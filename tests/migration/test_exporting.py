@@ -123,6 +123,9 @@ def test_rocketmq_opens_what_gantry_wrote(
     if not running:
         said = export(str(tmp_path / "gantry" / "demo-a-0"), out, manifest)
     assert (said["delayed"], said["timers"]) == (9, 7), said
+    # What RocketMQ makes of it is another question.
+    offsets = fastjson.loads((out / "a" / "config" / "consumerOffset.json").read_bytes())["offsetTable"]
+    assert sum(offsets["Orders@billing"].values()) == COUNT, offsets
     store = tmp_path / "rocketmq" / "store"
     store.parent.mkdir()
     (out / "a").rename(store)

@@ -30,6 +30,8 @@ PAUSED_POLL_S: Final = 0.05
 """The same while writes pause, and after an action that was not done."""
 PAUSED: Final = frozenset({Phase.WRITES_OFF, Phase.FINISHING})
 ACCEPTS_FROM: Final = "startAcceptSendRequestTimeStamp"
+MAX_ADDRESS: Final = 255
+"""Characters of a broker's address in a record."""
 NEVER_MS: Final = 4_102_444_800_000
 """The year 2100 in Unix ms."""
 FAILURES: Final = (RemotingError, ClientError, BodyError, OSError, asyncio.TimeoutError)
@@ -222,7 +224,9 @@ class Edge:
         found: dict[str, int] = {}
         for table in routes.values():
             for number, address in (table or {}).get(group.broker, {}).items():
-                if address not in (source, group.address) and 0 <= number < 2 * FORMER_MASTER_ID:
+                if address in (source, group.address) or len(address) > MAX_ADDRESS:
+                    continue
+                if 0 <= number < 2 * FORMER_MASTER_ID and (address in found or len(found) < steps.MOST_BROKERS):
                     found[address] = max(found.get(address, 0), number)
         return found
 

@@ -18,6 +18,8 @@ READ, WRITE = 4, 2
 MASTER: Final = 0
 MOST_PERMISSION: Final = 15
 MOST_OFFSET: Final = 2**63 - 1
+MOST_BROKERS: Final = 64
+"""Brokers of a group in a record, which is an annotation on Kubernetes: NameServers may name any."""
 
 
 class Phase(StrEnum):
@@ -222,8 +224,9 @@ Action = SetSource | Finish | Carry
 
 
 def noted(known: Mapping[str, int], seen: Mapping[str, int]) -> Mapping[str, int]:
-    """Return brokers by address with the brokerIds that they have outside of a cutover."""
-    return {**known, **{address: number % FORMER_MASTER_ID for address, number in seen.items()}}
+    """Return brokers by address with the brokerIds that they have outside of a cutover, `MOST_BROKERS` of them."""
+    found = {**known, **{address: number % FORMER_MASTER_ID for address, number in seen.items()}}
+    return dict(list(found.items())[:MOST_BROKERS])
 
 
 def lacking(wanted: SetSource, brokers: Mapping[str, int], settings: Mapping[str, Settings | None]) -> frozenset[str]:
