@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import io
@@ -18,6 +19,7 @@ from typing import Any
 
 import fastavro
 import pytest
+from gantry_broker.client import Message, MessageQueue, Producer
 from gantry_broker.contracts.table_runs import RunOrder, TableOrder, from_text
 from gantry_broker.testing import LocalBroker
 from gantry_spark.tables.decoders import decoder, fields_of
@@ -125,6 +127,35 @@ def test_a_table_stands_still_before_a_bad_message(mq: LocalBroker, warehouse: d
     one_at_a_time(TableJob(goes_on, None))
     assert sorted(r["id"] for r in rows_of(job, spec.identifier)) == [1, 2, 4]
     assert [r["value"] for r in rows_of(job, spec.rejected_identifier)] == [b"no json"]
+
+
+def test_other_queues_go_on_and_a_wider_schema_ends_the_stop(mq: LocalBroker, warehouse: dict[str, str]) -> None:
+    schema = {"type": "object", "required": ["id"], "properties": {"id": {"type": "integer"}, "n": {"type": "integer"}}}
+    topic = mq.create_topic(queues=2)
+    more: dict[str, Any] = {"kind": "JsonSchema", "on_bad_record": "Suspend", "per_commit": 4}
+    spec = TableSpec(topic, mq.name_servers, warehouse, schema=schema, **more)
+
+    async def send_all() -> None:
+        async with Producer(mq.name_servers) as producer:
+            for queue_id, bad in ((0, 3), (1, None)):
+                for n in range(12):
+                    body = json.dumps({"n": n} if n == bad else {"id": n, "n": n}).encode()
+                    await producer.send(Message(topic, body), queue=MessageQueue(topic, "test", queue_id))
+
+    asyncio.run(send_all())
+
+    def places() -> list[tuple[str, int]]:
+        rows = rows_of(TableJob(spec, None), spec.identifier)
+        return sorted((r["rocketmq"]["partition"], r["rocketmq"]["offset"]) for r in rows)
+
+    for _ in range(2):
+        with pytest.raises(BadRecord, match=r"message 3 of queue test:0 does not fit.*field id is missing"):
+            TableJob(spec, None).run()
+        assert places() == [("test:0", n) for n in range(3)] + [("test:1", n) for n in range(12)]
+    wider = TableSpec(topic, mq.name_servers, warehouse, schema={k: schema[k] for k in ("type", "properties")}, **more)
+    one_at_a_time(TableJob(wider, None))
+    assert places() == [(f"test:{q}", n) for q in range(2) for n in range(12)]
+    assert rows_of(TableJob(spec, None), spec.rejected_identifier) == []
 
 
 # ---- Avro and Protobuf

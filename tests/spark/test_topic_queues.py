@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from gantry_broker.protocol.fastjson import MessageQueue
 from gantry_spark.errors import SourceError
+from gantry_spark.topics.columns import spark_schema
 from gantry_spark.topics.options import ReadOptions, WriteOptions
 from gantry_spark.topics.queues import (
     EARLIEST,
@@ -19,8 +20,10 @@ from gantry_spark.topics.queues import (
     resolve,
     to_table,
 )
+from gantry_spark.topics.source import TopicSource
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.types import BinaryType, StructField, StructType
 
 QUEUES = [MessageQueue("T", "a", 0), MessageQueue("T", "a", 1), MessageQueue("T", "b", 0), MessageQueue("U", "b", 0)]
 queues = st.sampled_from(QUEUES)
@@ -177,3 +180,20 @@ def test_options_of_a_stream_and_of_a_write() -> None:
         with pytest.raises(SourceError, match=f"option {name}: "):
             WriteOptions({"nameServers": "h:1", "topic": "T", name: value})
     assert "secret" not in repr(ReadOptions(READ | {"accessKey": "a", "secretKey": "secret"}, stream=True).access.trust)
+
+
+def test_ends_before_starts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    offsets = {"startingOffsets": '{"T": {"a:0": 5}}', "endingOffsets": '{"T": {"a:0": 4}}'}
+    reader = TopicSource(READ | offsets).reader(spark_schema(("offset",)))
+    monkeypatch.setattr(reader.cluster, "queues", lambda topic: [QUEUES[0]])
+    monkeypatch.setattr(reader.cluster, "bounds", lambda queues: {QUEUES[0]: Bounds(0, 9)})
+    with pytest.raises(SourceError, match="endingOffsets: 4 is before startingOffsets 5 of queue a:0 of topic T"):
+        reader.partitions()
+
+
+def test_a_write_only_appends() -> None:
+    source = TopicSource({"nameServers": "h:1", "topic": "T"})
+    columns = StructType([StructField("value", BinaryType())])
+    assert source.writer(columns, False)
+    with pytest.raises(SourceError, match="mode overwrite: messages of a topic cannot be replaced; write mode append"):
+        source.writer(columns, True)
