@@ -131,6 +131,13 @@ class Header:
         return out
 
 
+class OfTopic(Header):
+    """A request about a topic: RocketMQ answers an empty or too long name as one of a topic that does not exist."""
+
+    __slots__ = ()
+    CODES: ClassVar[dict[str, int]] = {"topic": ResponseCode.TOPIC_NOT_EXIST}
+
+
 @dataclass(frozen=True, slots=True)
 class SendHeader(Header):
     """SEND_MESSAGE (10), with long names; 310, 320 and 325 use the same fields under short names."""
@@ -179,7 +186,7 @@ _SHORT_NAMED = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class PullHeader(Header):
+class PullHeader(OfTopic):
     """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361). Times are milliseconds."""
 
     consumerGroup: str
@@ -196,11 +203,9 @@ class PullHeader(Header):
     maxMsgBytes: int | None = None
     bname: str | None = None
 
-    CODES: ClassVar[dict[str, int]] = {"topic": ResponseCode.TOPIC_NOT_EXIST}
-
 
 @dataclass(frozen=True, slots=True)
-class PopHeader(Header):
+class PopHeader(OfTopic):
     """POP_MESSAGE (200050). Times are milliseconds. As 5.5.0, a number that is absent counts as 0."""
 
     consumerGroup: str
@@ -216,19 +221,15 @@ class PopHeader(Header):
     order: bool = False
     attemptId: str | None = None
 
-    CODES: ClassVar[dict[str, int]] = {"topic": ResponseCode.TOPIC_NOT_EXIST}
-
 
 @dataclass(frozen=True, slots=True)
-class PeekHeader(Header):
+class PeekHeader(OfTopic):
     """PEEK_MESSAGE (200052)."""
 
     consumerGroup: str
     topic: str
     queueId: int = 0
     maxMsgNums: int = 0
-
-    CODES: ClassVar[dict[str, int]] = {"topic": ResponseCode.TOPIC_NOT_EXIST}
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +246,7 @@ class PopAnswerHeader(Header):
 
 
 @dataclass(frozen=True, slots=True)
-class AckHeader(Header):
+class AckHeader(OfTopic):
     """ACK_MESSAGE (200051). `extraInfo` is the handle of the delivery."""
 
     consumerGroup: str
@@ -254,11 +255,9 @@ class AckHeader(Header):
     extraInfo: str
     offset: Long
 
-    CODES: ClassVar[dict[str, int]] = {"topic": ResponseCode.TOPIC_NOT_EXIST}
-
 
 @dataclass(frozen=True, slots=True)
-class ChangeInvisibleHeader(Header):
+class ChangeInvisibleHeader(OfTopic):
     """CHANGE_MESSAGE_INVISIBLETIME (200053): the new invisible time counts from now on.
 
     `suspend`: the delivery that ends does not count as an attempt.
@@ -272,8 +271,6 @@ class ChangeInvisibleHeader(Header):
     invisibleTime: Long
     suspend: bool = False
 
-    CODES: ClassVar[dict[str, int]] = {"topic": ResponseCode.TOPIC_NOT_EXIST}
-
 
 @dataclass(frozen=True, slots=True)
 class ChangeInvisibleAnswerHeader(Header):
@@ -285,7 +282,7 @@ class ChangeInvisibleAnswerHeader(Header):
 
 
 @dataclass(frozen=True, slots=True)
-class NotificationHeader(Header):
+class NotificationHeader(OfTopic):
     """NOTIFICATION (200054): whether a pop would find messages, at once or within the time of the poll."""
 
     consumerGroup: str
@@ -298,33 +295,27 @@ class NotificationHeader(Header):
     expType: str | None = None
     exp: str | None = None
 
-    CODES: ClassVar[dict[str, int]] = {"topic": ResponseCode.TOPIC_NOT_EXIST}
-
 
 POPPED: Final = "gantryPopped"
 """Field of the answer to POLLING_INFO: whether the group has ever popped from the topic here. Gantry's own."""
 
 
 @dataclass(frozen=True, slots=True)
-class PollingInfoHeader(Header):
+class PollingInfoHeader(OfTopic):
     """POLLING_INFO (200055)."""
 
     consumerGroup: str
     topic: str
     queueId: int = 0
 
-    CODES: ClassVar[dict[str, int]] = {"topic": ResponseCode.TOPIC_NOT_EXIST}
-
 
 @dataclass(frozen=True, slots=True)
-class RecallHeader(Header):
+class RecallHeader(OfTopic):
     """RECALL_MESSAGE (370)."""
 
     topic: str
     recallHandle: str = ""
     producerGroup: str | None = None
-
-    CODES: ClassVar[dict[str, int]] = {"topic": ResponseCode.TOPIC_NOT_EXIST}
 
 
 @dataclass(frozen=True, slots=True)
@@ -489,12 +480,10 @@ class TopicHeader(Header):
 
 
 @dataclass(frozen=True, slots=True)
-class TopicStatsHeader(Header):
+class TopicStatsHeader(OfTopic):
     """GET_TOPIC_STATS_INFO (202)."""
 
     topic: str
-
-    CODES: ClassVar[dict[str, int]] = {"topic": ResponseCode.TOPIC_NOT_EXIST}
 
 
 @dataclass(frozen=True, slots=True)
@@ -517,13 +506,11 @@ class SubscriptionOfGroupHeader(Header):
 
 
 @dataclass(frozen=True, slots=True)
-class RouteHeader(Header):
+class RouteHeader(OfTopic):
     """GET_ROUTEINFO_BY_TOPIC (105). Without a topic the answer is that for an unknown topic."""
 
     topic: str = ""
     acceptStandardJsonOnly: bool | None = None
-
-    CODES: ClassVar[dict[str, int]] = {"topic": ResponseCode.TOPIC_NOT_EXIST}
 
 
 @dataclass(frozen=True, slots=True)
@@ -633,13 +620,11 @@ class CloneOffsetHeader(Header):
 
 
 @dataclass(frozen=True, slots=True)
-class ConsumeTimeSpanHeader(Header):
+class ConsumeTimeSpanHeader(OfTopic):
     """QUERY_CONSUME_TIME_SPAN (303) and QUERY_CORRECTION_OFFSET (308, with more fields)."""
 
     topic: str
     group: str
-
-    CODES: ClassVar[dict[str, int]] = {"topic": ResponseCode.TOPIC_NOT_EXIST}
 
 
 @dataclass(frozen=True, slots=True)

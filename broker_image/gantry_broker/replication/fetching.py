@@ -112,11 +112,11 @@ class FetchLoop:
 
     async def _ask_once(self) -> bool:
         """Fetch until the next fetch cannot follow at once; return false when it should wait a little."""
-        asked = self._asker.next_fetch()
-        if asked is None:
+        question = self._asker.next_fetch()
+        if question is None:
             return False
-        address, fetch = asked
-        exchange = Exchange(self._client, self._asker, asked, self._answered)
+        address, fetch = question
+        exchange = Exchange(self._client, self._asker, question, self._answered)
         try:
             exchange.set_result(await self._client.request(address, wire.fetch_frame(fetch), SILENT_S, arriving=True))
             return await exchange.ended
@@ -158,12 +158,12 @@ class Exchange:
     """
 
     def __init__(
-        self, client: RemotingClient, asker: Asker, asked: tuple[str, Fetch], on_answer: Callable[[], None]
+        self, client: RemotingClient, asker: Asker, question: tuple[str, Fetch], on_answer: Callable[[], None]
     ) -> None:
-        """`asked` is the first fetch, which the caller sends. `on_answer` is called with each well-formed answer."""
+        """`question` is the first fetch, which the caller sends. `on_answer` is called with each well-formed answer."""
         self._client = client
         self._asker = asker
-        self._asked = asked
+        self._asked = question
         self._on_answer = on_answer
         self._applied = self._refused = False
         self.went_on = False
@@ -199,19 +199,19 @@ class Exchange:
         try:
             if error is not None:
                 raise error
-            asked = self._asker.next_fetch()
-            if not self._applied and (self._refused or asked == self._asked):
+            question = self._asker.next_fetch()
+            if not self._applied and (self._refused or question == self._asked):
                 self.ended.set_result(False)
-            elif asked is None or asked[0] != self._asked[0] or self._asker.fills() or not self._sent(asked):
+            elif question is None or question[0] != self._asked[0] or self._asker.fills() or not self._sent(question):
                 self.ended.set_result(True)
             self._asker.confirm()
         except Exception as failure:
             self._fail(failure)
 
-    def _sent(self, asked: tuple[str, Fetch]) -> bool:
-        if not self._client.call(asked[0], wire.fetch_frame(asked[1]), SILENT_S, self):
+    def _sent(self, question: tuple[str, Fetch]) -> bool:
+        if not self._client.call(question[0], wire.fetch_frame(question[1]), SILENT_S, self):
             return False
-        self._asked, self.went_on = asked, True
+        self._asked, self.went_on = question, True
         return True
 
     def _fail(self, error: Exception) -> None:

@@ -224,8 +224,8 @@ class RaftReplica(MemberCore):
         """
         others = set(self._addresses) - {self.me.member}
         if self.me.member == min(self._addresses) and set(self._uninitialized) >= others:
-            found = {**{n: self._uninitialized[n] for n in others}, self.me.member: self.me}
-            members = tuple(Voter(found[n], self._announced.get(n, self._addresses[n])) for n in sorted(found))
+            voters = {**{n: self._uninitialized[n] for n in others}, self.me.member: self.me}
+            members = tuple(Voter(voters[n], self._announced.get(n, self._addresses[n])) for n in sorted(voters))
             # The next epoch is above those of the records of an archive.
             leadership = LeadershipRecord(max(last_epoch(self._log.leader_epochs), self._log.restored_epoch))
             self._save(replace(self._state, first_members=members, leadership=leadership))
@@ -238,14 +238,14 @@ class RaftReplica(MemberCore):
     def _say_what_it_waits_for(self, others: set[int], now_ms: int) -> None:
         """Name the members whose answer the first election lacks, in the status at once and in the log now and then."""
         silent = sorted(others - set(self._uninitialized))
-        known = sorted(n for n in silent if n in self._reported)
+        answered = sorted(n for n in silent if n in self._reported)
         at = ", ".join(f"{n} at {' and '.join(self.addresses_of(n))}" for n in silent)
         if not silent:
             self.reason = f"the first election is held by member {min(self._addresses)}"
             return
         self.reason = f"the first election waits for members that say that their disks are new: {at}"
-        if known:
-            self.reason += f"; {', '.join(map(str, known))} answered otherwise"
+        if answered:
+            self.reason += f"; {', '.join(map(str, answered))} answered otherwise"
         if now_ms - self._waits_since_ms >= WAITS_MS and now_ms - self._waits_said_ms >= WAITS_MS:
             self._waits_said_ms = now_ms
             self._report(self.reason)

@@ -48,8 +48,8 @@ class RaftStoreLog(StoreLog):
     def __init__(self, store: MessageStore, path: Path, hooks: StoreLogHooks) -> None:
         super().__init__(store, hooks)
         self._path = path
-        found = restored(store.config.path)
-        self.restored_end, self.restored_epoch = found.end, found.epoch
+        origin = restored(store.config.path)
+        self.restored_end, self.restored_epoch = origin.end, origin.epoch
         listed = self._load()
         self._listed: tuple[MemberChange, ...] | None = listed
         """The content of members.json; None: a write failed, and the file has the old or the new content."""
@@ -131,14 +131,14 @@ class RaftStoreLog(StoreLog):
 
     def _learn(self, start: int) -> None:
         """Add the changes that lie in [start, end) of the log."""
-        found = list(self._changes)
-        known = found[-1].end if found else 0
+        changes = list(self._changes)
+        listed_until = changes[-1].end if changes else 0
         start = max(start, self.restored_end, self._store.log.start)
         for record in self._store.reader.walk(start, self._store.log.end):
-            if record.topic == CONTROL_TOPIC and record.phys_offset >= known and _MARK in record.properties:
+            if record.topic == CONTROL_TOPIC and record.phys_offset >= listed_until and _MARK in record.properties:
                 members = members_from_json(orjson.loads(record.body)["members"])
-                found.append(MemberChange(record.phys_offset, record.phys_offset + record.size, members))
-        self._changes = tuple(found)
+                changes.append(MemberChange(record.phys_offset, record.phys_offset + record.size, members))
+        self._changes = tuple(changes)
 
     def _list(self) -> None:
         if self._changes != self._listed:

@@ -226,10 +226,10 @@ def raft_request_frame(request: RaftRequest, group: str, group_address: str) -> 
 
 def not_of_group(frame: Frame, group: str, group_address: str) -> str:
     """Return why a Raft request is not for a member of this group; empty: it is. Older members send no address."""
-    asked, address = frame.ext.get("group"), frame.ext.get("groupAddress", group_address)
-    if (asked, address) == (group, group_address):
+    named, address = frame.ext.get("group"), frame.ext.get("groupAddress", group_address)
+    if (named, address) == (group, group_address):
         return ""
-    return f"this is a member of {group} at {group_address}, not of {asked} at {address}"
+    return f"this is a member of {group} at {group_address}, not of {named} at {address}"
 
 
 def not_its_own(sender: Identity | None, member: int) -> str:

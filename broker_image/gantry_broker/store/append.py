@@ -91,10 +91,10 @@ class Appender:
         plain = len(host) == 8
         pack, pack_entry, crc32 = RECORD_V4.pack, ENTRY.pack, zlib.crc32
         lengths, short = _U16, len(_U16)
-        made = Batch(phys, phys)
-        made.checked = True
-        made.last_ms = now_ms
-        entries = made.entries
+        written = Batch(phys, phys)
+        written.checked = True
+        written.last_ms = now_ms
+        entries = written.entries
         indexed = index is not None and not index.behind
         keys = bytearray()
         pack_key = KEY.pack
@@ -195,7 +195,7 @@ class Appender:
                     for key in names:
                         keys += pack_key(key_hash(topic.name, key), phys, now_ms)
                 if topic.is_control:
-                    made.control.append((phys, body))
+                    written.control.append((phys, body))
                 stored.append(_make(Stored, (phys, size, number)))
                 phys += size
                 room -= size
@@ -207,9 +207,9 @@ class Appender:
             if isinstance(error, struct.error):
                 raise ValueError(f"a number does not fit its field of the record: {error}") from error
             raise
-        made.end = phys
-        made.keys = keys if indexed or index is None else None
-        self._appended(made, now_ms)
+        written.end = phys
+        written.keys = keys if indexed or index is None else None
+        self._appended(written, now_ms)
         return stored
 
     def put_batches(self, batches: Sequence[PlainBatch], now_ms: int) -> list[StoredBatch]:
@@ -219,9 +219,9 @@ class Appender:
         phys = log.end
         room = log.room(phys)
         indexed = self._index is not None and not self._index.behind
-        made = Batch(phys, phys)
-        made.checked = True
-        made.last_ms = now_ms
+        written = Batch(phys, phys)
+        written.checked = True
+        written.last_ms = now_ms
         parts: list[bytes] = []
         hashes: list[bytes] = []
         placed: list[StoredBatch] = []
@@ -234,9 +234,9 @@ class Appender:
                 queue = topic.queues.get(batch.queue_id)
                 if queue is None or queue.next < 0:
                     queue = table.queue(topic, batch.queue_id)
-                found = None
+                packed = None
                 if len(host) == 8 and len(batch.born_host) == 8 and not topic.is_schedule and not topic.is_control:
-                    found = batch_records(
+                    packed = batch_records(
                         batch.body,
                         batch.suffix,
                         name,
@@ -253,11 +253,11 @@ class Appender:
                         host,
                         MAX_KEYS,
                     )
-                if found is None:
+                if packed is None:
                     break
-                records, entries, keys = found
-                made.entries.append((queue, queue.next, entries))
-                made.in_runs += batch.messages - 1
+                records, entries, keys = packed
+                written.entries.append((queue, queue.next, entries))
+                written.in_runs += batch.messages - 1
                 placed.append(StoredBatch(queue.next, entries))
                 queue.next += batch.messages
                 parts.append(records)
@@ -267,14 +267,14 @@ class Appender:
             else:
                 self._write([(log.end, b"".join(parts))], phys)
         except BaseException:
-            self._give_back(made)
+            self._give_back(written)
             raise
         if len(placed) < len(batches):  # A segment ends here, or something else is not common.
-            self._give_back(made)
+            self._give_back(written)
             return self._put_each(batches, now_ms)
-        made.end = phys
-        made.keys = b"".join(hashes) if indexed else None if self._index is not None else b""
-        self._appended(made, now_ms)
+        written.end = phys
+        written.keys = b"".join(hashes) if indexed else None if self._index is not None else b""
+        self._appended(written, now_ms)
         return placed
 
     def put_sends(self, sends: Sends, now_ms: int) -> bytes | None:
@@ -295,17 +295,17 @@ class Appender:
         if placed is None:
             return None
         records, entries, keys, places = placed
-        made = Batch(phys, phys + len(records))
-        made.entries = list(zip(queues, numbers, entries, strict=True))  # What may fail comes before the write.
-        self._write([(phys, records)], made.end)
-        for queue, number, packed in made.entries:
+        written = Batch(phys, phys + len(records))
+        written.entries = list(zip(queues, numbers, entries, strict=True))  # What may fail comes before the write.
+        self._write([(phys, records)], written.end)
+        for queue, number, packed in written.entries:
             queue.next = number + len(packed) // ENTRY_SIZE
-        made.in_runs = sends.messages - len(queues)
-        made.checked = True
-        made.last_ms = now_ms
+        written.in_runs = sends.messages - len(queues)
+        written.checked = True
+        written.last_ms = now_ms
         index = self._index
-        made.keys = b"" if index is None else None if index.behind else keys
-        self._appended(made, now_ms)
+        written.keys = b"" if index is None else None if index.behind else keys
+        self._appended(written, now_ms)
         return places
 
     def _queues_of(self, sends: Sends) -> list[ConsumeQueue] | None:
@@ -317,40 +317,40 @@ class Appender:
         if any([topic.is_schedule or topic.is_control for topic in topics]):
             return None
         if len(topics) == 1:
-            found = list(map(topics[0].queues.get, sends.queues))
+            existing = list(map(topics[0].queues.get, sends.queues))
         else:
-            found = [topics[at].queues.get(number) for at, number in zip(sends.topic_of, sends.queues, strict=True)]
+            existing = [topics[at].queues.get(number) for at, number in zip(sends.topic_of, sends.queues, strict=True)]
         queues = []
-        for at, queue in enumerate(found):
+        for at, queue in enumerate(existing):
             if queue is None or queue.next < 0:
                 queue = table.queue(topics[sends.topic_of[at]], sends.queues[at])
             queues.append(queue)
         return queues
 
     @staticmethod
-    def _give_back(made: Batch) -> None:
+    def _give_back(batch: Batch) -> None:
         """Give back the queue offsets of a batch that was not written."""
-        for queue, _, entries in made.entries:
+        for queue, _, entries in batch.entries:
             queue.next -= len(entries) // ENTRY_SIZE
 
     def _put_each(self, batches: Sequence[PlainBatch], now_ms: int) -> list[StoredBatch]:
         """As `put_batches`, message by message."""
         stored = iter(self.put_rows([row for batch in batches for row in rows_of_batch(batch)], now_ms))
-        found = []
+        placed = []
         for batch in batches:
             places = list(islice(stored, batch.messages))
             entries = b"".join([ENTRY.pack(place.phys_offset, place.size, 0) for place in places])
-            found.append(StoredBatch(places[0].queue_offset, entries))
-        return found
+            placed.append(StoredBatch(places[0].queue_offset, entries))
+        return placed
 
-    def _appended(self, made: Batch, now_ms: int) -> None:
+    def _appended(self, batch: Batch, now_ms: int) -> None:
         """Note what was written."""
         state = self._state
-        if state.reset_in_progress and made.start == self._log.start:
+        if state.reset_in_progress and batch.start == self._log.start:
             state.reset_in_progress = False  # The log was empty, as the reset wants it.
         state.last_store_ms = now_ms
-        if made.end != made.start:
-            self._unconfirmed.push(made)
+        if batch.end != batch.start:
+            self._unconfirmed.push(batch)
 
     def _write(self, pieces: list[tuple[int, bytes]], end: int) -> None:
         """Write pieces of the log, all or none.
@@ -449,7 +449,7 @@ class Appender:
 
 def rows_of_batch(batch: PlainBatch) -> list[Row]:
     """Return the messages of a plain batch one by one."""
-    made: list[Row] = []
+    rows: list[Row] = []
     for item in decode_batch(batch.body):
         properties = item.properties
         if properties and not properties.endswith(b"\x02"):
@@ -457,8 +457,8 @@ def rows_of_batch(batch: PlainBatch) -> list[Row]:
         properties += batch.suffix
         code, keys = plain_tags_code(properties), tuple(index_keys(properties))
         head = (batch.topic, batch.queue_id, item.flag, batch.sys_flag, batch.born_ms, batch.born_host)
-        made.append((*head, item.body, properties, 0, 0, code, keys))
-    return made
+        rows.append((*head, item.body, properties, 0, 0, code, keys))
+    return rows
 
 
 def _with_zeros(properties: bytes) -> bytes:

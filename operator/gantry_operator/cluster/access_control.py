@@ -59,10 +59,10 @@ class _Sent:
 def access_of(watch: MemberWatch) -> MemberAccess | None:
     """None: the member does not answer, or knows no tables."""
     status = watch.status
-    said = None if status is None or watch.reach != "ok" else status.get("access")
-    if status is None or not isinstance(said, Mapping):
+    access = None if status is None or watch.reach != "ok" else status.get("access")
+    if status is None or not isinstance(access, Mapping):
         return None
-    version, changes, started = said.get("version"), said.get("changes"), status.get("started_ms", 0)
+    version, changes, started = access.get("version"), access.get("changes"), status.get("started_ms", 0)
     if type(version) is not int or type(changes) is not int:
         return None
     return MemberAccess(version, changes, started)

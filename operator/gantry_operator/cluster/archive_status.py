@@ -19,25 +19,25 @@ PATIENCE: Final = timedelta(hours=24)
 """A verification may take so long after it was due, but no longer than until the next one is due."""
 
 
-def archive_row(said: Sequence[Mapping[str, Any]]) -> ArchiveRow | None:
-    """Return the archive of a group; None: no member has one. `said`: the part `archive` of each member's status.
+def archive_row(reports: Sequence[Mapping[str, Any]]) -> ArchiveRow | None:
+    """Return the archive of a group; None: no member has one. `reports`: the part `archive` of each member's status.
 
     The member that uploads knows most. The others read the manifest now and then, so the largest end is the newest.
     """
-    if not said:
+    if not reports:
         return None
-    known = [s for s in said if s.get("known")]
-    failing = [s for s in said if s.get("error") and s.get("uploads")] or [s for s in said if s.get("error")]
+    telling = [s for s in reports if s.get("known")]
+    failing = [s for s in reports if s.get("error") and s.get("uploads")] or [s for s in reports if s.get("error")]
     # No member of a standby uploads, and each one reads for itself.
-    shown = failing and (failing[0].get("uploads") or not known or len(failing) == len(said))
+    shown = failing and (failing[0].get("uploads") or not telling or len(failing) == len(reports))
     error = failing[0] if shown else None
     row = ArchiveRow()
     if error is not None:
         row = ArchiveRow(error=str(error["error"]), errorTime=_time(error.get("error_ms")))
-    if not known:
+    if not telling:
         return row
-    checked = max(said, key=lambda s: int(s.get("verified_ms", 0)))
-    best = max(known, key=lambda s: (int(s.get("end", 0)), bool(s.get("uploads"))))
+    checked = max(reports, key=lambda s: int(s.get("verified_ms", 0)))
+    best = max(telling, key=lambda s: (int(s.get("end", 0)), bool(s.get("uploads"))))
     return row.model_copy(
         update={
             "recoverableFrom": _time(best.get("recoverable_from_ms")),
@@ -53,8 +53,8 @@ def archive_row(said: Sequence[Mapping[str, Any]]) -> ArchiveRow | None:
             "verifiedOffset": int(checked["verified_end"]) if checked.get("verified_ms") else None,
             "faults": int(checked.get("faults", 0)),
             "fault": str(checked.get("fault", "")),
-            "readMessages": sum(int(s.get("read_messages", 0)) for s in said),
-            "readError": next((str(s["read_error"]) for s in said if s.get("read_error")), ""),
+            "readMessages": sum(int(s.get("read_messages", 0)) for s in reports),
+            "readError": next((str(s["read_error"]) for s in reports if s.get("read_error")), ""),
         }
     )
 

@@ -32,10 +32,10 @@ class _Group:
     registered: str = ""
     reached: str = ""
     broker_name: str = ""
-    said: str | None = None
-    known: bool = False
+    result: str | None = None
+    has_result: bool = False
     checked: bool = False
-    """A check has ended: what `said` says is no guess from the time before the first reports."""
+    """A check has ended: `result` is no guess from the time before the first reports."""
     since: float = 0.0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
@@ -62,12 +62,12 @@ class Availability:
         `broker_name`: RocketMQ's name of the group, if it differs.
         """
         g = self._groups.setdefault(group, _Group())
-        if waits and (g.said != waits or not g.known):
-            g.said, g.known = waits, True
+        if waits and (g.result != waits or not g.has_result):
+            g.result, g.has_result = waits, True
             self._on_news()
         servers = tuple(name_servers)
-        known = (g.epoch, g.waits, g.answering, g.name_servers, g.reached)
-        if (epoch, waits, answering, servers, reached) != known:
+        before = (g.epoch, g.waits, g.answering, g.name_servers, g.reached)
+        if (epoch, waits, answering, servers, reached) != before:
             g.changed.set()
         g.epoch, g.waits, g.answering, g.name_servers = epoch, waits, answering, servers
         g.registered, g.reached, g.broker_name = registered, reached, broker_name or group
@@ -82,7 +82,7 @@ class Availability:
 
     def answers(self) -> dict[str, str | None]:
         """By group: None after a successful check, else the reason. A group without a check is absent."""
-        return {name: g.said for name, g in self._groups.items() if g.known}
+        return {name: g.result for name, g in self._groups.items() if g.has_result}
 
     def checked(self) -> set[str]:
         """Return the groups of which a check has ended."""
@@ -95,12 +95,12 @@ class Availability:
         while True:
             g.changed.clear()
             if not g.waits and g.epoch > 0:
-                said = await self._check(g)
+                result = await self._check(g)
                 g.checked = True
-                if not g.waits and (not g.known or said != g.said):
-                    g.said, g.known, g.since = said, True, time.monotonic()
+                if not g.waits and (not g.has_result or result != g.result):
+                    g.result, g.has_result, g.since = result, True, time.monotonic()
                     self._on_news()
-            rest = REST_S if g.known and g.said is None else AGAIN_S
+            rest = REST_S if g.has_result and g.result is None else AGAIN_S
             try:
                 async with asyncio.timeout(rest):
                     await g.changed.wait()
@@ -110,8 +110,8 @@ class Availability:
     async def _check(self, g: _Group) -> str | None:
         """While the clients' route moves to a new leader, a check may fail where a client's own retry would not."""
         for _ in range(TRIES):
-            said = await check_group(self._client, g.name_servers, g.broker_name, g.registered, g.reached)
-            if said is None or g.waits:
+            result = await check_group(self._client, g.name_servers, g.broker_name, g.registered, g.reached)
+            if result is None or g.waits:
                 break
             await asyncio.sleep(TRY_AGAIN_S)
-        return said
+        return result

@@ -152,11 +152,11 @@ class ClusterControl:
         assert self.cluster is not None
         self.groups.update(self.cluster)
 
-    def call_with(self, wanted: object, tls: Callable[[], Tls]) -> None:
-        """Call brokers with this TLS. `wanted`: equal values stand for the same one; None: no TLS."""
-        if wanted == self._calls_with:
+    def call_with(self, credentials: object, tls: Callable[[], Tls]) -> None:
+        """Call brokers with this TLS. `credentials`: equal values stand for the same one; None: no TLS."""
+        if credentials == self._calls_with:
             return
-        former, self._calls_with = self.remoting, wanted
+        former, self._calls_with = self.remoting, credentials
         self.remoting = RemotingClient(sign=self.access.sign, tls=tls())
         self.availability.use(self.remoting)
         closing = asyncio.ensure_future(former.close())
@@ -225,8 +225,8 @@ class ClusterControl:
 
     def _fell_asleep(self, group: str) -> None:
         self.availability.forget(group)
-        said = f"group {group} stops; its data and leadership record stay"
-        self.platform.event(Event("Normal", "Hibernating", said, ""))
+        text = f"group {group} stops; its data and leadership record stay"
+        self.platform.event(Event("Normal", "Hibernating", text, ""))
         self.platform.groups_changed()
 
     # ---- switchover, and the part in a pair of sites
@@ -334,8 +334,8 @@ class ClusterControl:
     def releases(self) -> list[str]:
         """Return the versions of the members that answer."""
         watches = (w for c in self.controllers.values() for w in c.watches.values())
-        found = {str(w.status.get("release", "")) for w in watches if w.reach == "ok" and w.status is not None}
-        return sorted(found - {""})
+        versions = {str(w.status.get("release", "")) for w in watches if w.reach == "ok" and w.status is not None}
+        return sorted(versions - {""})
 
     def _problems(self) -> list[str]:
         users = [f"users: {self.access.problem}"] if self.access.problem else []

@@ -27,16 +27,16 @@ def in_words(error: BaseException) -> str:
         if isinstance(cause, OSError) and cause.errno in _UNREACHABLE:
             return "no network leads to it"
     kinds = [type(cause).__name__ for cause in causes]
-    said = str(error)
+    text = str(error)
     if any(kind.startswith("ConnectTimeout") or kind == "ConnectionTimeoutError" for kind in kinds):
         return "no connection in time"
     if any(kind.endswith(("Timeout", "TimeoutError")) for kind in kinds):
         return "it does not answer in time"
     if any(kind in ("RemoteProtocolError", "ServerDisconnectedError", "ReadError") for kind in kinds):
         return "it ended the connection"
-    if said in ("", "All connection attempts failed"):
+    if text in ("", "All connection attempts failed"):
         return "no connection"
-    return said
+    return text
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

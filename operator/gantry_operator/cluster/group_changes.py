@@ -274,14 +274,14 @@ class GroupChanges:
         """
         try:
             tables = await self._tables(group)
-            found = [compacted_obstacle(topic, group) for topic in tables.compacted()]
+            obstacles = [compacted_obstacle(topic, group) for topic in tables.compacted()]
             if not over:
                 others = [await self._tables(g) for g in wanted.staying]
                 unread = tables.never_read(others)
-                found += [unread_obstacle(Unread(topic=t, consumer_group=g, messages=n)) for t, g, n in unread]
+                obstacles += [unread_obstacle(Unread(topic=t, consumer_group=g, messages=n)) for t, g, n in unread]
         except (BadTables, MemberRefused) as error:
             return DrainStep("wait", "Draining", (Obstacle("OthersNotReady", str(error)),))
-        return DrainStep("wait", "Draining", tuple(found)) if found else step
+        return DrainStep("wait", "Draining", tuple(obstacles)) if obstacles else step
 
     async def _tables(self, group: str) -> BrokerTables:
         tables = await self._call(group, "GET", "/v1/tables?ages=false")
@@ -293,8 +293,8 @@ class GroupChanges:
             raise MemberRefused(f"the tables of group {group} are not known: {error}") from None
 
     def _row(self, group: str, step: DrainStep, report: DrainReport | None) -> DrainRow:
-        said = [o.message for o in step.blocked or step.obstacles]
-        text = "; ".join(said[:5]) + (f"; and {len(said) - 5} more" if len(said) > 5 else "")
+        messages = [o.message for o in step.blocked or step.obstacles]
+        text = "; ".join(messages[:5]) + (f"; and {len(messages) - 5} more" if len(messages) > 5 else "")
         if any(o.reason != COMPACTED for o in step.blocked):
             text = f"{text}. Ways on: {ways_on(report, group)}"
         if report is None:
@@ -314,11 +314,11 @@ class GroupChanges:
         )
 
     def _report_blocked(self, group: str, row: DrainRow) -> None:
-        said = row.message if row.blocked else ""
-        if said and self._said.get(group) is None:
-            self._event("Warning", "DrainBlocked", said, group)
-        if said:
-            self._said[group] = said
+        message = row.message if row.blocked else ""
+        if message and self._said.get(group) is None:
+            self._event("Warning", "DrainBlocked", message, group)
+        if message:
+            self._said[group] = message
         else:
             self._said.pop(group, None)
 

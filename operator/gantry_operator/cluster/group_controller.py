@@ -302,10 +302,10 @@ class GroupController(ABC):
 
     def _follow(self, endpoints: list[MemberEndpoint]) -> None:
         """Keep one watch per member of the plan. A watch that ended is restarted."""
-        wanted = {e.member: e for e in endpoints}
+        planned = {e.member: e for e in endpoints}
         former: dict[int, tuple[Report, float]] = {}
         for number in list(self.watches):
-            endpoint = wanted.get(number)
+            endpoint = planned.get(number)
             task = self._following[number]
             if endpoint is not None and endpoint.http_url == self.watches[number].url and not task.done():
                 continue
@@ -320,7 +320,7 @@ class GroupController(ABC):
             del self.watches[number], self._following[number]
             self._unusable_since.pop(number, None)
             self._solved(f"report-{number}")
-        for number, endpoint in wanted.items():
+        for number, endpoint in planned.items():
             if number not in self.watches:
                 watch = MemberWatch(endpoint.name, endpoint.http_url, self._client, self.wake, self._clock.now)
                 watch.former = former.get(number)

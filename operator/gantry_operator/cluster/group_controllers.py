@@ -91,8 +91,8 @@ class GroupControllers:
 
     def make(self, group: str, mode: str) -> GroupController:
         """Build a new controller for this group, in place of a former one. The caller runs it."""
-        made = self.controllers[group] = self._controller(group, mode)
-        return made
+        controller = self.controllers[group] = self._controller(group, mode)
+        return controller
 
     def _controller(self, group: str, mode: str) -> GroupController:
         if mode == "Raft":

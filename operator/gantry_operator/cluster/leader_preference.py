@@ -123,15 +123,15 @@ class LeaderBalancer:
             self._failed(move.group, str(error))
 
     def _standings(self, preference: LeaderPreference, now: float) -> list[Standing]:
-        found = []
+        calm = []
         for group, controller in self._controllers.items():
             standing = self._standing(group, controller, preference)
             epoch = 0 if standing is None or controller.leadership is None else controller.leadership.epoch
             if group not in self._since or self._since[group][0] != epoch:
                 self._since[group] = (epoch, now)
             if standing is not None and now - self._since[group][1] >= CALM_S:
-                found.append(standing)
-        return found
+                calm.append(standing)
+        return calm
 
     def _standing(self, group: str, controller: GroupController, preference: LeaderPreference) -> Standing | None:
         """Return the group's state for balancing; None: it is not calm, or a member is away."""

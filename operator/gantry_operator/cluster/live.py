@@ -86,12 +86,12 @@ def read_page(text: str) -> Page:
     """
     from prometheus_client.parser import text_string_to_metric_families
 
-    wanted = "\n".join(line for line in text.splitlines() if line.startswith(_READ)) + "\n"
+    lines = "\n".join(line for line in text.splitlines() if line.startswith(_READ)) + "\n"
     sums: dict[str, float] = dict.fromkeys((_IN, _IN_BYTES, _OUT, _OUT_BYTES), 0.0)
     lags: dict[str, ConsumerLag] = {}
     uptime: float | None = None
     try:
-        for family in text_string_to_metric_families(wanted):
+        for family in text_string_to_metric_families(lines):
             for name, labels, value, *_ in family.samples:
                 if not math.isfinite(value) or value < 0:
                     continue
@@ -112,13 +112,13 @@ def read_page(text: str) -> Page:
     return Page(uptime, sums[_IN], sums[_OUT], sums[_IN_BYTES], sums[_OUT_BYTES], tuple(lags.values()))
 
 
-def rates_between(before: Page | None, after: Page, known: Rates | None) -> Rates | None:
-    """Return the rates between two pages; `known`: those before. None: a first page, or a new process."""
+def rates_between(before: Page | None, after: Page, former: Rates | None) -> Rates | None:
+    """Return the rates between two pages; `former`: those before. None: a first page, or a new process."""
     if before is None or after.uptime_s < before.uptime_s:
         return None
     passed = after.uptime_s - before.uptime_s
     if not passed:
-        return known
+        return former
 
     def per_second(old: float, new: float) -> float:
         return max(new - old, 0.0) / passed
@@ -273,8 +273,8 @@ def view_of(facts: LiveCluster, seen: Iterable[LiveMember], now: float, problem:
                 blind.append(group)
             continue
         for lag in page.lags:
-            known = consumers.get(lag.group, ConsumerLag(lag.group))
-            consumers[lag.group] = known.plus(lag.messages, lag.inflight, lag.oldest_ms)
+            sum_so_far = consumers.get(lag.group, ConsumerLag(lag.group))
+            consumers[lag.group] = sum_so_far.plus(lag.messages, lag.inflight, lag.oldest_ms)
     rates = [line.rates for line in lines if line.rates is not None]
     return View(
         cluster=facts.name,
@@ -324,8 +324,8 @@ def _leader(lines: Sequence[_Line]) -> _Line | None:
     """Return the member that leads, among those that answer: of the highest epoch, if an older one does not know it
     yet.
     """
-    found = [r for r in lines if r.report is not None and r.report.role == "Master" and not r.problem]
-    return max(found, key=_order, default=None)
+    masters = [r for r in lines if r.report is not None and r.report.role == "Master" and not r.problem]
+    return max(masters, key=_order, default=None)
 
 
 def _order(line: _Line) -> tuple[int, int]:
@@ -352,17 +352,17 @@ def _line(line: _Line, in_sync: frozenset[MemberId], led: bool, now: float) -> M
         waits_for = False
     elif report is not None and (led or not line.problem):
         waits_for = report.id in in_sync
-    known = MemberLine(
+    line_so_far = MemberLine(
         name=place.name, group=place.group, role="Unknown", epoch=None if report is None else report.epoch, lag=None,
         in_sync=waits_for, disk_used=None, disk_full=False, rates=None,
         reason=plain(line.problem),
     )  # fmt: skip
     if line.problem or report is None or status is None:
-        return known
+        return line_so_far
     disk, standby = status.disk, is_standby(line.seen.status)
     used = None if disk is None or disk.total_bytes <= 0 else 1 - disk.free_bytes / disk.total_bytes
     return replace(
-        known,
+        line_so_far,
         role="Standby" if standby else report.role,
         in_sync=None if standby else waits_for,
         follows=follows_archive(line.seen.status),

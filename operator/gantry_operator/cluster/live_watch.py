@@ -60,8 +60,8 @@ class LiveWatch:
         assert self._facts is not None, "use it as a context manager"
         seen = []
         for place in self._facts.members:
-            watch, known = self._seen[place]
-            seen.append(replace(known, status=watch.status, problem=_problem(watch)))
+            watch, member = self._seen[place]
+            seen.append(replace(member, status=watch.status, problem=_problem(watch)))
         return view_of(self._facts, seen, time.monotonic(), self._problem)
 
     async def _follow(self) -> None:

@@ -126,8 +126,8 @@ class MasterSlaveController(GroupController):
             self._switchover = None
         # The reason of the last pass is outdated if no pass is possible now.
         failed = self._handover_problem or self._problems.get("pass", "")
-        said = failed or (self._waited_for.reason if self._waited_for is not None else "") or self.problem
-        raise SwitchoverFailed(said or "no new master took over in time")
+        why = failed or (self._waited_for.reason if self._waited_for is not None else "") or self.problem
+        raise SwitchoverFailed(why or "no new master took over in time")
 
     def _under_way(self) -> bool:
         """Return whether a handover was requested, is ready, is being recorded, or was recorded just now."""
@@ -139,8 +139,8 @@ class MasterSlaveController(GroupController):
         watch = None if leadership.master is None else self.watches.get(leadership.master.member)
         if watch is None or watch.report is None or watch.reach != "ok":
             return False
-        said = watch.report
-        return said.id == leadership.master and said.role == "Master" and said.epoch == leadership.epoch
+        report = watch.report
+        return report.id == leadership.master and report.role == "Master" and report.epoch == leadership.epoch
 
     # ---- the pass
 
@@ -195,7 +195,7 @@ class MasterSlaveController(GroupController):
                 if not watch.unusable:
                     report = None
             refused = "" if leadership is None else self._member_client.refusal(e.member, leadership)
-            said = (0, 0) if report is None else report.order
+            accepted = (0, 0) if report is None else report.order
             views.append(
                 MemberView(
                     number=e.member,
@@ -208,7 +208,7 @@ class MasterSlaveController(GroupController):
                     gone=process_state.gone,
                     deleting=process_state.deleting,
                     never_ran=process_state.never_ran,
-                    pending=self._member_client.pending(e.member, heard_at, said),
+                    pending=self._member_client.pending(e.member, heard_at, accepted),
                     assigned_order=self._member_client.assigned_order(e.member),
                     accepted_order=self._member_client.accepted_order(e.member),
                     assigned_unclean=self._member_client.assigned_unclean(e.member),
@@ -324,8 +324,8 @@ class MasterSlaveController(GroupController):
         """Look for an assignment whose answer was lost: the new leader's own status line confirms that it leads."""
         if self._pending_change is not None:
             promoted = self._pending_change[0]
-            said = (m.report for m in obs.members if m.report is not None and m.report.id == promoted.new)
-            if any(r.role == "Master" and r.epoch == promoted.leadership.epoch for r in said):
+            reports = (m.report for m in obs.members if m.report is not None and m.report.id == promoted.new)
+            if any(r.role == "Master" and r.epoch == promoted.leadership.epoch for r in reports):
                 self._master_took_role()
 
     def _master_took_role(self) -> None:

@@ -154,10 +154,10 @@ class MemberClient:
             )
             if answer.status_code != 200:
                 return False, f"the master answered {answer.status_code} to the handover request: {answer.text[:200]}"
-            said = HandoverAnswer.model_validate_json(answer.content)
+            answered = HandoverAnswer.model_validate_json(answer.content)
         except (httpx.HTTPError, ValueError) as error:
             return False, f"the master did not answer the handover request: {in_words(error)}"
-        return said.ready, said.reason
+        return answered.ready, answered.reason
 
     async def remove(self, url: str, member: int) -> str:
         """Mode Raft: ask the leader to remove a member that has left the plan. Returns the reason for a refusal, or
@@ -172,10 +172,10 @@ class MemberClient:
             )
             if answer.status_code != 200:
                 return f"the leader answered {answer.status_code}: {answer.text[:200]}"
-            said = RemovalAnswer.model_validate_json(answer.content)
+            answered = RemovalAnswer.model_validate_json(answer.content)
         except (httpx.HTTPError, ValueError) as error:
             return f"the leader did not answer: {in_words(error)}"
-        return said.reason
+        return answered.reason
 
     async def close(self) -> None:
         await end_tasks(*(task for _, task, _ in self._underway.values()))
@@ -196,17 +196,17 @@ class MemberClient:
                 why = f"it answered {answer.status_code}: {answer.text[:200]}"
                 self._refused(member, url, leadership, why, status=answer.status_code)
                 return
-            said = AssignmentAnswer.model_validate_json(answer.content)
+            answered = AssignmentAnswer.model_validate_json(answer.content)
             self._answered_at[member] = self._now()
-            if said.accepted:
+            if answered.accepted:
                 again = AGAIN_AFTER_SUCCESS_S
                 self._accepted[member] = assignment
                 self._refusals.pop(member, None)
                 self._refusing_since.pop(member, None)
                 if then is not None:
                     then()
-            elif (said.epoch, said.version) <= leadership.order:
-                self._refused(member, url, leadership, said.reason or "it gave no reason")
+            elif (answered.epoch, answered.version) <= leadership.order:
+                self._refused(member, url, leadership, answered.reason or "it gave no reason")
         except (httpx.HTTPError, ValueError) as error:
             log.info("request to %s: %r", url, error)
         finally:

@@ -129,10 +129,10 @@ async def _refusal(answer: httpx.Response) -> str:
 
 def what_it_does(body: bytes) -> str:
     """Return what the body of a refusal says; empty: nothing."""
-    said = ""
+    detail = ""
     with contextlib.suppress(orjson.JSONDecodeError, AttributeError):
-        said = str(orjson.loads(body[:MAX_DETAIL]).get("detail", ""))
-    return said[:MAX_TEXT]
+        detail = str(orjson.loads(body[:MAX_DETAIL]).get("detail", ""))
+    return detail[:MAX_TEXT]
 
 
 def says_nothing_new(before: Report, now: Report) -> bool:

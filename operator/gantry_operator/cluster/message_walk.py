@@ -91,8 +91,8 @@ class Wanted:
         """Whether properties and body are as wanted. A damaged body has no text."""
         if self.prop:
             name, given, value = self.prop.partition("=")
-            found = message.properties.get(name.strip())
-            if found is None or (given and found != value.strip()):
+            present = message.properties.get(name.strip())
+            if present is None or (given and present != value.strip()):
                 return False
         if self.text:
             body, _ = body_of(message)
@@ -265,9 +265,9 @@ class Walk:
             return [_Part(q, r.first, r.end, b) for (q, r), b in zip(ranges.items(), bounds, strict=True)]
         at = await asyncio.gather(*(self._offset(queue, begin) for queue in ranges))
         parts = []
-        for (queue, known), offset in zip(ranges.items(), at, strict=True):
-            offset = min(max(offset, known.first), known.end)
-            low, high = (known.first, offset) if self._older else (offset, known.end)
+        for (queue, bounds_of), offset in zip(ranges.items(), at, strict=True):
+            offset = min(max(offset, bounds_of.first), bounds_of.end)
+            low, high = (bounds_of.first, offset) if self._older else (offset, bounds_of.end)
             parts.append(_Part(queue, low, high, begin.store_ms))
         return parts
 
@@ -295,14 +295,14 @@ class Walk:
 
     async def _read_all(self, part: _Part, count: int) -> None:
         if not self._older:
-            found, part.low = await self._pull(part.queue, part.low, min(count, part.high - part.low), "")
-            part.read = [(place_of(m), m) for m in reversed(found) if m.queue_offset < part.high]
+            messages_read, part.low = await self._pull(part.queue, part.low, min(count, part.high - part.low), "")
+            part.read = [(place_of(m), m) for m in reversed(messages_read) if m.queue_offset < part.high]
             return
         at = first = max(part.low, part.high - count)
         messages: list[ReceivedMessage] = []
         while at < part.high:
-            found, behind = await self._pull(part.queue, at, part.high - at, "")
-            messages += [m for m in found if m.queue_offset < part.high]
+            messages_read, behind = await self._pull(part.queue, at, part.high - at, "")
+            messages += [m for m in messages_read if m.queue_offset < part.high]
             if behind <= at:
                 break
             at = behind
@@ -314,17 +314,17 @@ class Walk:
         at, end = (part.high - size, part.high) if self._older else (part.low, part.low + size)
         # The message at the far end says how far the search came, whether it has the tag or not.
         edge, _ = await self._pull(part.queue, at if self._older else end - 1, 1, "")
-        found: list[tuple[Place, ReceivedMessage | None]] = []
+        rows: list[tuple[Place, ReceivedMessage | None]] = []
         low = at
         while low < end:
             some, behind = await self._pull(part.queue, low, PART, self._wanted.tags)
-            found += [(place_of(m), m) for m in some if m.queue_offset < end]
+            rows += [(place_of(m), m) for m in some if m.queue_offset < end]
             if behind <= low:
                 break
             low = behind
-        known = {place for place, _ in found}
-        found += [(place_of(m), None) for m in edge if place_of(m) not in known and at <= m.queue_offset < end]
-        part.read = sorted(found, key=lambda row: row[0].offset, reverse=not self._older)
+        places = {place for place, _ in rows}
+        rows += [(place_of(m), None) for m in edge if place_of(m) not in places and at <= m.queue_offset < end]
+        part.read = sorted(rows, key=lambda row: row[0].offset, reverse=not self._older)
         if self._older:
             part.high = at
         else:
@@ -334,9 +334,9 @@ class Walk:
         self, queue: MessageQueue, offset: int, count: int, tags: str
     ) -> tuple[Sequence[ReceivedMessage], int]:
         self._reads += 1
-        found, behind = await self._reader.pull(queue, offset, min(count, PART), tags)
-        self._bytes += sum(len(m.record.body) for m in found)
-        return found, max(behind, offset)
+        messages, behind = await self._reader.pull(queue, offset, min(count, PART), tags)
+        self._bytes += sum(len(m.record.body) for m in messages)
+        return messages, max(behind, offset)
 
 
 class AdminReader:
@@ -370,13 +370,13 @@ async def by_key(admin: Admin, topic: str, key: str, wanted: Wanted, before: Pla
     """Return a page of the messages with a key, from the index of the brokers: newest first, older than `before`."""
     limit = 64  # as RocketMQ's tools ask
     end_ms = MAX_LONG if before is None else before.store_ms
-    found = await admin.query(topic, key, count=limit, end_ms=end_ms)
+    hits = await admin.query(topic, key, count=limit, end_ms=end_ms)
     tags = {tag.strip() for tag in wanted.tags.split("||") if tag.strip()} - {"*"}
-    ordered = sorted(found, key=place_of, reverse=True)
+    ordered = sorted(hits, key=place_of, reverse=True)
     rest = [m for m in ordered if before is None or place_of(m) < before]
     page = Page(looked_at=len(rest))
     page.messages = [m for m in rest if (not tags or m.tags in tags) and wanted.fits(m)][:PAGE]
-    full = len(found) >= limit or len(page.messages) < len(rest)
+    full = len(hits) >= limit or len(page.messages) < len(rest)
     if rest and full:
         page.older = place_of(page.messages[-1] if len(page.messages) == PAGE else rest[-1])
     return page
@@ -384,9 +384,9 @@ async def by_key(admin: Admin, topic: str, key: str, wanted: Wanted, before: Pla
 
 async def by_id(admin: Admin, topic: str, message_id: str) -> list[ReceivedMessage]:
     """Return the messages with a producer's id within the topic, or the one with an offset id. Raises ValueError."""
-    found = await admin.query(topic, message_id, count=64, unique=True) if topic else []
-    if found:
-        return found
+    hits = await admin.query(topic, message_id, count=64, unique=True) if topic else []
+    if hits:
+        return hits
     try:
         return [await admin.view(message_id, topic or None)]
     except ValueError:
@@ -402,8 +402,8 @@ async def by_id(admin: Admin, topic: str, message_id: str) -> list[ReceivedMessa
 def time_of(text: str) -> int:
     """Unix milliseconds from a time as `datetime-local` and people write it, in UTC. Raises ValueError."""
     try:
-        found = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
-        found = found if found.tzinfo is not None else found.replace(tzinfo=UTC)
-        return min(max(int(found.timestamp() * 1000), 0), _FAR_MS)
+        moment = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
+        moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+        return min(max(int(moment.timestamp() * 1000), 0), _FAR_MS)
     except (ValueError, OverflowError):
         raise ValueError(f"{text[:40]!r} is no time: write it like 2026-11-25T08:30:00, in UTC") from None

@@ -26,7 +26,7 @@ def observed_members(
         heard = watch is not None and watch.reach == "ok" and watch.status is not None and watch.report is not None
         leadership = None if controller is None else controller.leadership
         report = watch.report if watch is not None and heard else None
-        found = process(name, "" if watch is None else watch.problem)
+        state = process(name, "" if watch is None else watch.problem)
         out.append(
             ObservedMember(
                 name=name,
@@ -34,11 +34,11 @@ def observed_members(
                 number=number,
                 status=watch.status if watch is not None and heard else None,
                 # A member that serves is ready, whatever a platform's probe says that may be gone.
-                pod_ready=found.ready or (heard and not found.stopping),
-                node=found.node,
+                pod_ready=state.ready or (heard and not state.stopping),
+                node=state.node,
                 in_sync=None if controller is None or report is None else controller.in_sync(report),
                 master=leadership is not None and leadership.master is not None and leadership.master.member == number,
-                problem=found.problem,
+                problem=state.problem,
             )
         )
     return out

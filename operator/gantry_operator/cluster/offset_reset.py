@@ -117,16 +117,16 @@ class Resets:
         return self._done(status, answered=True)
 
     def _done(self, status: dict[str, Any], answered: bool = False) -> Following:
-        said = f"done at {utc()}: {status.get('skipped', 0)} messages skipped, {status.get('repeated', 0)} repeated"
-        return Following({**status, "state": "Done", "message": said}, ("Normal", "OffsetsReset", said), answered)
+        message = f"done at {utc()}: {status.get('skipped', 0)} messages skipped, {status.get('repeated', 0)} repeated"
+        return Following({**status, "state": "Done", "message": message}, ("Normal", "OffsetsReset", message), answered)
 
     async def _described(
-        self, group: str, asked: ResetRequest, timestamp: int, state: str, message: str
+        self, group: str, request: ResetRequest, timestamp: int, state: str, message: str
     ) -> dict[str, Any]:  # fmt: skip
-        preview = await self._preview(group, asked, timestamp)
+        preview = await self._preview(group, request, timestamp)
         rows = [r for r in preview.rows if r.skipped or r.repeated]
         return {
-            "request": asked.text,
+            "request": request.text,
             "state": state,
             "message": message,
             "timestamp": timestamp,
@@ -142,9 +142,9 @@ class Resets:
             ],
         }  # fmt: skip
 
-    async def _preview(self, group: str, asked: ResetRequest, timestamp: int) -> ResetPreview:
+    async def _preview(self, group: str, request: ResetRequest, timestamp: int) -> ResetPreview:
         rows: list[tuple[str, int, int, int, int | None, int]] = []
-        for move in await self._moves(group, asked, timestamp):
+        for move in await self._moves(group, request, timestamp):
             tables = self._tables(move.group)
             topic = tables.topic(move.topic)
             committed = tables.committed(move.topic, group)

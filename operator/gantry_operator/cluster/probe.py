@@ -24,8 +24,8 @@ PRODUCER = "SELF_TEST_P_GROUP"
 CONSUMER = "SELF_TEST_C_GROUP"
 
 
-async def name_server_knows(client: RemotingClient, server: str, group: str, wanted: str) -> str | None:
-    """None if the NameServer returns `wanted` as the master's address; else the reason."""
+async def name_server_knows(client: RemotingClient, server: str, group: str, expected: str) -> str | None:
+    """None if the NameServer returns `expected` as the master's address; else the reason."""
     try:
         answer = await client.request(server, Frame(RequestCode.GET_BROKER_CLUSTER_INFO), CALL_S)
         if answer.code != ResponseCode.SUCCESS:
@@ -37,7 +37,7 @@ async def name_server_knows(client: RemotingClient, server: str, group: str, wan
     address = None if broker is None else broker.addresses.get(MASTER_ID)
     if address is None:
         return f"NameServer {server} knows no master of it"
-    return None if address == wanted else f"NameServer {server} gives out {address} as its master, not {wanted}"
+    return None if address == expected else f"NameServer {server} gives out {address} as its master, not {expected}"
 
 
 async def send_and_read(client: RemotingClient, broker: str) -> str | None:
@@ -54,11 +54,11 @@ async def send_and_read(client: RemotingClient, broker: str) -> str | None:
         pull = PullHeader(
             CONSUMER, PROBE_TOPIC, 0, Long(offset), 1, flags, Long(0), Long(WAIT_FOR_NEW_MS), Long(0), "*"
         )
-        found = await client.request(broker, Frame(RequestCode.PULL_MESSAGE, ext=pull.ext()), CALL_S)
+        read = await client.request(broker, Frame(RequestCode.PULL_MESSAGE, ext=pull.ext()), CALL_S)
     except (RemotingError, KeyError, ValueError) as error:
         return f"it does not answer: {error}"
-    if found.code != ResponseCode.SUCCESS or body not in found.body:
-        return f"a message that was acknowledged could not be read: {found.remark or found.code}"
+    if read.code != ResponseCode.SUCCESS or body not in read.body:
+        return f"a message that was acknowledged could not be read: {read.remark or read.code}"
     return None
 
 
@@ -78,15 +78,15 @@ def not_writable(waits: str, leader: str | None, status: Mapping[str, Any] | Non
     return None
 
 
-async def route_and_send(client: RemotingClient, known: Sequence[str | None], reached: str) -> str | None:
+async def route_and_send(client: RemotingClient, problems: Sequence[str | None], reached: str) -> str | None:
     """None if a NameServer has the right address and a message sent to `reached` was read back; else the reason.
 
-    `known`: the result of `name_server_knows` for each NameServer.
+    `problems`: the result of `name_server_knows` for each NameServer.
     """
-    if not known:
+    if not problems:
         return "there is no NameServer"
-    if all(k is not None for k in known):
-        return known[0]
+    if all(k is not None for k in problems):
+        return problems[0]
     return await send_and_read(client, reached)
 
 
@@ -96,5 +96,5 @@ async def check_group(
     """None if clients can use the group; else the reason. `registered`: the master's address on the NameServers;
     `reached`: the same broker as this process reaches it.
     """
-    said = [await name_server_knows(client, s, group, registered) for s in name_servers]
-    return await route_and_send(client, said, reached)
+    problems = [await name_server_knows(client, s, group, registered) for s in name_servers]
+    return await route_and_send(client, problems, reached)

@@ -132,14 +132,14 @@ class RaftController(GroupController):
 
     def _heard(self, endpoints: list[MemberEndpoint]) -> list[MemberWatch]:
         detection = self._settings().detection_ms / 1000
-        found = []
+        able = []
         for e in endpoints:
             watch = self.watches[e.member]
             usable = not self._unusable(e.member, None if self._leadership is None else self._leadership.epoch)
             answers = watch.reach == "ok" and usable and self.silence_s(e.member) < detection
             if answers and not self._platform.process_state(e.name).gone:
-                found.append(watch)
-        return found
+                able.append(watch)
+        return able
 
     def _why_no_leader(self, heard: list[MemberWatch], endpoints: list[MemberEndpoint]) -> str:
         away = [e.name for e in endpoints if self.watches[e.member] not in heard]
@@ -151,7 +151,7 @@ class RaftController(GroupController):
 
     def _leads(self, leader: Report, former: LeadershipRecord | None, noticed_at: float | None) -> None:
         name = self.watches[leader.id.member].name
-        asked, self._transfer_asked = self._transfer_asked, None
+        transfer, self._transfer_asked = self._transfer_asked, None
         self._handed_over_until = 0.0
         if former is None or former.master is None:
             # The state before this watch is not known, so this is no change.
@@ -162,8 +162,8 @@ class RaftController(GroupController):
         now = time.monotonic()
         started = noticed_at if noticed_at is not None else now
         planned, reason = False, "elected by the group"
-        if asked is not None and (asked.target, asked.epoch) == (leader.id, former.epoch):
-            planned, reason, started = True, asked.reason, asked.since
+        if transfer is not None and (transfer.target, transfer.epoch) == (leader.id, former.epoch):
+            planned, reason, started = True, transfer.reason, transfer.since
         old = self.watches.get(former.master.member)
         self._event("Normal" if planned else "Warning", "LeadershipTransferred" if planned else "LeaderElected",
                     f"{name} leads epoch {leader.epoch}: {reason}")  # fmt: skip

@@ -124,16 +124,16 @@ class RollingChange:
         """Carry out one round over all groups. True: there is more to do."""
         if not self._may_change():
             return False
-        busy, known = False, set[str]()
+        busy, existing = False, set[str]()
         for group in list(self._controllers):
             deployments = self._platform.deployments(group)
             if deployments is None:
                 continue
-            known |= {d.name for d in deployments}
+            existing |= {d.name for d in deployments}
             busy = await self._step(group, deployments) or busy
         if not busy and not self.refused and not self._hold():
             busy = await self._platform.finish_change()
-        self.joining &= known
+        self.joining &= existing
         for group in self.refused.keys() - set(self._controllers):
             del self.refused[group]
         if not self._wake.is_set():  # A change that came during this round is not done yet.

@@ -106,22 +106,22 @@ def member_site(name: str, group: str, status: Mapping[str, Any]) -> MemberSite 
     """Read it from a line of a member's status; None: the member is of a version that knows no sites, or says what
     cannot be.
     """
-    said = status.get("site")
+    site = status.get("site")
     try:
-        if not isinstance(said, Mapping) or said["role"] not in _OF_A_CLUSTER:
+        if not isinstance(site, Mapping) or site["role"] not in _OF_A_CLUSTER:
             return None
         return MemberSite(
             name,
             group,
-            said["role"],
-            plausible.version("generation", said["generation"]),
-            str(said.get("token", "")),
-            str(said.get("origin", "")),
-            plausible.offset("origin_end", said.get("origin_end", 0)),
-            said.get("follows") is True,
-            str(said.get("superseded", ""))[: plausible.MAX_TEXT],
+            site["role"],
+            plausible.version("generation", site["generation"]),
+            str(site.get("token", "")),
+            str(site.get("origin", "")),
+            plausible.offset("origin_end", site.get("origin_end", 0)),
+            site.get("follows") is True,
+            str(site.get("superseded", ""))[: plausible.MAX_TEXT],
             str((status.get("archive") or {}).get("error", ""))[: plausible.MAX_TEXT],
-            said.get("idle") is True,
+            site.get("idle") is True,
             status.get("role") == "Master",
             plausible.offset("confirmed", status.get("confirmed", 0)),
             plausible.offset("end", status.get("end", 0)),
@@ -169,8 +169,8 @@ def adopt(state: SiteState, members: Sequence[MemberSite], groups: Iterable[str]
         return state
     ends = {m.group: m.origin_end for m in members if m.generation == newest.generation and m.origin}
     if newest.generation == state.generation:
-        found = {g: end for g, end in ends.items() if state.ends.get(g) == UNKNOWN}
-        return replace(state, ends={**state.ends, **found}) if found else state
+        learned = {g: end for g, end in ends.items() if state.ends.get(g) == UNKNOWN}
+        return replace(state, ends={**state.ends, **learned}) if learned else state
     if newest.origin:
         ends = dict.fromkeys(groups, UNKNOWN) | ends
     return SiteState(_OF_A_CLUSTER[newest.role], newest.generation, newest.token, newest.origin, ends)

@@ -207,11 +207,11 @@ class SiteControl:
         why = "no member answers"
         for watch in watches:
             try:
-                found = await self._call("GET", f"{watch.url}/v1/site/archive", SiteLook, timeout_s=ARCHIVE_S)
+                archive = await self._call("GET", f"{watch.url}/v1/site/archive", SiteLook, timeout_s=ARCHIVE_S)
             except _Failed as error:
                 why = f"{watch.name}: {error}"
                 continue
-            return Looked(group, found.owner_cluster, found.closed, found.archived_end, found.archived_ms)
+            return Looked(group, archive.owner_cluster, archive.closed, archive.archived_end, archive.archived_ms)
         raise Refused(f"the archive of group {group} cannot be read: {why}")
 
     # ---- the loop
@@ -233,10 +233,10 @@ class SiteControl:
     async def step(self) -> bool:
         """Do what is due. True: look again soon."""
         if self._state is None:
-            found = self._store.load()
+            stored = self._store.load()
             # What a new cluster begins as is no knowledge: a status may have it from before members were seen.
-            begins = found is not None and found.generation == 0 and found.role in ("Active", "Standby")
-            self._state = None if begins else found
+            begins = stored is not None and stored.generation == 0 and stored.role in ("Active", "Standby")
+            self._state = None if begins else stored
         members = self._members()
         state = await self._find_ends(adopt(self.state, members, self._groups()), members)
         if state != self.state:
@@ -307,13 +307,13 @@ class SiteControl:
                 missing.append(f"{watch.name} does not know it yet")
                 continue
             try:
-                found = await self._call("POST", f"{watch.url}/v1/site/close", CloseAnswer, {"token": self.state.token})
+                reply = await self._call("POST", f"{watch.url}/v1/site/close", CloseAnswer, {"token": self.state.token})
             except _Failed as error:
                 missing.append(f"{watch.name}: {error}")
                 continue
-            archived += found.archived
-            if not found.closed:
-                missing.append(f"{watch.name}: {found.reason}")
+            archived += reply.archived
+            if not reply.closed:
+                missing.append(f"{watch.name}: {reply.reason}")
         self.waits = "; ".join(missing)
         if not missing:
             text = f"all is archived; promote the other site with --token {self.state.token}"
@@ -334,11 +334,11 @@ class SiteControl:
                 if member.group != group or member.role != "Standby":
                     continue
                 try:
-                    found = await self._call("POST", f"{watch.url}/v1/site/take", TakeAnswer, body, timeout_s=ARCHIVE_S)
+                    reply = await self._call("POST", f"{watch.url}/v1/site/take", TakeAnswer, body, timeout_s=ARCHIVE_S)
                 except _Failed as error:
                     why = f"{watch.name}: {error}"
                     continue
-                ends[group] = found.archived_end
+                ends[group] = reply.archived_end
                 break
             if group not in ends:
                 self.waits = why
@@ -354,7 +354,7 @@ class SiteControl:
     # ---- members
 
     def _seen(self) -> list[tuple[MemberWatch, MemberSite]]:
-        found = []
+        seen = []
         for group in self._groups():
             controller = self._controllers.get(group)
             for watch in () if controller is None else controller.watches.values():
@@ -362,8 +362,8 @@ class SiteControl:
                     continue
                 member = member_site(watch.name, group, watch.status)
                 if member is not None:
-                    found.append((watch, member))
-        return found
+                    seen.append((watch, member))
+        return seen
 
     def _members(self) -> list[MemberSite]:
         return [member for _, member in self._seen()]

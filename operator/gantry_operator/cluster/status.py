@@ -95,7 +95,7 @@ def status_of(
         ("ReportComplete", _report_complete(observed.analytics or old.analytics)),
         ("TablesCurrent", _tables_current(old.tables if observed.tables is None else observed.tables)),
     )
-    conditions += [_condition(old, kind, *found, now, generation) for kind, found in further if found is not None]
+    conditions += [_condition(old, kind, *answer, now, generation) for kind, answer in further if answer is not None]
     return BrokerClusterStatus(
         observedGeneration=generation,
         phase="Hibernated" if observed.hibernated else _phase(old, available[0], progressing[0], degraded[0], paused),
@@ -268,7 +268,7 @@ NO_POD = "there is no pod"
 """Of a member or NameServer of which Kubernetes says nothing else."""
 
 
-def _with_cause(said: str, observed: ObservedState, group: str) -> str:
+def _with_cause(symptom: str, observed: ObservedState, group: str) -> str:
     """Return what is said of a group, behind the reason why its members or all NameServers do not run: that is the
     cause.
     """
@@ -279,10 +279,10 @@ def _with_cause(said: str, observed: ObservedState, group: str) -> str:
         servers = []
     names_of: dict[str, list[str]] = {}
     for name, why in (*silent, *servers):
-        if why not in said and why != NO_POD:  # Without more it is a symptom, too.
+        if why not in symptom and why != NO_POD:  # Without more it is a symptom, too.
             names_of.setdefault(why, []).append(name)
     causes = [f"{', '.join(names)}: {why}" for why, names in names_of.items()][:CAUSES_SHOWN]
-    return "; ".join([*causes, said])
+    return "; ".join([*causes, symptom])
 
 
 def _degraded(observed: ObservedState, rows: Sequence[MemberRow]) -> tuple[Answer, str, str]:
@@ -398,9 +398,9 @@ def group_rows(observed: ObservedState, old: BrokerClusterStatus, now: str) -> l
     before = {row.name: row for row in old.groups}
     return [
         before[name]
-        if name in observed.blind and name in before and all(m.status is None for m in found)
-        else _group_row(name, found, observed.drains.get(name), before[name].diskFull if name in before else None, now)
-        for name, found in sorted(members.items())
+        if name in observed.blind and name in before and all(m.status is None for m in mine)
+        else _group_row(name, mine, observed.drains.get(name), before[name].diskFull if name in before else None, now)
+        for name, mine in sorted(members.items())
     ]
 
 
@@ -426,8 +426,8 @@ def _group_row(
 
 
 def _part(status: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = status.get(name)
-    return found if isinstance(found, Mapping) else {}
+    part = status.get(name)
+    return part if isinstance(part, Mapping) else {}
 
 
 FORECAST_MOVES = 0.1
@@ -438,10 +438,10 @@ FORECAST_MOVES = 0.1
 def _forecast(seconds: int, before: str | None, now: str) -> str:
     """When the disk will be full."""
     present = datetime.fromisoformat(now)
-    found = present + timedelta(seconds=seconds)
-    if before is not None and abs((found - datetime.fromisoformat(before)).total_seconds()) <= seconds * FORECAST_MOVES:
+    after = present + timedelta(seconds=seconds)
+    if before is not None and abs((after - datetime.fromisoformat(before)).total_seconds()) <= seconds * FORECAST_MOVES:
         return before
-    return found.strftime("%Y-%m-%dT%H:%M:%SZ")
+    return after.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 UNBALANCED = 1.5
@@ -555,8 +555,8 @@ def _phase(old: BrokerClusterStatus, available: Answer, progressing: Answer, deg
 
 def _masters(rows: Sequence[MemberRow]) -> str:
     groups = list(dict.fromkeys(r.group for r in rows))
-    found = {r.group: r.name for r in rows if r.role == "Master"}
-    return ",".join(found.get(g, f"{g}: none") for g in groups)
+    masters = {r.group: r.name for r in rows if r.role == "Master"}
+    return ",".join(masters.get(g, f"{g}: none") for g in groups)
 
 
 def _condition(

@@ -103,24 +103,24 @@ class TableControl:
 
     # ---- what others ask
 
-    def state_of(self, wanted: WantedTopic) -> tuple[TableStatus, State] | None:
+    def state_of(self, topic: WantedTopic) -> tuple[TableStatus, State] | None:
         """Return the table of a topic for its status; None: it has none."""
-        mine = self._wanted.get(wanted.resource)
-        if wanted.table is None or mine is None:
+        mine = self._wanted.get(topic.resource)
+        if topic.table is None or mine is None:
             return None
         return self._state(mine), self._condition(mine)
 
-    def keeps(self, wanted: WantedTopic) -> str | None:
+    def keeps(self, topic: WantedTopic) -> str | None:
         """Return why a resource may not go yet, its table being there; None: nothing holds it."""
-        if wanted.table is None or wanted.table.deletionPolicy != "Delete":
+        if topic.table is None or topic.table.deletionPolicy != "Delete":
             return None
-        if not wanted.deleting:
+        if not topic.deleting:
             return ""
-        if wanted.resource in self._dropped:
+        if topic.resource in self._dropped:
             return None
         cluster = self._cluster()
-        why = self._drop_problem.get(wanted.resource, "") or self.problem or ("" if cluster is None else cluster.held)
-        return f"the table of {wanted.topic} is being dropped{': ' if why else ''}{why}"
+        why = self._drop_problem.get(topic.resource, "") or self.problem or ("" if cluster is None else cluster.held)
+        return f"the table of {topic.topic} is being dropped{': ' if why else ''}{why}"
 
     def rows(self) -> list[TableRow] | None:
         """Return the tables for the status of the cluster, bad ones first; None: they are not known yet."""
@@ -144,8 +144,8 @@ class TableControl:
     def _condition(self, one: WantedTable) -> State:
         cluster = self._cluster()
         every, held = (DEFAULT_EVERY, "") if cluster is None else (cluster.tables.every, cluster.held)
-        found = condition(one, self._state(one), self._now(), every, held, self.problem)
-        return State(found.status, found.reason, found.message)
+        current = condition(one, self._state(one), self._now(), every, held, self.problem)
+        return State(current.status, current.reason, current.message)
 
     # ---- the work
 
@@ -241,21 +241,21 @@ class TableControl:
 
     def _follow(self, cluster: TableCluster, run: TableRun, *, ended: bool) -> None:
         """Bring what a run has said into the states."""
-        said = {t.topic: t for t in run.report.tables} if run.report is not None else {}
+        reports = {t.topic: t for t in run.report.tables} if run.report is not None else {}
         started = datetime.fromtimestamp(run.started_ms / 1000, UTC)
         for resource, topic in list(self._dropping.items()):
-            if topic in said and said[topic].reason == "Dropped":
+            if topic in reports and reports[topic].reason == "Dropped":
                 self._dropped.add(resource)
                 self._drop_failures, self._drop_after = 0, None
                 del self._dropping[resource]
                 self._changed()
             elif ended and topic in run.topics:
-                own = said[topic].message if topic in said else ""
+                own = reports[topic].message if topic in reports else ""
                 self._drop_problem[resource] = own or run.problem or "the last run failed"
                 self._drop_failures += 1
                 self._drop_after = self._now() + timedelta(seconds=retry_s(self._drop_failures))
         for resource, one in self._wanted.items():
-            report = said.get(one.topic)
+            report = reports.get(one.topic)
             before = self._states[resource]
             if report is None:
                 if not ended or one.topic not in run.topics:
@@ -292,7 +292,7 @@ class TableControl:
 
 def _time(text: str) -> datetime:
     try:
-        found = datetime.fromisoformat(text)
+        moment = datetime.fromisoformat(text)
     except ValueError:
         return datetime(1970, 1, 1, tzinfo=UTC)
-    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)

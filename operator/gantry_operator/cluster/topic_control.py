@@ -77,8 +77,8 @@ class Cluster:
 
 def _generations(resources: Resources) -> dict[tuple[str, str], int]:
     """By kind and name."""
-    found = {("topic", w.resource): w.generation for w in resources.topics}
-    return found | {("group", w.resource): w.generation for w in resources.groups}
+    of_topics = {("topic", w.resource): w.generation for w in resources.topics}
+    return of_topics | {("group", w.resource): w.generation for w in resources.groups}
 
 
 class TopicControl:
@@ -126,8 +126,8 @@ class TopicControl:
 
     def managed_topics(self) -> frozenset[str] | None:
         """Topics that resources describe: they get their queues on each broker group here. None: not known yet."""
-        found = self._store.observe()
-        return None if found is None else frozenset(t.topic for t in found.topics if not t.deleting)
+        resources = self._store.observe()
+        return None if resources is None else frozenset(t.topic for t in resources.topics if not t.deleting)
 
     def wake(self) -> None:
         self._dirty = True
@@ -193,8 +193,8 @@ class TopicControl:
         # The same steps once more: a broker does not keep what it accepts, or another program undoes it.
         later = later or (bool(steps) and steps == self._last_steps)
         self._last_steps = steps
-        for results, made in ((topics.results, topics.steps), (groups.results, groups.steps)):
-            for resource in {step.resource for step in made} & refused.keys():
+        for results, steps_of in ((topics.results, topics.steps), (groups.results, groups.steps)):
+            for resource in {step.resource for step in steps_of} & refused.keys():
                 results[resource] = failed(results[resource], refused[resource])
         if not (steps or asks_more) or refused or later:
             complete = await self._report(resources, topics.results, groups.results)
@@ -213,8 +213,8 @@ class TopicControl:
         waiting = any(r.busy for r in (*topics.results.values(), *groups.results.values()))
         return BUSY_S if waiting or resetting or not complete else EVERY_S
 
-    def _add_tables(self, wanted: Sequence[WantedTopic], results: dict[str, Result]) -> None:
-        for one in wanted:
+    def _add_tables(self, topics: Sequence[WantedTopic], results: dict[str, Result]) -> None:
+        for one in topics:
             table = self._table_of(one)
             if table is not None:
                 status, current = table
@@ -260,16 +260,16 @@ class TopicControl:
 
     async def _tables(self, cluster: Cluster) -> dict[str, BrokerTables | None]:
         """One request for each broker group."""
-        found = await asyncio.gather(*(self._tables_of(g) for g in cluster.groups))
+        tables_of = await asyncio.gather(*(self._tables_of(g) for g in cluster.groups))
         now = self._now()
-        for group, tables in zip(cluster.groups, found, strict=True):
+        for group, tables in zip(cluster.groups, tables_of, strict=True):
             if tables is None:
                 self._silent_since.setdefault(group, now)
             else:
                 self._silent_since.pop(group, None)
         for gone in self._silent_since.keys() - set(cluster.groups):
             del self._silent_since[gone]
-        return dict(zip(cluster.groups, found, strict=True))
+        return dict(zip(cluster.groups, tables_of, strict=True))
 
     def _asked(self) -> list[str]:
         """Topics of which this pass wants to know what is not delivered yet: a part of them, in turn."""

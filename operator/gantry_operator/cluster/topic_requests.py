@@ -50,8 +50,13 @@ async def _call(client: RemotingClient, address: str, frame: Frame) -> Frame:
     answer = await client.request(address, frame, CALL_S)
     if answer.code == ResponseCode.SUCCESS:
         return answer
-    said = (answer.remark or f"code {answer.code}")[:400]
-    raise (TryLater if answer.code in LATER else Refused)(f"{address}: {said}")
+    raise _refusal(address, answer)
+
+
+def _refusal(address: str, answer: Frame) -> Exception:
+    """Return the error that an answer means."""
+    why = (answer.remark or f"code {answer.code}")[:400]
+    return (TryLater if answer.code in LATER else Refused)(f"{address}: {why}")
 
 
 async def carry_out(client: RemotingClient, address: str, step: Step) -> None:
@@ -107,8 +112,7 @@ async def move_group(
     if answer.code == ResponseCode.SUCCESS:
         return
     if answer.code != ResponseCode.CONSUMER_NOT_ONLINE:
-        said = (answer.remark or f"code {answer.code}")[:400]
-        raise (TryLater if answer.code in LATER else Refused)(f"{address}: {said}")
+        raise _refusal(address, answer)
     for queue, offset in targets.items():
         await _set_offset(client, address, group, topic, queue, offset)
 

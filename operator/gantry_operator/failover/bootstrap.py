@@ -55,7 +55,7 @@ def recover(obs: Observation, why: str) -> Recover | Wait:
     A member stores an assignment before it acts on it (rule 15). If every disk reports and none is new, the newest
     record on the disks is the newest that took effect.
     """
-    known = obs.leadership
+    record = obs.leadership
     unclean = obs.settings.unclean
     heard = [m.report for m in obs.members if m.heard and m.report is not None]
     # The report is older than the last assignment, so the disk may hold a newer record.
@@ -76,14 +76,14 @@ def recover(obs: Observation, why: str) -> Recover | Wait:
         return Wait("recovery-blocked", f"{why}; a disk of the last in-sync set is missing", False)
     best: Report = max(able or heard, key=lambda r: (r.rank, -r.id.member))
     epoch = max(
-        max(r.epoch for r in heard), max(r.highest_seen_epoch for r in heard), 0 if known is None else known.epoch
+        max(r.epoch for r in heard), max(r.highest_seen_epoch for r in heard), 0 if record is None else record.epoch
     )
     # Without a record the members are compared with each other.
-    said = [max(r.epoch, r.highest_seen_epoch) for r in heard if not r.empty]
-    lowest = min(said, default=epoch) if known is None else known.epoch
+    seen_epochs = [max(r.epoch, r.highest_seen_epoch) for r in heard if not r.empty]
+    lowest = min(seen_epochs, default=epoch) if record is None else record.epoch
     if jump := plausible.jump_refusal(lowest, epoch) or plausible.jump_refusal(epoch, epoch + LEAP):
         return Wait("recover", f"{why}; the members' reports cannot belong to one group: {jump}", False)
-    version = max(max(r.version for r in heard), 0 if known is None else known.version)
+    version = max(max(r.version for r in heard), 0 if record is None else record.version)
     in_sync = frozenset(r.id for r in able) | {best.id}
     return Recover(
         LeadershipRecord(epoch + LEAP, version + LEAP, best.id, in_sync), f"{why}; member {best.id.member} leads"

@@ -179,24 +179,24 @@ def _candidate_stays(obs: Observation, leadership: LeadershipRecord) -> bool:
 
 
 def _start_handover(
-    obs: Observation, leadership: LeadershipRecord, view: MemberView, wanted: Switchover
+    obs: Observation, leadership: LeadershipRecord, view: MemberView, switchover: Switchover
 ) -> RequestHandover | Wait:
-    if wanted.to == view.number:
+    if switchover.to == view.number:
         return Wait("switchover-done", f"{view.name} is master already")
     able = candidates(obs, leadership, without=leadership.master)
-    if wanted.to is not None:
-        able = [r for r in able if r.id.member == wanted.to]
+    if switchover.to is not None:
+        able = [r for r in able if r.id.member == switchover.to]
     if not able:
-        if wanted.to is None:
+        if switchover.to is None:
             return Wait("switchover-target-not-ready", f"no follower is in sync with {view.name} yet")
-        target = obs.view(wanted.to)
-        who = target.name if target is not None else f"member {wanted.to}"
-        said = None if target is None or target.report is None else obs.heard_as(target.report.id)
-        if said is not None and said.id in leadership.in_sync and said.not_promotable:
-            return Wait("switchover-target-not-ready", f"{who} should not lead: {said.not_promotable}")
+        target = obs.view(switchover.to)
+        who = target.name if target is not None else f"member {switchover.to}"
+        target_report = None if target is None or target.report is None else obs.heard_as(target.report.id)
+        if target_report is not None and target_report.id in leadership.in_sync and target_report.not_promotable:
+            return Wait("switchover-target-not-ready", f"{who} should not lead: {target_report.not_promotable}")
         return Wait("switchover-target-not-ready", f"{who} is not in sync with {view.name} yet")
-    request = wanted if wanted is obs.switchover else None
-    return RequestHandover(view.number, able[0].id, leadership, wanted.reason, request)
+    request = switchover if switchover is obs.switchover else None
+    return RequestHandover(view.number, able[0].id, leadership, switchover.reason, request)
 
 
 def _finish_handover(obs: Observation, leadership: LeadershipRecord) -> Promote | CancelHandover:
@@ -232,7 +232,7 @@ def _assignments(obs: Observation, leadership: LeadershipRecord, leader: MemberV
     )
     # A follower needs the epoch. The version concerns the leader, which may refuse it when its disk is full.
     leads = assigned or (leader.report.role == "Master" and leader.report.epoch == leadership.epoch)
-    found: list[Decision] = []
+    steps: list[Decision] = []
     for m in obs.members:
         # A pending assignment delays only its own member: a newer record is sent at once.
         if not m.heard or m.report is None or (m.pending and m.assigned_order >= leadership.order):
@@ -241,7 +241,7 @@ def _assignments(obs: Observation, leadership: LeadershipRecord, leader: MemberV
         to = _assignment(obs, leadership, m)
         if m.number == leader.number:
             if r.order < leadership.order:
-                found.insert(
+                steps.insert(
                     0,
                     SendAssignment(
                         m.number, to, f"{m.name} leads epoch {leadership.epoch}, version {leadership.version}"
@@ -249,12 +249,12 @@ def _assignments(obs: Observation, leadership: LeadershipRecord, leader: MemberV
                 )
         elif r.role == "Master":
             if assigned or not r.writes_paused:
-                found.append(Demote(m.number, to, f"{m.name} is not master any more"))
+                steps.append(Demote(m.number, to, f"{m.name} is not master any more"))
         elif (assigned and r.order < leadership.order) or (
             leads and (r.epoch < leadership.epoch or r.role == "Waiting")
         ):
-            found.append(SendAssignment(m.number, to, f"{m.name} follows {leader.name} in epoch {leadership.epoch}"))
-    return found
+            steps.append(SendAssignment(m.number, to, f"{m.name} follows {leader.name} in epoch {leadership.epoch}"))
+    return steps
 
 
 def _unclean_assignments(obs: Observation, leadership: LeadershipRecord) -> list[Decision]:
@@ -262,7 +262,7 @@ def _unclean_assignments(obs: Observation, leadership: LeadershipRecord) -> list
 
     A member keeps the flag, and the assignments of a former operator process are not known.
     """
-    found: list[Decision] = []
+    steps: list[Decision] = []
     for m in obs.members:
         follows = m.heard and not m.pending and m.report is not None and m.report.order == leadership.order
         if not follows or leadership.master is None or m.number == leadership.master.member:
@@ -270,18 +270,18 @@ def _unclean_assignments(obs: Observation, leadership: LeadershipRecord) -> list
         to = _assignment(obs, leadership, m)
         if m.assigned_unclean is not to.unclean:
             may = "may" if to.unclean else "must not"
-            found.append(SendAssignment(m.number, to, f"{m.name} {may} give confirmed records up"))
-    return found
+            steps.append(SendAssignment(m.number, to, f"{m.name} {may} give confirmed records up"))
+    return steps
 
 
 def _demotions(obs: Observation, leadership: LeadershipRecord) -> list[Decision]:
-    found: list[Decision] = []
+    demotions: list[Decision] = []
     for m in obs.members:
         r = m.report
         assigned = m.pending and m.assigned_order >= leadership.order
         if m.heard and not assigned and r is not None and r.role == "Master" and r.order < leadership.order:
-            found.append(Demote(m.number, _assignment(obs, leadership, m), f"{m.name} is not master any more"))
-    return found
+            demotions.append(Demote(m.number, _assignment(obs, leadership, m), f"{m.name} is not master any more"))
+    return demotions
 
 
 def _assignment(obs: Observation, leadership: LeadershipRecord, to: MemberView) -> Assignment:

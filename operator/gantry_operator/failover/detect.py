@@ -84,12 +84,12 @@ def _unheard(obs: Observation, view: MemberView, leader: MemberId) -> LeaderStat
     silence = max(view.silence_ms, _silence_by_followers(obs, view, leader))
     if view.deleting and (view.reach == "refused" or silence >= DELETED_SILENCE_MS):
         return LeaderState("dead", f"{name} is being deleted and does not answer")
-    asked = [m for m in obs.members if m.number != leader.member and m.heard]
-    if not asked:
+    others = [m for m in obs.members if m.number != leader.member and m.heard]
+    if not others:
         return LeaderState("doubt", f"{name} does not answer, and no other member answers")
     detection = obs.settings.detection_ms
     unsure = False
-    for follower in asked:
+    for follower in others:
         report = follower.report
         assert report is not None
         if report.link_leader != leader or report.link == "none":
@@ -112,12 +112,12 @@ def _silence_by_followers(obs: Observation, view: MemberView, leader: MemberId) 
     """
     if view.report is not None or view.reach_ms < FIRST_TRY_MS:
         return 0
-    said = []
+    silences = []
     for m in obs.members:
         report = m.report
         if not m.heard or report is None or report.link_leader != leader or report.link == "none":
             continue
         if report.link == "connected" or report.link_answer_ms < 0:
             return 0
-        said.append(report.link_answer_ms + m.age_ms)
-    return min(said, default=0)
+        silences.append(report.link_answer_ms + m.age_ms)
+    return min(silences, default=0)

@@ -23,11 +23,11 @@ STARTING_MS = 1_000
 
 
 def names(obs: Observation, ids: frozenset[MemberId]) -> str:
-    found = []
+    texts = []
     for id in sorted(ids):
         view = obs.view(id.member)
-        found.append(view.name if view is not None else f"member {id.member}")
-    return ", ".join(found)
+        texts.append(view.name if view is not None else f"member {id.member}")
+    return ", ".join(texts)
 
 
 def review_proposal(

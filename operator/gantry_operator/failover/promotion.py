@@ -48,9 +48,9 @@ def next_leadership(
     The registry alone issues epochs, so the two are normally equal. They differ when a NameServer remembers a former
     group of this name, which would fence a leader with a lower epoch for ever.
     """
-    known = max((m.report.highest_seen_epoch for m in obs.members if m.report is not None), default=0)
+    highest_seen = max((m.report.highest_seen_epoch for m in obs.members if m.report is not None), default=0)
     promoted = leadership.promoted(leader, in_sync)
-    return replace(promoted, epoch=max(promoted.epoch, known + 1))
+    return replace(promoted, epoch=max(promoted.epoch, highest_seen + 1))
 
 
 def promote(
@@ -78,14 +78,14 @@ def untrusted(obs: Observation, leadership: LeadershipRecord) -> Report | None:
     """
     if not obs.settings.async_flush or not leadership.in_sync:
         return None
-    found: list[Report] = []
+    restarted: list[Report] = []
     for id in leadership.in_sync:
         view = obs.view(id.member)
         if view is None or not view.heard or view.report is None or view.report.id == id:
             return None
         if view.report.end > 0:
-            found.append(view.report)
-    return max(found, key=lambda r: (r.rank, -r.id.member), default=None)
+            restarted.append(view.report)
+    return max(restarted, key=lambda r: (r.rank, -r.id.member), default=None)
 
 
 def unclean(obs: Observation, leadership: LeadershipRecord) -> tuple[Report, int] | None:

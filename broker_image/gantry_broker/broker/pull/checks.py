@@ -116,7 +116,7 @@ class Consumption:
 class Pull(HeldPull):
     """One pull, from its request to its answer."""
 
-    __slots__ = ("asked", "code", "commit", "conn", "filter", "offset", "opaque", "queue_id", "serialize")
+    __slots__ = ("code", "commit", "conn", "consumption", "filter", "offset", "opaque", "queue_id", "serialize")
 
     def __init__(
         self,
@@ -124,17 +124,17 @@ class Pull(HeldPull):
         code: int,
         opaque: int,
         serialize: int,
-        asked: Consumption,
+        consumption: Consumption,
         queue_id: int,
         offset: int,
         commit: int,
     ) -> None:
-        """`commit`: the consumer's progress, which counts if `asked.commits`."""
+        """`commit`: the consumer's progress, which counts if `consumption.commits`."""
         self.conn = conn
         self.code = code
         self.opaque = opaque
         self.serialize = serialize
-        self.asked = asked
+        self.consumption = consumption
         self.queue_id = queue_id
         self.offset = offset
         self.commit = commit
@@ -165,32 +165,32 @@ class PullChecks:
 
     def take(self, conn: Connection, frame: Frame) -> Pull:
         """Check a request and return its pull. Raises RequestRejected and BadField."""
-        [made] = self.again(conn, (frame,))
-        return self._take_slowly(conn, frame) if made is None else made
+        [pull] = self.again(conn, (frame,))
+        return self._take_slowly(conn, frame) if pull is None else pull
 
     def again(self, conn: Connection, frames: Sequence[Frame]) -> list[Pull | None]:
         """Return the pulls of requests that repeat checked ones; None for each other request."""
         known, of_templates = self._known, self._of_templates
-        made: list[Pull | None] = []
+        pulls: list[Pull | None] = []
         checked: Consumption | None = None
         for frame in frames:
             if type(frame) is RepeatedPull:
                 template = frame.template
-                asked = of_templates.get(template)
-                if asked is not None and (asked is checked or self._still_holds(asked)):
-                    checked = asked
+                consumption = of_templates.get(template)
+                if consumption is not None and (consumption is checked or self._still_holds(consumption)):
+                    checked = consumption
                     opaque, queue, offset, commit = template.numbers(frame.groups)
-                    if (queue_id := int(queue)) < asked.topic.read_queues:
-                        made.append(
-                            Pull(conn, frame.code, int(opaque), _JSON, asked, queue_id, int(offset), int(commit))
+                    if (queue_id := int(queue)) < consumption.topic.read_queues:
+                        pulls.append(
+                            Pull(conn, frame.code, int(opaque), _JSON, consumption, queue_id, int(offset), int(commit))
                         )
                         continue
             ext = frame.ext
             pull = None
             try:
-                asked = known.get(_key(ext))
-                if asked is not None and (asked is checked or self._still_holds(asked)):
-                    checked = asked
+                consumption = known.get(_key(ext))
+                if consumption is not None and (consumption is checked or self._still_holds(consumption)):
+                    checked = consumption
                     number, at, progress = ext["queueId"], ext["queueOffset"], ext["commitOffset"]
                     if (
                         (digits := number + at + progress).isdecimal()
@@ -198,39 +198,46 @@ class PullChecks:
                         and 0 < len(number) < 10
                         and 0 < len(at) <= _MOST_DIGITS
                         and 0 < len(progress) <= _MOST_DIGITS
-                        and (queue_id := int(number)) < asked.topic.read_queues
+                        and (queue_id := int(number)) < consumption.topic.read_queues
                         and "maxMsgBytes" not in ext
                         and not frame.flag & FLAG_ONEWAY
                     ):
                         pull = Pull(
-                            conn, frame.code, frame.opaque, frame.serialize, asked, queue_id, int(at), int(progress)
+                            conn,
+                            frame.code,
+                            frame.opaque,
+                            frame.serialize,
+                            consumption,
+                            queue_id,
+                            int(at),
+                            int(progress),
                         )
                         if type(frame) is RepeatedPull:
-                            self._keep_repeated(frame, asked)
+                            self._keep_repeated(frame, consumption)
             except KeyError:
                 pass  # The full check names the field.
-            made.append(pull)
-        return made
+            pulls.append(pull)
+        return pulls
 
-    def _still_holds(self, known: Consumption) -> bool:
+    def _still_holds(self, consumption: Consumption) -> bool:
         """Whether a pull may go on as the one that was checked."""
         tables = self._meta.working
-        group, topic = tables.groups.get(known.group_name), tables.topics.get(known.topic_name)
+        group, topic = tables.groups.get(consumption.group_name), tables.topics.get(consumption.topic_name)
         if (
-            group is not known.group
-            or topic is not known.topic
+            group is not consumption.group
+            or topic is not consumption.topic
             or not group.consume_enable
             or not topic.perm & self._settings.brokerPermission & _READ
         ):
             return False
-        members = known.members
+        members = consumption.members
         if members is None:
             return True
         return (
-            self._clients.consumers.get(known.group_name) is members
-            and members.subscriptions.get(known.topic_name) is known.subscription
-            and members.message_model == known.message_model
-            and (group.consume_broadcast_enable or known.message_model != "BROADCASTING")
+            self._clients.consumers.get(consumption.group_name) is members
+            and members.subscriptions.get(consumption.topic_name) is consumption.subscription
+            and members.message_model == consumption.message_model
+            and (group.consume_broadcast_enable or consumption.message_model != "BROADCASTING")
         )
 
     def _take_slowly(self, conn: Connection, frame: Frame) -> Pull:
@@ -272,23 +279,23 @@ class PullChecks:
         if header.maxMsgNums < 1:
             raise BadField("maxMsgNums", str(header.maxMsgNums), "a whole number of 1 or more")
         members, subscription = self._subscription(conn, header, group)
-        asked = Consumption(header, topic, group, members, subscription)
-        if asked.sql is not None:
-            self._may_filter(asked.sql)
+        consumption = Consumption(header, topic, group, members, subscription)
+        if consumption.sql is not None:
+            self._may_filter(consumption.sql)
         else:
-            self._keep(frame, asked)
+            self._keep(frame, consumption)
         return Pull(
             conn,
             frame.code,
             frame.opaque,
             frame.serialize,
-            asked,
+            consumption,
             header.queueId,
             int(header.queueOffset),
             int(header.commitOffset),
         )
 
-    def _keep(self, frame: Frame, asked: Consumption) -> None:
+    def _keep(self, frame: Frame, consumption: Consumption) -> None:
         try:
             key = _key(frame.ext)
         except KeyError:
@@ -296,15 +303,15 @@ class PullChecks:
         if sum([len(text) for text in key if text is not None]) <= MAX_KNOWN_CHARACTERS:
             if len(self._known) >= MAX_KNOWN:
                 self._known.clear()
-            self._known[key] = asked
+            self._known[key] = consumption
             if type(frame) is RepeatedPull:
-                self._keep_repeated(frame, asked)
+                self._keep_repeated(frame, consumption)
 
-    def _keep_repeated(self, frame: RepeatedPull, asked: Consumption) -> None:
+    def _keep_repeated(self, frame: RepeatedPull, consumption: Consumption) -> None:
         """Keep what all pulls with the template of a checked one have in common."""
         if len(self._of_templates) >= MAX_KNOWN:
             self._of_templates.clear()
-        self._of_templates[frame.template] = asked
+        self._of_templates[frame.template] = consumption
 
     def _subscription(
         self, conn: Connection, header: PullHeader, group: SubscriptionGroup

@@ -52,8 +52,8 @@ class Filters:
         if len(expression) > MAX_EXPRESSION:
             raise _too_long(expression)
         key = (topic, expression, kind)
-        known = self._subscriptions.get(key)
-        if known is None:
+        kept = self._subscriptions.get(key)
+        if kept is None:
             self._subscription_characters += len(expression)
             if len(self._subscriptions) >= self.MAX or self._subscription_characters > self.MAX_CHARACTERS:
                 self._subscriptions.clear()
@@ -62,12 +62,12 @@ class Filters:
             size = _size(data) if len(expression) > SMALL else 0
             if size:
                 self._may_hold(size, owner)
-            known = self._subscriptions[key] = Subscription(data)
+            kept = self._subscriptions[key] = Subscription(data)
             if size:
                 self.held_bytes += size
                 self._of[owner] = self._of.get(owner, 0) + size
-                weakref.finalize(known, self._gone, size, owner).atexit = False
-        return known
+                weakref.finalize(kept, self._gone, size, owner).atexit = False
+        return kept
 
     def _may_hold(self, size: int, owner: str) -> None:
         """Make room among the kept ones, or raise RequestRejected."""
@@ -92,20 +92,20 @@ class Filters:
         """Return the compiled expression. Raises FilterSyntaxError."""
         if len(expression) > MAX_EXPRESSION:
             raise _too_long(expression)
-        known = self._compiled.get(expression)
-        if known is None:
+        outcome = self._compiled.get(expression)
+        if outcome is None:
             self._compiled_characters += len(expression)
             if len(self._compiled) >= self.MAX or self._compiled_characters > self.MAX_CHARACTERS:
                 self._compiled.clear()
                 self._compiled_characters = len(expression)
             try:
-                known = compile_filter(expression)
+                outcome = compile_filter(expression)
             except FilterSyntaxError as error:
-                known = error
-            self._compiled[expression] = known
-        if isinstance(known, FilterSyntaxError):
-            raise known.with_traceback(None)  # without this the error keeps the frames of every caller
-        return known
+                outcome = error
+            self._compiled[expression] = outcome
+        if isinstance(outcome, FilterSyntaxError):
+            raise outcome.with_traceback(None)  # without this the error keeps the frames of every caller
+        return outcome
 
 
 def _size(data: SubscriptionData) -> int:

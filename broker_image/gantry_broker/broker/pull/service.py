@@ -148,62 +148,62 @@ class PullService:
             return frames
         begun = perf_counter()
         rest: list[Frame] = []
-        found: list[tuple[Frame, Pull]] = []
+        to_read: list[tuple[Frame, Pull]] = []
         may_hold, commit, waits = self._settings.longPollingEnable, self._meta.commit_offset_of, self._waits
         now_ms, wait_ms, owner = self._clock.now_ms(), self._wait_ms(), owners_of(conn)[1]
         waiting = False
-        for frame, made in zip(frames, self._check_again(conn, frames), strict=True):
-            if made is None:
+        for frame, pull in zip(frames, self._check_again(conn, frames), strict=True):
+            if pull is None:
                 rest.append(frame)
                 continue
-            asked = made.asked
+            consumption = pull.consumption
             try:
-                if asked.commits:
-                    commit(asked.key, made.queue_id, made.commit, owner)
-                if asked.hold_ms and may_hold and waits(made, now_ms, wait_ms):
+                if consumption.commits:
+                    commit(consumption.key, pull.queue_id, pull.commit, owner)
+                if consumption.hold_ms and may_hold and waits(pull, now_ms, wait_ms):
                     waiting = True
                 else:
-                    found.append((frame, made))
+                    to_read.append((frame, pull))
             except Exception:
                 rest.append(frame)  # `handle` meets the error again, and its caller answers with it.
         if waiting and wait_ms:
             self._gather(conn, wait_ms)
-        if found:
-            self._answer_found(found, rest, begun)
+        if to_read:
+            self._answer_from_end(to_read, rest, begun)
         return rest
 
-    def _answer_found(self, found: list[tuple[Frame, Pull]], rest: list[Frame], begun: float) -> None:
+    def _answer_from_end(self, to_read: list[tuple[Frame, Pull]], rest: list[Frame], begun: float) -> None:
         """Answer pulls from records at the end of the log, which it reads together; `rest` gets the other requests."""
         ends = begun + SLICE_S
         pieces = self._store.reader.together()
         with self._counted_together():
-            for number, (frame, made) in enumerate(found):
+            for number, (frame, pull) in enumerate(to_read):
                 if perf_counter() > ends:
-                    rest += [frame for frame, _ in found[number:]]
+                    rest += [frame for frame, _ in to_read[number:]]
                     return
                 try:
-                    got = self._found(made, pieces)
+                    got = self._read_end(pull, pieces)
                 except OSError:
                     got = None  # `handle` meets it again.
                 if got is None:
                     rest.append(frame)
                     continue
-                self._give(made, got)
+                self._give(pull, got)
                 seconds = perf_counter() - begun
                 self._latencies.pull.observe(seconds)
-                self._latencies.rpc.observe(made.code, _FOUND, seconds)
+                self._latencies.rpc.observe(pull.code, _FOUND, seconds)
 
-    def _found(self, made: Pull, pieces: LogPieces) -> Got | None:
+    def _read_end(self, pull: Pull, pieces: LogPieces) -> Got | None:
         """Return what `pieces` have for a pull without a filter; None: `_read` has to look."""
-        asked = made.asked
-        if asked.codes is not None or made.filter is not None:
+        consumption = pull.consumption
+        if consumption.codes is not None or pull.filter is not None:
             return None
         settings = self._settings
         most = settings.maxTransferCountOnMessageInMemory
-        if asked.max_count < most:
-            most = asked.max_count
+        if consumption.max_count < most:
+            most = consumption.max_count
         return pieces.found(
-            asked.topic_name, made.queue_id, made.offset, most, settings.maxTransferBytesOnMessageInMemory
+            consumption.topic_name, pull.queue_id, pull.offset, most, settings.maxTransferBytesOnMessageInMemory
         )
 
     @contextlib.contextmanager
@@ -215,98 +215,98 @@ class PullService:
             yield
         finally:
             self._tally = None
-            for asked, entry in tally.items():
-                self._count_gets(asked.topic_name, asked.group_name, entry.count, entry.size, entry.offsets)
+            for consumption, entry in tally.items():
+                self._count_gets(consumption.topic_name, consumption.group_name, entry.count, entry.size, entry.offsets)
 
     def handle(self, conn: Connection, frame: Frame) -> Coroutine[None, None, None] | None:
         begun = perf_counter()
-        made = self._check(conn, frame)
+        pull = self._check(conn, frame)
         if frame.is_oneway:  # It brings progress at most: no answer may carry what it would get.
-            self._commit(made)
+            self._commit(pull)
             return None
-        if made.asked.sql is not None and self._slices.left_s <= 0:
-            return self._pull_in_turn(made, begun)
-        return self._serve(made, begun)
+        if pull.consumption.sql is not None and self._slices.left_s <= 0:
+            return self._pull_in_turn(pull, begun)
+        return self._serve(pull, begun)
 
-    def _commit(self, made: Pull) -> None:
+    def _commit(self, pull: Pull) -> None:
         """Keep the progress that a pull brings."""
-        asked = made.asked
-        if asked.commits and self._role.leading and made.commit >= 0:
-            self._meta.commit_offset_of(asked.key, made.queue_id, made.commit, owners_of(made.conn)[1])
+        consumption = pull.consumption
+        if consumption.commits and self._role.leading and pull.commit >= 0:
+            self._meta.commit_offset_of(consumption.key, pull.queue_id, pull.commit, owners_of(pull.conn)[1])
 
-    async def _pull_in_turn(self, made: Pull, begun: float) -> None:
+    async def _pull_in_turn(self, pull: Pull, begun: float) -> None:
         """Serve a pull with an SQL92 filter in a later slice, when this pass of the event loop has done enough."""
         await self._slices.grant()
-        if not made.conn.closed and (rest := self._serve(made, begun)) is not None:
+        if not pull.conn.closed and (rest := self._serve(pull, begun)) is not None:
             await rest
 
-    def _serve(self, made: Pull, begun: float) -> Coroutine[None, None, None] | None:
+    def _serve(self, pull: Pull, begun: float) -> Coroutine[None, None, None] | None:
         """Answer a pull, hold it, or return the rest of the work. `begun`: when it arrived, by `perf_counter`."""
-        asked = made.asked
-        if asked.sql is not None:
-            made.filter = self._sql(asked.sql)
-        self._commit(made)
-        may_hold = asked.hold_ms > 0 and self._settings.longPollingEnable
+        consumption = pull.consumption
+        if consumption.sql is not None:
+            pull.filter = self._sql(consumption.sql)
+        self._commit(pull)
+        may_hold = consumption.hold_ms > 0 and self._settings.longPollingEnable
         if may_hold and self._role.serves:
             wait_ms = self._wait_ms()
-            if self._waits(made, self._clock.now_ms(), wait_ms):
+            if self._waits(pull, self._clock.now_ms(), wait_ms):
                 if wait_ms:
-                    self._gather(made.conn, wait_ms)
+                    self._gather(pull.conn, wait_ms)
                 return None
-        got, code = self._read(made, self._store.reader.together())
-        if code == ResponseCode.PULL_NOT_FOUND and may_hold and self._hold(made, self._clock.now_ms()):
+        got, code = self._read(pull, self._store.reader.together())
+        if code == ResponseCode.PULL_NOT_FOUND and may_hold and self._hold(pull, self._clock.now_ms()):
             return None
         if got.status == GetStatus.OFFSET_TOO_SMALL and code == ResponseCode.PULL_RETRY_IMMEDIATELY:
-            asked = made.asked
-            if self._archive_reads.may_have(asked.topic_name, made.queue_id, made.offset):
-                return self._from_archive(made, begun)
-        self._answered_now(made, got, code, begun)
+            consumption = pull.consumption
+            if self._archive_reads.may_have(consumption.topic_name, pull.queue_id, pull.offset):
+                return self._from_archive(pull, begun)
+        self._answered_now(pull, got, code, begun)
         return None
 
-    def _answered_now(self, made: Pull, got: Got, code: int, begun: float) -> None:
-        self.answer(made, got, code)
+    def _answered_now(self, pull: Pull, got: Got, code: int, begun: float) -> None:
+        self.answer(pull, got, code)
         seconds = perf_counter() - begun
         self._latencies.pull.observe(seconds)
-        self._latencies.rpc.observe(made.code, code, seconds)
+        self._latencies.rpc.observe(pull.code, code, seconds)
 
-    async def _from_archive(self, made: Pull, begun: float) -> None:
+    async def _from_archive(self, pull: Pull, begun: float) -> None:
         """Answer a pull with messages that the local log no longer has. Raises RequestRejected."""
-        asked, condition = made.asked, made.filter
+        consumption, condition = pull.consumption, pull.filter
         got = await self._archive_reads.get(
             Wanted(
-                asked.topic_name,
-                made.queue_id,
-                made.offset,
-                min(asked.max_count, self._settings.maxTransferCountOnMessageInMemory),
+                consumption.topic_name,
+                pull.queue_id,
+                pull.offset,
+                min(consumption.max_count, self._settings.maxTransferCountOnMessageInMemory),
                 self._settings.maxTransferBytesOnMessageInMemory,
-                asked.codes,
+                consumption.codes,
                 None if condition is None else lambda record: condition(parse_properties(record.properties)),
             ),
-            owners_of(made.conn)[1],
+            owners_of(pull.conn)[1],
         )
-        if not made.conn.closed:
+        if not pull.conn.closed:
             code = ResponseCode.SUCCESS if got.count else ResponseCode.PULL_RETRY_IMMEDIATELY
-            self._answered_now(made, got, int(code), begun)
+            self._answered_now(pull, got, int(code), begun)
 
-    def _hold(self, made: Pull, now_ms: int) -> bool:
-        asked = made.asked
-        return self._held.hold(asked.topic_name, made.queue_id, made, now_ms + asked.hold_ms)
+    def _hold(self, pull: Pull, now_ms: int) -> bool:
+        consumption = pull.consumption
+        return self._held.hold(consumption.topic_name, pull.queue_id, pull, now_ms + consumption.hold_ms)
 
-    def _waits(self, made: Pull, now_ms: int, wait_ms: int) -> bool:
+    def _waits(self, pull: Pull, now_ms: int, wait_ms: int) -> bool:
         """Hold a pull of the master without a read, for its queue to grow or for the next turn; False: read.
 
         `wait_ms`: from `_wait_ms`. If it is not 0 and a pull waits, `_gather` has to follow.
         """
-        asked = made.asked
-        there = self._store.reader.max_offset(asked.topic_name, made.queue_id) - made.offset
+        consumption = pull.consumption
+        there = self._store.reader.max_offset(consumption.topic_name, pull.queue_id) - pull.offset
         if there == 0:
-            return made.offset != 0 and self._hold(made, now_ms)
-        if there < 0 or there >= asked.max_count or asked.codes is not None or asked.sql is not None:
+            return pull.offset != 0 and self._hold(pull, now_ms)
+        if there < 0 or there >= consumption.max_count or consumption.codes is not None or consumption.sql is not None:
             return False
         self._pace.note(1)
-        if not wait_ms or not self._hold(made, now_ms):
+        if not wait_ms or not self._hold(pull, now_ms):
             return False
-        self._gathered.setdefault(made.key, perf_counter())
+        self._gathered.setdefault(pull.key, perf_counter())
         return True
 
     def _wait_ms(self) -> int:
@@ -376,9 +376,9 @@ class PullService:
                         self._note_answered()
                         self._try_each(key, held.waiting(*key), pieces, ends, grew)
                         continue
-                    for made in few:
-                        if attempt(made, pieces, grew):
-                            held.end(made)
+                    for pull in few:
+                        if attempt(pull, pieces, grew):
+                            held.end(pull)
                     if perf_counter() > ends:
                         break
             self._note_answered()
@@ -394,7 +394,7 @@ class PullService:
     ) -> None:
         """Try pulls until a time, and the rest in a later pass."""
         self._waking.discard(key)
-        self._held.try_each(waiting, lambda made: self._attempt(made, pieces, grew), lambda: perf_counter() < ends)
+        self._held.try_each(waiting, lambda pull: self._attempt(pull, pieces, grew), lambda: perf_counter() < ends)
         self._note_answered()
         if waiting:
             self._waking.add(key)
@@ -416,19 +416,19 @@ class PullService:
         now_ms, now = self._clock.now_ms(), perf_counter()
         since: dict[float, int] = {}
         kinds: dict[tuple[int, int], list[int]] = {}
-        for made, code, grew in answered:
+        for pull, code, grew in answered:
             since[grew] = since.get(grew, 0) + 1
-            times_ms = kinds.get((made.code, code))
+            times_ms = kinds.get((pull.code, code))
             if times_ms is None:
-                times_ms = kinds[made.code, code] = []
-            times_ms.append(now_ms - made.deadline_ms + made.asked.hold_ms)
+                times_ms = kinds[pull.code, code] = []
+            times_ms.append(now_ms - pull.deadline_ms + pull.consumption.hold_ms)
         for grew, count in since.items():
             self._latencies.pull.observe(now - grew, count)
         for (request, code), times_ms in kinds.items():
             self._latencies.rpc.observe_held(request, code, times_ms)
 
-    def _note_held(self, made: Pull, code: int, now_ms: int) -> None:
-        self._latencies.rpc.observe_held(made.code, code, (now_ms - made.deadline_ms + made.asked.hold_ms,))
+    def _note_held(self, pull: Pull, code: int, now_ms: int) -> None:
+        self._latencies.rpc.observe_held(pull.code, code, (now_ms - pull.deadline_ms + pull.consumption.hold_ms,))
 
     def settle_soon(self) -> None:
         """Answer every held pull as `settle_all`, in slices of later passes of the event loop."""
@@ -438,11 +438,11 @@ class PullService:
         """Answer every held pull from this member's present state, after a change of role. `of`: only those of these
         connections.
         """
-        async for made in self._slices.sliced(self._held.everything()):
-            if made.done or (of is not None and made.conn not in of):
+        async for pull in self._slices.sliced(self._held.everything()):
+            if pull.done or (of is not None and pull.conn not in of):
                 continue
-            self._held.end(made)
-            self._answer_now(made)
+            self._held.end(pull)
+            self._answer_now(pull)
 
     def expire(self, now_ms: int) -> None:
         """Answer the pulls whose time is over, and try the pulls again that could not take new messages before."""
@@ -454,40 +454,40 @@ class PullService:
     def _answer_due(self, now_ms: int) -> None:
         ends = perf_counter() + SLICE_S
         while due := self._held.due(now_ms, DUE_AT_ONCE):
-            for made in due:
-                self._answer_now(made)
+            for pull in due:
+                self._answer_now(pull)
             if perf_counter() > ends:
                 self._slices.charge(SLICE_S)
                 self._slices.run(lambda: self._answer_due(now_ms))
                 return
 
-    def _answer_now(self, made: Pull) -> None:
-        if not made.conn.closed:
-            got, code = self._read(made, self._store.reader.together())
-            self.answer(made, got, code)
-            self._note_held(made, code, self._clock.now_ms())
+    def _answer_now(self, pull: Pull) -> None:
+        if not pull.conn.closed:
+            got, code = self._read(pull, self._store.reader.together())
+            self.answer(pull, got, code)
+            self._note_held(pull, code, self._clock.now_ms())
 
-    def _attempt(self, made: Pull, pieces: LogPieces, grew: float) -> bool:
+    def _attempt(self, pull: Pull, pieces: LogPieces, grew: float) -> bool:
         """Try a pull whose queue grew at that time; return True when it is answered or given up."""
-        if made.conn.closed:
+        if pull.conn.closed:
             return True
-        if made.conn.paused or (made.filter is not None and self._slices.left_s <= 0):
-            self._held.passed_over.add(made.key)
+        if pull.conn.paused or (pull.filter is not None and self._slices.left_s <= 0):
+            self._held.passed_over.add(pull.key)
             return False
-        found = self._found(made, pieces)
-        if found is not None:
-            self._give(made, found)
-            self._answered.append((made, _FOUND, grew))
+        from_end = self._read_end(pull, pieces)
+        if from_end is not None:
+            self._give(pull, from_end)
+            self._answered.append((pull, _FOUND, grew))
             return True
-        got, code = self._look(made)
+        got, code = self._look(pull)
         if code == ResponseCode.PULL_NOT_FOUND:
             return False
         at_end = got.next_offset >= got.max_offset  # False: more messages came than one read examines
         if code == ResponseCode.PULL_RETRY_IMMEDIATELY and got.status == GetStatus.NO_MATCHED_MESSAGE and at_end:
-            made.offset = got.next_offset
+            pull.offset = got.next_offset
             return False
-        self.answer(made, got, code)
-        self._answered.append((made, code, grew))
+        self.answer(pull, got, code)
+        self._answered.append((pull, code, grew))
         return True
 
     def _sql(self, data: SubscriptionData) -> Filter:
@@ -502,26 +502,28 @@ class PullService:
         finally:
             self._slices.charge(perf_counter() - begun)
 
-    def _read(self, made: Pull, pieces: LogPieces) -> tuple[Got, int]:
+    def _read(self, pull: Pull, pieces: LogPieces) -> tuple[Got, int]:
         """Read the records and return them with the code of an answer at this moment."""
-        found = self._found(made, pieces)
-        return self._look(made) if found is None else (found, _FOUND)
+        from_end = self._read_end(pull, pieces)
+        return self._look(pull) if from_end is None else (from_end, _FOUND)
 
-    def _look(self, made: Pull) -> tuple[Got, int]:
+    def _look(self, pull: Pull) -> tuple[Got, int]:
         """As `_read`, for records that `_found` does not have."""
-        asked = made.asked
-        most = min(asked.max_count, self._settings.maxTransferCountOnMessageInMemory)
+        consumption = pull.consumption
+        most = min(consumption.max_count, self._settings.maxTransferCountOnMessageInMemory)
         most_bytes = self._settings.maxTransferBytesOnMessageInMemory
-        condition = made.filter
+        condition = pull.filter
         if condition is None:
-            got = self._store.reader.get(asked.topic_name, made.queue_id, made.offset, most, most_bytes, asked.codes)
+            got = self._store.reader.get(
+                consumption.topic_name, pull.queue_id, pull.offset, most, most_bytes, consumption.codes
+            )
         else:
             begun = perf_counter()
             ends = begun + SLICE_S
             got = self._store.reader.get(
-                asked.topic_name,
-                made.queue_id,
-                made.offset,
+                consumption.topic_name,
+                pull.queue_id,
+                pull.offset,
                 most,
                 most_bytes,
                 None,
@@ -531,18 +533,18 @@ class PullService:
             self._slices.charge(perf_counter() - begun)
         status = got.status
         if status in (GetStatus.NO_MATCHED_LOGIC_QUEUE, GetStatus.NO_MESSAGE_IN_QUEUE):
-            code = ResponseCode.PULL_NOT_FOUND if made.offset == 0 else ResponseCode.PULL_OFFSET_MOVED
+            code = ResponseCode.PULL_NOT_FOUND if pull.offset == 0 else ResponseCode.PULL_OFFSET_MOVED
         else:
             code = _CODES[status]
         if status == GetStatus.OFFSET_TOO_SMALL and self._with_archive:
-            got, code = self._below_local(made, got, code)
+            got, code = self._below_local(pull, got, code)
         if self._role.serves:
             if got.damaged >= 0:
                 code = ResponseCode.SYSTEM_ERROR
             elif (
                 code == ResponseCode.PULL_OFFSET_MOVED
                 and (not self._role.epoch_confirmed or self._role.site.is_standby)
-                and made.offset >= got.max_offset
+                and pull.offset >= got.max_offset
             ):
                 code = ResponseCode.PULL_NOT_FOUND
         elif self._role.draining and code == ResponseCode.PULL_OFFSET_MOVED:
@@ -553,41 +555,41 @@ class PullService:
             code = ResponseCode.PULL_RETRY_IMMEDIATELY
         return got, int(code)
 
-    def _below_local(self, made: Pull, got: Got, code: ResponseCode) -> tuple[Got, ResponseCode]:
+    def _below_local(self, pull: Pull, got: Got, code: ResponseCode) -> tuple[Got, ResponseCode]:
         """Return the answer to a pull below the local log as far as it is known without a read of the archive."""
-        reads, asked = self._archive_reads, made.asked
-        if reads.may_have(asked.topic_name, made.queue_id, made.offset):
-            return replace(got, next_offset=made.offset), ResponseCode.PULL_RETRY_IMMEDIATELY
-        floor = reads.floor(asked.topic_name, made.queue_id)
+        reads, consumption = self._archive_reads, pull.consumption
+        if reads.may_have(consumption.topic_name, pull.queue_id, pull.offset):
+            return replace(got, next_offset=pull.offset), ResponseCode.PULL_RETRY_IMMEDIATELY
+        floor = reads.floor(consumption.topic_name, pull.queue_id)
         if floor is not None and floor < got.min_offset:
             got = replace(got, next_offset=floor, min_offset=floor)
         return got, code
 
-    def answer(self, made: Pull, got: Got, code: int) -> None:
+    def answer(self, pull: Pull, got: Got, code: int) -> None:
         if code == _FOUND:
-            self._give(made, got)
+            self._give(pull, got)
             return
-        suggest = self._suggest(made, got, code)
-        next_offset = made.offset if code == ResponseCode.PULL_NOT_FOUND else got.next_offset
+        suggest = self._suggest(pull, got, code)
+        next_offset = pull.offset if code == ResponseCode.PULL_NOT_FOUND else got.next_offset
         if (
             not self._role.serves
             and code == ResponseCode.PULL_RETRY_IMMEDIATELY
             and got.status != GetStatus.NO_MATCHED_MESSAGE
         ):
-            next_offset = made.offset
+            next_offset = pull.offset
             if suggest == _MASTER:
-                self._note_sent_away(made)
+                self._note_sent_away(pull)
         fields = PullAnswer(Long(suggest), Long(next_offset), Long(got.min_offset), Long(got.max_offset))
         remark = GetStatus(got.status).name
         if got.damaged >= 0:
             remark = f"the record at offset {got.damaged} of the log is damaged on the disk and waits for repair"
-        made.conn.send(Frame(code, made.opaque, FLAG_RESPONSE, fields.ext(), b"", remark, made.serialize))
+        pull.conn.send(Frame(code, pull.opaque, FLAG_RESPONSE, fields.ext(), b"", remark, pull.serialize))
 
-    def _note_sent_away(self, made: Pull) -> None:
+    def _note_sent_away(self, pull: Pull) -> None:
         """Find clients that take this slave for the master."""
-        attrs = made.conn.attrs
+        attrs = pull.conn.attrs
         counts: dict[tuple[str, int], tuple[int, float]] = attrs.setdefault(SENT_AWAY, {})
-        key, now = (made.asked.key, made.queue_id), self._loop.time()
+        key, now = (pull.consumption.key, pull.queue_id), self._loop.time()
         count, since = counts.get(key, (0, now))
         if now - since > ASTRAY_S or len(counts) > MOST_SENT_AWAY:
             counts.clear()
@@ -596,26 +598,28 @@ class PullService:
         if count + 1 >= ASTRAY_AFTER:
             attrs[ASTRAY] = True
 
-    def _give(self, made: Pull, got: Got) -> None:
+    def _give(self, pull: Pull, got: Got) -> None:
         """Answer with records."""
-        asked, tally, data, following = made.asked, self._tally, got.data, got.next_offset
-        suggest = self._suggest(made, got, _FOUND) if self._settings.slaveReadEnable else _MASTER
+        consumption, tally, data, following = pull.consumption, self._tally, got.data, got.next_offset
+        suggest = self._suggest(pull, got, _FOUND) if self._settings.slaveReadEnable else _MASTER
         if tally is None:
-            self._count_gets(asked.topic_name, asked.group_name, got.count, len(data), {made.queue_id: following})
+            self._count_gets(
+                consumption.topic_name, consumption.group_name, got.count, len(data), {pull.queue_id: following}
+            )
         else:
-            entry = tally.get(asked)
+            entry = tally.get(consumption)
             if entry is None:
-                entry = tally[asked] = Tally()
+                entry = tally[consumption] = Tally()
             entry.count += got.count
             entry.size += len(data)
-            entry.offsets[made.queue_id] = following
+            entry.offsets[pull.queue_id] = following
         low = got.min_offset
         if low and self._with_archive:
-            low = self._archive_reads.bounds(asked.topic_name, made.queue_id)[0]
-        head = found_head(made.opaque, made.serialize, suggest, following, low, got.max_offset, len(data))
-        made.conn.write_with(head, data)
+            low = self._archive_reads.bounds(consumption.topic_name, pull.queue_id)[0]
+        head = found_head(pull.opaque, pull.serialize, suggest, following, low, got.max_offset, len(data))
+        pull.conn.write_with(head, data)
 
-    def _suggest(self, made: Pull, got: Got, code: int) -> int:
+    def _suggest(self, pull: Pull, got: Got, code: int) -> int:
         """Return the brokerId from which the consumer should pull next; 0 is the master."""
         settings = self._settings
         if not settings.slaveReadEnable:
@@ -626,8 +630,8 @@ class PullService:
             if code != ResponseCode.SUCCESS:
                 return _MASTER
             if self._slave_reads.far_behind(got):
-                return self._slave_reads.slave_for(made.asked.group.which_broker_when_slow, got)
-            return made.asked.group.broker_id
+                return self._slave_reads.slave_for(pull.consumption.group.which_broker_when_slow, got)
+            return pull.consumption.group.broker_id
         served = code == ResponseCode.SUCCESS or got.status == GetStatus.NO_MATCHED_MESSAGE
         if not served or not self._slave_reads.far_behind(got):
             return _MASTER

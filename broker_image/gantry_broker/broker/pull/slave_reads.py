@@ -37,10 +37,10 @@ class SlaveReads:
         last = int.from_bytes(got.data[28:36], "big")
         return max(self._store.state.confirmed - last, 0)
 
-    def slave_for(self, wanted: int, got: Got) -> int:
-        """Return `wanted` if that slave is in sync and fetches, else the brokerId of another such slave, else 0."""
+    def slave_for(self, preferred: int, got: Got) -> int:
+        """Return `preferred` if that slave is in sync and fetches, else the brokerId of another such slave, else 0."""
         status: dict[str, Any] = self._replication.status_fields()
         alive = [f.member.member + 1 for f in status["followers"] if f.in_sync and f.last_fetch_ms < FETCHES_MS]
-        if wanted in alive:
-            return wanted
+        if preferred in alive:
+            return preferred
         return min(alive, default=0)

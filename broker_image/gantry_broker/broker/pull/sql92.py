@@ -268,14 +268,14 @@ def _negated(inner: Evaluate, negative: bool) -> Evaluate:
     return evaluate
 
 
-def _text(left: Evaluate, wanted: str, kind: str) -> Evaluate:
+def _text(left: Evaluate, piece: str, kind: str) -> Evaluate:
     def evaluate(props: Props) -> Value:
         value = left(props)
         if not isinstance(value, str):
             return None
         if kind == "contains":
-            return wanted in value
-        return value.startswith(wanted) if kind == "startswith" else value.endswith(wanted)
+            return piece in value
+        return value.startswith(piece) if kind == "startswith" else value.endswith(piece)
 
     return evaluate
 

@@ -81,8 +81,8 @@ class LargeBatches:
         async for part in self._slices.sliced(batch_parts(frame.body)):
             if not self._role.may_append:
                 raise NotWritable(self._role.refusal())
-            asked = Frame(frame.code, frame.opaque, frame.flag, ext, part)
-            queue_id, offset, names, waits = self._sender.store_part(asked, born_host, self._clock.unix_ms())
+            part_frame = Frame(frame.code, frame.opaque, frame.flag, ext, part)
+            queue_id, offset, names, waits = self._sender.store_part(part_frame, born_host, self._clock.unix_ms())
             self._writer.appended(None)
             if first < 0:  # A queue that the broker has chosen is that of all parts.
                 first, ext = offset, {**ext, "e": str(queue_id)}

@@ -115,7 +115,7 @@ STATUS_CODE: Final = {
     SendStatus.SLAVE_NOT_AVAILABLE: int(ResponseCode.SLAVE_NOT_AVAILABLE),
 }
 
-Asked = tuple[Frame, int, int, More | None, bool]
+Taken = tuple[Frame, int, int, More | None, bool]
 """A stored send: its frame, the queue in the answer, the number of its messages, one more field of the answer (the
 transaction id or the handle for a recall), and whether its producer waits for confirmation. With the property
 WAIT=false it gets SEND_OK once the leader has the message (4.9.7 too).
@@ -195,7 +195,7 @@ class Sender:
         begun = time.perf_counter()
         puts: list[Row] = []
         batches: list[PlainBatch] = []
-        asked: list[Asked] = []
+        taken: list[Taken] = []
         refused: list[bytes] = []
         plain = usual = True
         later: list[Frame] = []
@@ -256,7 +256,7 @@ class Sender:
                                     (uniq,),
                                 )
                             )
-                            asked.append((frame, queue_id, 1, None, True))
+                            taken.append((frame, queue_id, 1, None, True))
                             continue
                         props = dict([piece.split("\x01", 1) for piece in text.split("\x02") if piece])
                         if text and SPECIAL.isdisjoint(props) and props.get("WAIT", "true") == "true":
@@ -266,11 +266,11 @@ class Sender:
                                 check_keys(props)
                                 keys_taken += keys.count(KEY_SEPARATOR)
                                 usual = False
-                            known = _without_wait(text) if "WAIT" in props else text
-                            known = known + suffix if not known or known[-1] == "\x02" else known + "\x02" + suffix
+                            stored = _without_wait(text) if "WAIT" in props else text
+                            stored = stored + suffix if not stored or stored[-1] == "\x02" else stored + "\x02" + suffix
                             code = tags_hash(tags) if tags else 0
                             if keys is None and uniq:
-                                self._shapes.learn(text, props.get("UNIQ_KEY", ""), known, code, now_ms)
+                                self._shapes.learn(text, props.get("UNIQ_KEY", ""), stored, code, now_ms)
                             puts.append(
                                 (
                                     name,
@@ -280,25 +280,25 @@ class Sender:
                                     born_ms,
                                     born_host,
                                     body,
-                                    known.encode("ascii"),
+                                    stored.encode("ascii"),
                                     0,
                                     0,
                                     code,
                                     index_keys(props),
                                 )
                             )
-                            asked.append((frame, queue_id, 1, None, True))
+                            taken.append((frame, queue_id, 1, None, True))
                             continue
                 elif frame.code == _BATCH:
-                    found = self._plain_batch(frame, born_host)
-                    if found is not None:
-                        batch, keys_of = found
+                    plain_batch = self._plain_batch(frame, born_host)
+                    if plain_batch is not None:
+                        batch, keys_of = plain_batch
                         if puts:
                             puts += rows_of_batch(batch)
                         else:
                             batches.append(batch)
                         keys_taken += keys_of
-                        asked.append((frame, batch.queue_id, batch.messages, None, True))
+                        taken.append((frame, batch.queue_id, batch.messages, None, True))
                         plain = usual = False
                         continue
             except (KeyError, ValueError):
@@ -307,7 +307,7 @@ class Sender:
                 self.on_large(conn, frame)
                 continue
             try:
-                made, queue_id, more, waits = self._slow_path(frame, born_host, now_ms)
+                frame_puts, queue_id, more, waits = self._slow_path(frame, born_host, now_ms)
             except _InTurn:
                 later.append(frame)
                 continue
@@ -318,18 +318,18 @@ class Sender:
                 if not frame.flag & FLAG_ONEWAY:
                     refused.append(encode_frame(answer))
                 continue
-            puts += map(row_of, made)
-            keys_taken += sum([len(put.keys) for put in made])
-            asked.append((frame, queue_id, len(made), more, waits))
+            puts += map(row_of, frame_puts)
+            keys_taken += sum([len(put.keys) for put in frame_puts])
+            taken.append((frame, queue_id, len(frame_puts), more, waits))
             plain = usual = False
         if refused:
             conn.write(b"".join(refused))
         if batches and not puts:
-            self._store_puts(conn, batches, asked, now_ms, begun, False)
+            self._store_puts(conn, batches, taken, now_ms, begun, False)
         elif puts:
             if batches:  # They came before the others.
                 puts = [*(row for batch in batches for row in rows_of_batch(batch)), *puts]
-            self._store_puts(conn, puts, asked, now_ms, begun, plain)
+            self._store_puts(conn, puts, taken, now_ms, begun, plain)
         return later
 
     def take_plain(self, conn: Connection, sends: Sends, now_ms: int) -> bool:
@@ -337,8 +337,8 @@ class Sender:
         begun = time.perf_counter()
         sendable = self._sendable
         for name, largest_queue, _, _, _ in sends.topics:
-            known = sendable.get(name)
-            if known is None or largest_queue >= known[1]:
+            target = sendable.get(name)
+            if target is None or largest_queue >= target[1]:
                 return False
         if sends.most_body > self._settings.maxMessageSize:
             return False
@@ -464,35 +464,35 @@ class Sender:
         self,
         conn: Connection,
         puts: list[Row] | list[PlainBatch],
-        asked: list[Asked],
+        taken: list[Taken],
         now_ms: int,
         begun: float,
         plain: bool,
     ) -> None:
         """`begun`: when the sends arrived, by `time.perf_counter`. `plain`: all took the fast path.
 
-        `puts`: their messages one by one, or one batch for each of `asked`.
+        `puts`: their messages one by one, or one batch for each of `taken`.
         """
         append = time.perf_counter()
         try:
             stored = self._put(puts, now_ms)
         except Exception as error:
             if not isinstance(error, StoreError) or isinstance(error, MessageTooLarge):
-                self._store_each(conn, puts, asked, now_ms, begun, error)
+                self._store_each(conn, puts, taken, now_ms, begun, error)
                 return
-            self._store_refused(conn, asked, error, begun)
+            self._store_refused(conn, taken, error, begun)
             return
         appended = time.perf_counter()
         self._store_took()
-        messages = sum([a[2] for a in asked])
-        pending, content = self._pending(asked, stored)
+        messages = sum([a[2] for a in taken])
+        pending, content = self._pending(taken, stored)
         host = self._store_host_hex
         if content:
             conn.write(send_answers(int(ResponseCode.SUCCESS), host, content))
-        if len(pending) < len(asked):
+        if len(pending) < len(taken):
             plain = False
-            early = [a for a in asked if not a[4] or a[0].flag & FLAG_ONEWAY]
-            asked = [a for a in asked if a[4] and not a[0].flag & FLAG_ONEWAY]
+            early = [a for a in taken if not a[4] or a[0].flag & FLAG_ONEWAY]
+            taken = [a for a in taken if a[4] and not a[0].flag & FLAG_ONEWAY]
             self._answered(early, ResponseCode.SUCCESS, time.perf_counter() - begun)
         if not pending:
             self._latencies.append.observe(appended - append, messages)
@@ -516,56 +516,56 @@ class Sender:
                 self._latencies.replication.observe(now - appended, len(pending))
             else:
                 self._count_refused(code, len(pending))
-            self._answered(asked, code, now - begun)
+            self._answered(taken, code, now - begun)
 
         self._appended(on_status)
 
-    def _store_refused(self, conn: Connection, asked: list[Asked], error: StoreError, begun: float) -> None:
+    def _store_refused(self, conn: Connection, taken: list[Taken], error: StoreError, begun: float) -> None:
         """Answer sends none of which the store has taken."""
         code, remark = store_refusal(error)
-        self._count_refused(code, len(asked))
+        self._count_refused(code, len(taken))
         conn.write(
-            b"".join(encode_frame(error_answer(a[0], code, remark)) for a in asked if not a[0].flag & FLAG_ONEWAY)
+            b"".join(encode_frame(error_answer(a[0], code, remark)) for a in taken if not a[0].flag & FLAG_ONEWAY)
         )
-        self._answered(asked, code, time.perf_counter() - begun)
+        self._answered(taken, code, time.perf_counter() - begun)
         self._store_failed(error)
 
     def _store_each(
         self,
         conn: Connection,
         puts: list[Row] | list[PlainBatch],
-        asked: list[Asked],
+        taken: list[Taken],
         now_ms: int,
         begun: float,
         error: Exception,
     ) -> None:
         """Store the sends of one read each by itself: one of them made the store refuse all."""
-        if len(asked) > 1:
+        if len(taken) > 1:
             at = 0
-            for one in asked:
+            for one in taken:
                 step = 1 if isinstance(puts[0], PlainBatch) else one[2]
                 self._store_puts(conn, puts[at : at + step], [one], now_ms, begun, False)
                 at += step
             return
-        frame = asked[0][0]
+        frame = taken[0][0]
         answer = failure_answer(frame, error)
         self._count_refused(answer.code)
         self._rpc(frame.code, answer.code, time.perf_counter() - begun, flag=frame.flag)
         if not frame.flag & FLAG_ONEWAY:
             conn.write(encode_frame(answer))
 
-    def _answered(self, asked: list[Asked], code: int, seconds: float) -> None:
+    def _answered(self, taken: list[Taken], code: int, seconds: float) -> None:
         """Count answers that leave together. Sends of one read have mostly one code."""
-        first = asked[0][0]
+        first = taken[0][0]
         request, flag = first.code, first.flag
-        if all([a[0].code == request and a[0].flag == flag for a in asked]):
-            self._rpc(request, code, seconds, len(asked), flag)
+        if all([a[0].code == request and a[0].flag == flag for a in taken]):
+            self._rpc(request, code, seconds, len(taken), flag)
         else:
-            for frame, *_ in asked:
+            for frame, *_ in taken:
                 self._rpc(frame.code, code, seconds, 1, frame.flag)
 
     def _pending(
-        self, asked: list[Asked], stored: list[Stored] | list[StoredBatch]
+        self, taken: list[Taken], stored: list[Stored] | list[StoredBatch]
     ) -> tuple[list[Pending], list[Pending]]:
         """Return the answers that wait for confirmation, and those that wait for the leader's copy alone."""
         pending: list[Pending] = []
@@ -573,12 +573,12 @@ class Sender:
         host = self._store_host_hex
         at = 0
         if isinstance(stored[0], StoredBatch):
-            for (frame, queue_id, *_), (queue_offset, entries) in zip(asked, stored, strict=True):
+            for (frame, queue_id, *_), (queue_offset, entries) in zip(taken, stored, strict=True):
                 if not frame.flag & FLAG_ONEWAY:
                     ids = message_ids(host, entries)
                     pending.append((frame.opaque, frame.serialize, queue_id, queue_offset, ids, None))
             return pending, content
-        for frame, queue_id, count, more, waits in asked:
+        for frame, queue_id, count, more, waits in taken:
             phys, _, queue_offset = stored[at]
             if not frame.flag & FLAG_ONEWAY:
                 place = phys if count == 1 else ",".join([f"{host}{s[0]:016X}" for s in stored[at : at + count]])

@@ -38,10 +38,10 @@ class Shapes:
     def learn(self, text: str, unique: str, stored: str, tags_code: int, now_ms: int) -> None:
         """Note the properties of one plain message without KEYS. `stored`: as the log gets them."""
         before, _, rest = text.partition(UNIQUE)
-        found, _, after = rest.partition("\x02")
+        uniq, _, after = rest.partition("\x02")
         # A property may occur twice, and its name may be the end of another one's.
         once = not before or before[-1] == "\x02"
-        if not once or found != unique or not unique or UNIQUE in after or len(text) > MOST_CHARACTERS:
+        if not once or uniq != unique or not unique or UNIQUE in after or len(text) > MOST_CHARACTERS:
             return
         if now_ms // 1000 != self._second:
             self._second, self._learnt = now_ms // 1000, 0
