@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import yaml
-from gantry_operator.api import ManifestError, crd, parse_group, parse_manifest, parse_topic, parse_user
+from gantry_operator.api import crd
+from gantry_operator.api.manifest import ManifestError, parse_group, parse_manifest, parse_topic, parse_user
 
 ROOT = Path(__file__).parents[2]
 PARSERS: Final = {

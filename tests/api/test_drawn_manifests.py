@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from gantry_operator.api import BrokerCluster, ConsumerGroup
+from gantry_operator.api.cluster import BrokerCluster
+from gantry_operator.api.consumer_group import ConsumerGroup
 from pydantic import BaseModel, ValidationError
 
 from tests.api import drawn_manifests, test_manifest, test_user

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gantry_operator.api import (
-    BrokerCluster,
+from gantry_operator.api.cluster import SERVED, BrokerCluster
+from gantry_operator.api.manifest import (
     ManifestError,
     load_manifest,
     parse_group,
@@ -16,7 +16,6 @@ from gantry_operator.api import (
     parse_topic,
     parse_user,
 )
-from gantry_operator.api.cluster import SERVED
 from pydantic import BaseModel
 
 ROOT = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from gantry_broker.access.plain_acl import read_plain_acl
 from gantry_broker.access.strict_yaml import NotYaml, load_all
-from gantry_operator.api import ManifestError, load_documents, load_manifest, load_users
+from gantry_operator.api.manifest import ManifestError, load_documents, load_manifest, load_users
 
 CLUSTER = """apiVersion: gantry.dev/v1alpha1
 kind: BrokerCluster

@@ -10,15 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gantry_operator.api import (
-    BrokerTopic,
-    ConsumerGroup,
-    ManifestError,
-    crd,
-    load_documents,
-    parse_group,
-    parse_topic,
-)
+from gantry_operator.api import crd
+from gantry_operator.api.consumer_group import ConsumerGroup
+from gantry_operator.api.manifest import ManifestError, load_documents, parse_group, parse_topic
+from gantry_operator.api.topic import BrokerTopic
 
 from tests.api.test_crd import nodes
 

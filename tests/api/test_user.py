@@ -8,18 +8,14 @@ from typing import Any
 
 import pytest
 from gantry_broker.access.table import AccessTable
-from gantry_operator.access import AccessState, Observed, decide, wanted_admin, wanted_user
-from gantry_operator.api import (
-    BrokerUser,
-    ManifestError,
-    Security,
-    crd,
-    load_documents,
-    load_manifest,
-    load_users,
-    parse_user,
-)
+from gantry_operator.access.decide import Observed, decide
+from gantry_operator.access.state import AccessState
+from gantry_operator.access.wanted import wanted_admin, wanted_user
+from gantry_operator.api import crd
 from gantry_operator.api.base import SOURCE
+from gantry_operator.api.manifest import ManifestError, load_documents, load_manifest, load_users, parse_user
+from gantry_operator.api.security import Security
+from gantry_operator.api.user import BrokerUser
 
 from tests.api.test_crd import nodes
 

@@ -21,7 +21,7 @@ from gantry_broker.archive.verified import MAX_FAULTS, Verification, shortened
 from gantry_broker.archive.verifying import Pace, carry_out, verify_group
 from gantry_broker.broker.http.metrics import archive_families
 from gantry_broker.config import ArchiveConfig, VerifyOrder
-from gantry_operator.api import BrokerCluster
+from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.api.status import ArchiveRow, BrokerClusterStatus, GroupRow
 from gantry_operator.cluster.archive_status import archive_condition, archive_row, with_schedule
 from gantry_operator.platforms.kubernetes.manifests import verification

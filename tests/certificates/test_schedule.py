@@ -10,7 +10,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from cryptography import x509 as lib
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
-from gantry_operator.certificates import Asked, Certificates, KeyPair, Names, next_look, renew, trusted, x509
+from gantry_operator.certificates import x509
+from gantry_operator.certificates.renewal import Asked, Certificates, next_look, renew, trusted
 from gantry_operator.certificates.schedule import (
     AUTHORITY_LIFETIME,
     LEAF_LIFETIME,
@@ -21,6 +22,7 @@ from gantry_operator.certificates.schedule import (
     authority_step,
     leaf_reason,
 )
+from gantry_operator.certificates.x509 import KeyPair, Names
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 OWNER = ("mq", "demo")

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from gantry_broker.contracts.models import LogInfo, MemberStatus
-from gantry_operator.api import BrokerCluster
+from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.cluster.member_http import httpx, make_client
-from gantry_operator.plan import plan
+from gantry_operator.plan.plan import plan
 from gantry_operator.platforms.local import control
 from gantry_operator.platforms.local.events import last_events
 from gantry_operator.platforms.local.folder import ClusterFolder

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from gantry_operator.api import BrokerCluster
+from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.platforms.local.children import Children
 from gantry_operator.platforms.local.folder import ClusterFolder
 from gantry_operator.platforms.local.manifest import load_saved

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from gantry_operator.api import API_VERSION, KIND, BrokerCluster, load_manifest
+from gantry_operator.api.cluster import API_VERSION, KIND, BrokerCluster
+from gantry_operator.api.manifest import load_manifest
 from gantry_operator.cli.show import show_resource
 from gantry_operator.cli.up import default_manifest
 from gantry_operator.cluster.amounts import size

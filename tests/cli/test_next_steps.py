@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from gantry_operator.actions.target import Where
-from gantry_operator.api import BrokerCluster, BrokerClusterStatus
+from gantry_operator.api.cluster import BrokerCluster
+from gantry_operator.api.status import BrokerClusterStatus
 from gantry_operator.cli.next_steps import CONDITIONS, MAX_STEPS, MEMBERS, Step, next_steps
 from gantry_operator.cli.show import show_resource
 from gantry_operator.cluster.observed import ObservedMember, ObservedState

@@ -9,8 +9,9 @@ from typing import Any
 import httpx
 from gantry_broker.contracts.leadership import LeadershipRecord, MemberId
 from gantry_broker.contracts.table_runs import RunReport, TableOrder, TableReport
-from gantry_operator.access import AccessState, Observed
-from gantry_operator.api import BrokerCluster
+from gantry_operator.access.decide import Observed
+from gantry_operator.access.state import AccessState
+from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.api.table import Tables
 from gantry_operator.cluster.observed import ObservedState
 from gantry_operator.cluster.platform import (
@@ -28,8 +29,8 @@ from gantry_operator.cluster.platform import (
 from gantry_operator.cluster.second_site import SiteState
 from gantry_operator.cluster.store_unavailable import StoreUnavailable
 from gantry_operator.cluster.upgrade_check import Running, Upgrade
-from gantry_operator.plan import Plan, member_name
-from gantry_operator.registry import Entry
+from gantry_operator.plan.plan import Plan, member_name
+from gantry_operator.registry.base import Entry
 from gantry_operator.tables.schedule import started_ms
 
 

@@ -9,8 +9,11 @@ from typing import Any
 
 import httpx
 import pytest
-from gantry_operator.access import AccessState, Observed, UserResult, wanted_admin, wanted_user
-from gantry_operator.api import BrokerUser, Security
+from gantry_operator.access.decide import Observed, UserResult
+from gantry_operator.access.state import AccessState
+from gantry_operator.access.wanted import wanted_admin, wanted_user
+from gantry_operator.api.security import Security
+from gantry_operator.api.user import BrokerUser
 from gantry_operator.cluster import access_control as module
 from gantry_operator.cluster.access_control import AccessControl
 from gantry_operator.cluster.store_unavailable import StoreUnavailable

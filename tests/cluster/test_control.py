@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from gantry_operator.api import BrokerCluster
+from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.cluster import hibernation, observation, restart
 from gantry_operator.cluster.control import ClusterControl
 from gantry_operator.cluster.group_controller import SwitchoverFailed

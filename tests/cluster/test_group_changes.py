@@ -12,7 +12,7 @@ import pytest
 from gantry_broker.contracts.models import DrainReport
 from gantry_broker.protocol.bodies import SubscriptionGroup, TopicConfig
 from gantry_operator.cluster.group_changes import GroupChanges, WantedGroups
-from gantry_operator.drain import Progress
+from gantry_operator.drain.machine import Progress
 
 REPORT = DrainReport(
     epoch=1, leading=True, drain="closed", settled=True, end=10, now_ms=1_000_000, sends=0, newest_ms=900_000,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from gantry_operator.api import BrokerCluster
+from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.api.maintenance import MaintenanceWindow
 from gantry_operator.api.status import BrokerClusterStatus, MemberRow
 from gantry_operator.cluster.hibernation import GroupState, next_step

@@ -6,7 +6,7 @@ import pytest
 from gantry_broker.contracts.leadership import InSyncSetProposal, MemberId
 from gantry_broker.contracts.models import FollowerStatus, LeaderLink, MemberRef, MemberStatus, ProposalModel
 from gantry_operator.cluster.member_messages import BadStatus, report_from
-from gantry_operator.failover import FollowerView, Report
+from gantry_operator.failover.model import FollowerView, Report
 
 A, B = MemberId(0, "x"), MemberId(1, "y")
 

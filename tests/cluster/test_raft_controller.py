@@ -19,7 +19,7 @@ from gantry_operator.cluster.member_watch import MemberWatch
 from gantry_operator.cluster.platform import Change, Event, MemberEndpoint, ProcessState
 from gantry_operator.cluster.raft_controller import RaftController
 from gantry_operator.failover.model import FailoverSettings, FollowerView, Report
-from gantry_operator.plan import MemberState, Step, next_step
+from gantry_operator.plan.order import MemberState, Step, next_step
 
 from tests.support.running import running
 

@@ -16,9 +16,9 @@ from gantry_operator.cluster.master_slave_controller import MasterSlaveControlle
 from gantry_operator.cluster.member_http import make_client
 from gantry_operator.cluster.platform import Change, Event, MemberEndpoint, ProcessState
 from gantry_operator.cluster.restart import run_with_restarts
-from gantry_operator.failover import FailoverSettings
+from gantry_operator.failover.model import FailoverSettings
 from gantry_operator.platforms.local.events import EventLog, last_events
-from gantry_operator.registry import FileRegistry
+from gantry_operator.registry.file import FileRegistry
 
 from tests.support.free_ports import free_port
 

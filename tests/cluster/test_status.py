@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gantry_operator.api import BrokerClusterStatus
-from gantry_operator.api.status import AnalyticsStatus, NameServerRow
+from gantry_operator.api.status import AnalyticsStatus, BrokerClusterStatus, NameServerRow
 from gantry_operator.cluster.observed import ObservedMember, ObservedState
 from gantry_operator.cluster.status import significant, status_of
 from hypothesis import given, settings

@@ -22,8 +22,8 @@ from gantry_operator.cluster.master_slave_controller import MasterSlaveControlle
 from gantry_operator.cluster.member_http import make_client
 from gantry_operator.cluster.platform import Change, Event, MemberEndpoint, ProcessState
 from gantry_operator.cluster.probe import send_and_read
-from gantry_operator.failover import FailoverSettings
-from gantry_operator.registry import FileRegistry
+from gantry_operator.failover.model import FailoverSettings
+from gantry_operator.registry.file import FileRegistry
 
 from tests.cluster.service import Service
 from tests.cluster.test_restart import until

@@ -14,7 +14,7 @@ from gantry_operator.cluster.master_slave_controller import MasterSlaveControlle
 from gantry_operator.cluster.platform import Change, Event, MemberEndpoint, ProcessState
 from gantry_operator.failover.decide import decide
 from gantry_operator.failover.model import FailoverSettings, Promote, Report
-from gantry_operator.registry import Entry, RegistryUnavailable
+from gantry_operator.registry.base import Entry, RegistryUnavailable
 
 from tests.support.led_group import IDS, NO_HTTP, Registry, ReportingMembers, led_by
 from tests.support.running import running

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 from gantry_broker.contracts.table_runs import TableReport
-from gantry_operator.api import BrokerTopic
 from gantry_operator.api.table import Tables, TableStatus
+from gantry_operator.api.topic import BrokerTopic
 from gantry_operator.cluster.platform import Resources
 from gantry_operator.cluster.table_control import TableCluster, TableControl
-from gantry_operator.topics import Note, State, WantedTopic, wanted_topic
+from gantry_operator.topics.model import Note, State, WantedTopic
+from gantry_operator.topics.wanted import wanted_topic
 
 from tests.cluster.fake_platform import FakeTableRuns, FakeTopics
 

@@ -6,7 +6,8 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from gantry_operator.certificates import Certificates, is_due, renewal
+from gantry_operator.certificates import renewal
+from gantry_operator.certificates.renewal import Certificates, is_due
 from gantry_operator.cluster import wall_clock
 
 

@@ -17,7 +17,7 @@ import yaml
 from fastapi import FastAPI
 from gantry_broker import report_page
 from gantry_operator.actions.errors import ActionError
-from gantry_operator.api import BrokerCluster
+from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.console.access import Sessions
 from gantry_operator.console.app import make_app
 from gantry_operator.console.collector import Collector

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 from gantry_broker import descriptors
-from gantry_operator.api import BrokerTopic
+from gantry_operator.api.topic import BrokerTopic
 from gantry_operator.console import serve
 from gantry_operator.console.collector import Collector
 from gantry_operator.console.requests import MAX_FORM

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from gantry_operator.api import parse_manifest
-from gantry_operator.api.manifest import parse_group, parse_topic, parse_user
+from gantry_operator.api.manifest import parse_group, parse_manifest, parse_topic, parse_user
 
 from distributions import olm
 from distributions.build import project

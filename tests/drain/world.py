@@ -13,7 +13,8 @@ from typing import Any
 
 from gantry_broker.contracts.models import DrainReport, Unread
 from gantry_broker.protocol.bodies import SubscriptionGroup, TopicConfig
-from gantry_operator.drain import GroupConfigs, LeavingGroup, Progress, decide, homeless, missing_on
+from gantry_operator.drain.extension import GroupConfigs, homeless, missing_on
+from gantry_operator.drain.machine import LeavingGroup, Progress, decide
 
 ROUTE_S = 30.0
 """Age of a route at which clients ask for a new one."""

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from gantry_broker.contracts.leadership import InSyncSetProposal, LeadershipRecord, MemberId
-from gantry_operator.failover import (
+from gantry_operator.failover.decide import decide
+from gantry_operator.failover.model import (
     Bootstrap,
     CancelHandover,
     Demote,
@@ -27,7 +28,6 @@ from gantry_operator.failover import (
     ShrinkInSyncSet,
     Switchover,
     Wait,
-    decide,
 )
 
 A, B, C = (MemberId(n, "x") for n in range(3))

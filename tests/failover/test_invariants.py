@@ -7,8 +7,10 @@ from dataclasses import replace
 from typing import Literal
 
 from gantry_broker.contracts.leadership import InSyncSetProposal, LeadershipRecord, MemberId
-from gantry_operator.failover import (
+from gantry_operator.failover.decide import decide
+from gantry_operator.failover.model import (
     Bootstrap,
+    CancelHandover,
     Demote,
     ExpandInSyncSet,
     FailoverSettings,
@@ -18,15 +20,14 @@ from gantry_operator.failover import (
     Observation,
     Promote,
     Recover,
+    RejectProposal,
     Report,
     RequestHandover,
     SendAssignment,
     ShrinkInSyncSet,
     Switchover,
     Wait,
-    decide,
 )
-from gantry_operator.failover.model import CancelHandover, RejectProposal
 
 WRITES = (Bootstrap, Promote, Recover, ShrinkInSyncSet, ExpandInSyncSet, RejectProposal, CancelHandover)
 CASES = 20_000

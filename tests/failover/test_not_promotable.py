@@ -7,16 +7,20 @@ from typing import Any
 
 import pytest
 from gantry_broker.contracts.leadership import LeadershipRecord, MemberId
-from gantry_operator.failover import (
+from gantry_operator.failover.decide import decide
+from gantry_operator.failover.model import (
     FailoverSettings,
     FollowerView,
     MemberView,
     Observation,
+    Promote,
     Report,
     RequestHandover,
-    decide,
+    SendAssignment,
+    ShrinkInSyncSet,
+    Switchover,
+    Wait,
 )
-from gantry_operator.failover.model import Promote, SendAssignment, ShrinkInSyncSet, Switchover, Wait
 
 A, B, C = (MemberId(n, "x") for n in range(3))
 LEADERSHIP = LeadershipRecord(3, 7, A, frozenset({A, B, C}))

@@ -14,11 +14,11 @@ from gantry_broker.contracts.leadership import InSyncSetProposal, LeadershipReco
 from gantry_broker.contracts.models import FollowerStatus, LeaderLink, MemberRef, MemberStatus, ProposalModel
 from gantry_broker.protocol.plausible import MAX_EPOCH, MAX_EPOCH_JUMP, MAX_MEMBER, MAX_OFFSET
 from gantry_operator.cluster.member_messages import BadStatus, impossible_epoch, report_from
-from gantry_operator.failover import MemberView, Observation, Report
 from gantry_operator.failover.bootstrap import recover
-from gantry_operator.failover.model import FailoverSettings, Recover, Wait
+from gantry_operator.failover.model import FailoverSettings, MemberView, Observation, Recover, Report, Wait
 from gantry_operator.platforms.kubernetes.api.lease_registry import LEADERSHIP, entry_of
-from gantry_operator.registry import FileRegistry, RegistryUnavailable
+from gantry_operator.registry.base import RegistryUnavailable
+from gantry_operator.registry.file import FileRegistry
 
 A, B = MemberId(0, "x"), MemberId(1, "y")
 RIGHT = MemberStatus(

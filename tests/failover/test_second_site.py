@@ -7,7 +7,8 @@ from typing import Any
 
 from gantry_broker.contracts.leadership import LeadershipRecord, MemberId
 from gantry_broker.contracts.sites import first_epoch
-from gantry_operator.failover import Bootstrap, FailoverSettings, MemberView, Observation, Report, Retire, Wait, decide
+from gantry_operator.failover.decide import decide
+from gantry_operator.failover.model import Bootstrap, FailoverSettings, MemberView, Observation, Report, Retire, Wait
 
 from tests.failover.test_decide import LEADERSHIP, unheard
 

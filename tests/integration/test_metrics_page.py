@@ -20,7 +20,7 @@ from gantry_broker.http.families import Row
 from gantry_broker.namesrv.server import NameServer
 from gantry_broker.namesrv.service import metrics as name_server_page
 from gantry_broker.namesrv.settings import NameServerSettings
-from gantry_operator.api import BrokerClusterStatus
+from gantry_operator.api.status import BrokerClusterStatus
 from gantry_operator.cluster.observed import ObservedMember
 from gantry_operator.cluster.platform import Change, Event
 from gantry_operator.platforms.kubernetes.monitoring import metrics

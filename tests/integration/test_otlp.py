@@ -15,7 +15,8 @@ from gantry_broker.http.openmetrics import metric
 from gantry_broker.http.otlp import OtlpPush
 from gantry_broker.namesrv.server import NameServer
 from gantry_broker.namesrv.settings import NameServerSettings
-from gantry_operator.api import BrokerCluster, ManifestError, parse_manifest
+from gantry_operator.api.cluster import BrokerCluster
+from gantry_operator.api.manifest import ManifestError, parse_manifest
 from gantry_operator.platforms.kubernetes import operator
 from gantry_operator.platforms.kubernetes.operator import settings_from
 from prometheus_client.core import Metric

@@ -21,7 +21,7 @@ from gantry_operator.platforms.kubernetes.api.pod_state import REVISION_LABEL
 from gantry_operator.platforms.kubernetes.members import platform
 from gantry_operator.platforms.kubernetes.members.platform import KubernetesPlatform
 from gantry_operator.platforms.kubernetes.members.pod_replacement import PodReplacement
-from gantry_operator.registry import Entry
+from gantry_operator.registry.base import Entry
 
 from tests.kubernetes.fake_api import FakeApi, following, put_group_set, unheard
 from tests.support.led_group import NO_HTTP, Registry, ReportingMembers, led_by

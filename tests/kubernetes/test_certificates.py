@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 from gantry_broker.config import BrokerConfig, NameServerConfig
-from gantry_operator.api import BrokerCluster
+from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.api.status import BrokerClusterStatus, CertificateRow
-from gantry_operator.certificates import KeyPair, x509
+from gantry_operator.certificates import x509
 from gantry_operator.certificates.schedule import LEAF_LIFETIME, RENEW_AUTHORITY, RENEW_CERTIFICATES, SPREAD
+from gantry_operator.certificates.x509 import KeyPair
 from gantry_operator.cluster.member_http import httpx, make_client, tls_context
 from gantry_operator.cluster.observed import ObservedState
 from gantry_operator.cluster.status import status_of
-from gantry_operator.plan import plan
+from gantry_operator.plan.plan import plan
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.api.client import KINDS, KubeApi
 from gantry_operator.platforms.kubernetes.api.events import EventRecorder

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
-from gantry_operator.api import BrokerCluster
-from gantry_operator.plan import plan
+from gantry_operator.api.cluster import BrokerCluster
+from gantry_operator.plan.plan import plan
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.analytics import manifests
 from gantry_operator.platforms.kubernetes.api.client import KINDS

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from gantry_broker.contracts.leadership import LeadershipRecord, MemberId
-from gantry_operator.api import BrokerCluster, BrokerClusterStatus
-from gantry_operator.api.status import Condition
+from gantry_operator.api.cluster import BrokerCluster
+from gantry_operator.api.status import BrokerClusterStatus, Condition
 from gantry_operator.cluster import observation, restart
 from gantry_operator.cluster.group_controllers import GroupControllers
 from gantry_operator.cluster.master_slave_controller import MasterSlaveController
@@ -32,7 +32,7 @@ from gantry_operator.platforms.kubernetes.cluster_platform import Shared
 from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings
 from gantry_operator.platforms.kubernetes.operator import CACHED, OF_USERS
 from gantry_operator.platforms.kubernetes.switchover_request import SWITCHOVER, SWITCHOVER_RESULT
-from gantry_operator.registry import Entry
+from gantry_operator.registry.base import Entry
 
 from tests.kubernetes.fake_api import FakeApi, following
 from tests.support.running import until

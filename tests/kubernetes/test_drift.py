@@ -6,8 +6,8 @@ import copy
 from typing import Any
 
 import pytest
-from gantry_operator.api import BrokerCluster
-from gantry_operator.plan import plan
+from gantry_operator.api.cluster import BrokerCluster
+from gantry_operator.plan.plan import plan
 from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings, render
 from gantry_operator.platforms.kubernetes.objects.drift import classes_removed, differences, outdated, owned_by
 

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 from gantry_broker.contracts.leadership import LeadershipRecord, MemberId
-from gantry_operator.api import BrokerCluster
-from gantry_operator.plan import plan
+from gantry_operator.api.cluster import BrokerCluster
+from gantry_operator.plan.plan import plan
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.api import client
 from gantry_operator.platforms.kubernetes.api import informer_cache as cache
@@ -31,7 +31,7 @@ from gantry_operator.platforms.kubernetes.api.leader_election import Election
 from gantry_operator.platforms.kubernetes.api.lease_registry import LEADERSHIP, LeaseRegistry
 from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings
 from gantry_operator.platforms.kubernetes.objects.object_reconciler import ObjectReconciler, ReconcileResult
-from gantry_operator.registry import RegistryUnavailable
+from gantry_operator.registry.base import RegistryUnavailable
 
 from tests.kubernetes.fake_api import FakeApi
 from tests.support.running import until

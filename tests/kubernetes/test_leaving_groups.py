@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from gantry_operator.api import BrokerCluster
-from gantry_operator.plan import plan
+from gantry_operator.api.cluster import BrokerCluster
+from gantry_operator.plan.plan import plan
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.api.client import KINDS
 from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings, render

@@ -7,8 +7,8 @@ import json
 from typing import Any
 
 import pytest
-from gantry_operator.api import BrokerCluster
-from gantry_operator.plan import plan
+from gantry_operator.api.cluster import BrokerCluster
+from gantry_operator.plan.plan import plan
 from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings, render
 from gantry_operator.platforms.kubernetes.names import FIELD_MANAGER
 from gantry_operator.platforms.kubernetes.objects.managed_fields import surplus, without

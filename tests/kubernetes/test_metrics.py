@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from gantry_operator.api import BrokerClusterStatus
+from gantry_operator.api.status import BrokerClusterStatus
 from gantry_operator.cluster.observed import ObservedMember
 from gantry_operator.cluster.platform import Change, Event
 from gantry_operator.platforms.kubernetes.api.client import POD, ApiError, KubeApi

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import pytest
-from gantry_operator.api import BrokerCluster
+from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.api.status import BrokerClusterStatus, MigrationStatus
 from gantry_operator.cluster.observed import ObservedMigration, ObservedState
 from gantry_operator.cluster.status import significant

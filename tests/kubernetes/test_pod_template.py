@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from gantry_operator.api import BrokerCluster, ManifestError, parse_manifest
+from gantry_operator.api.cluster import BrokerCluster
+from gantry_operator.api.manifest import ManifestError, parse_manifest
 from gantry_operator.api.pod_template import (
     CONTAINERS,
     OWN_CONTAINER,
@@ -17,7 +18,7 @@ from gantry_operator.api.pod_template import (
     PROXY_MOUNTS,
     PROXY_VOLUMES,
 )
-from gantry_operator.plan import plan
+from gantry_operator.plan.plan import plan
 from gantry_operator.platforms.kubernetes import allowed
 from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings, render
 from gantry_operator.platforms.kubernetes.manifests.pod_parts import scheme_of

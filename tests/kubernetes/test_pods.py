@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 from gantry_broker.contracts.leadership import LeadershipRecord, MemberId
-from gantry_operator.api import BrokerCluster
+from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.cluster.platform import ProcessState
 from gantry_operator.cluster.rolling_change import member_states
 from gantry_operator.failover.model import Report
-from gantry_operator.plan import MemberPlan, next_step, plan
+from gantry_operator.plan.order import next_step
+from gantry_operator.plan.plan import MemberPlan, plan
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.api.lease_registry import LEADERSHIP, entry_of
 from gantry_operator.platforms.kubernetes.api.pod_state import REVISION_LABEL, broken_for_good, pod_ready, why_not
@@ -23,7 +24,7 @@ from gantry_operator.platforms.kubernetes.members.member_state import awaited_ch
 from gantry_operator.platforms.kubernetes.members.platform import process_state_of
 from gantry_operator.platforms.kubernetes.objects import volumes
 from gantry_operator.platforms.kubernetes.switchover_request import new_switchover_request, parse_switchover
-from gantry_operator.registry import RegistryUnavailable
+from gantry_operator.registry.base import RegistryUnavailable
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from gantry_operator.api import BrokerCluster
-from gantry_operator.plan import plan
+from gantry_operator.api.cluster import BrokerCluster
+from gantry_operator.plan.plan import plan
 from gantry_operator.platforms.kubernetes.api.pod_state import former_images
 from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings, render
 from gantry_operator.platforms.kubernetes.targets.preview import COMPARED, preview

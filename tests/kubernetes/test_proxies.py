@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from gantry_broker.access.table import read_table
 from gantry_broker.proxy.config import ProxyConfig
-from gantry_operator.api import BrokerCluster, ProxyRow, ProxyStatus
+from gantry_operator.api.cluster import BrokerCluster
+from gantry_operator.api.status import ProxyRow, ProxyStatus
 from gantry_operator.cluster.status import proxy_events
-from gantry_operator.plan import plan
+from gantry_operator.plan.plan import plan
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.api.client import KubeApi
 from gantry_operator.platforms.kubernetes.manifests import external, proxies

@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from gantry_operator.api import BrokerCluster
-from gantry_operator.plan import plan
+from gantry_operator.api.cluster import BrokerCluster
+from gantry_operator.plan.plan import plan
 from gantry_operator.platforms.kubernetes.api.client import KINDS, KubeApi
 from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache
 from gantry_operator.platforms.kubernetes.api.pod_state import node_lost, notable, why_not

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from gantry_broker.contracts.leadership import LeadershipRecord, MemberId
-from gantry_operator.api import BrokerCluster
-from gantry_operator.plan import plan
+from gantry_operator.api.cluster import BrokerCluster
+from gantry_operator.plan.plan import plan
 from gantry_operator.platforms.kubernetes.api.lease_registry import LEADERSHIP
 from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings, render
 from gantry_operator.platforms.kubernetes.names import group_set

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 from gantry_broker.config import BrokerConfig, NameServerConfig
-from gantry_operator.api import BrokerCluster, load_manifest
-from gantry_operator.plan import plan
+from gantry_operator.api.cluster import BrokerCluster
+from gantry_operator.api.manifest import load_manifest
+from gantry_operator.plan.plan import plan
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings, key, render
 from gantry_operator.platforms.kubernetes.manifests.external import endpoints

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from gantry_operator.api import BrokerCluster
-from gantry_operator.plan import plan
+from gantry_operator.api.cluster import BrokerCluster
+from gantry_operator.plan.plan import plan
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.allowed import never
 from gantry_operator.platforms.kubernetes.analytics import reconciler as reports

@@ -12,7 +12,8 @@ from gantry_operator.api.annotations import RESTART
 from gantry_operator.cluster import rolling_change as rolling
 from gantry_operator.cluster.platform import Deployment, MemberEndpoint
 from gantry_operator.cluster.rolling_change import RollingChange
-from gantry_operator.plan import MemberPlan, Step
+from gantry_operator.plan.order import Step
+from gantry_operator.plan.plan import MemberPlan
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.api.client import KubeApi
 from gantry_operator.platforms.kubernetes.api.pod_state import REVISION_LABEL

@@ -9,10 +9,10 @@ from typing import Any, cast
 
 import pytest
 from gantry_broker.contracts.leadership import LeadershipRecord, MemberId
-from gantry_operator.api import BrokerCluster
+from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.cluster.control import ClusterControl
 from gantry_operator.cluster.group_controller import SwitchoverFailed
-from gantry_operator.plan import plan
+from gantry_operator.plan.plan import plan
 from gantry_operator.platforms.kubernetes import switchover_requests
 from gantry_operator.platforms.kubernetes.api.client import ApiUnavailable, KubeApi
 from gantry_operator.platforms.kubernetes.api.events import EventRecorder

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from gantry_broker.contracts.table_runs import RunReport, TableOrder, TableReport, to_text
-from gantry_operator.api import BrokerCluster
+from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.api.table import Tables
 from gantry_operator.cluster.platform import TableRun
 from gantry_operator.cluster.store_unavailable import StoreUnavailable
-from gantry_operator.plan import plan
+from gantry_operator.plan.plan import plan
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.api.client import KINDS, KubeApi
 from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from gantry_operator.actions.errors import ActionError
 from gantry_operator.actions.kubernetes_target import KubernetesTarget
-from gantry_operator.api import BrokerCluster, BrokerTopic, BrokerUser
 from gantry_operator.api.annotations import FENCED, RESTART
+from gantry_operator.api.cluster import BrokerCluster
+from gantry_operator.api.topic import BrokerTopic
+from gantry_operator.api.user import BrokerUser
 from gantry_operator.cli import analytics_on_demand as ondemand
 from gantry_operator.cli.errors import CliError
 from gantry_operator.platforms.kubernetes.api.client import KINDS, ApiError, KubeApi

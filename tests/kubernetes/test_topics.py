@@ -16,16 +16,15 @@ from gantry_broker.protocol.bodies import SubscriptionGroup, TopicConfig
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.remoting.errors import ConnectError
-from gantry_operator.api import BrokerTopic, ConsumerGroup
-from gantry_operator.api.consumer_group import RESET_OFFSETS
-from gantry_operator.api.topic import FINALIZER
+from gantry_operator.api.consumer_group import RESET_OFFSETS, ConsumerGroup
+from gantry_operator.api.topic import FINALIZER, BrokerTopic
 from gantry_operator.cluster import topic_control
 from gantry_operator.cluster.topic_control import Cluster, TopicControl
 from gantry_operator.platforms.kubernetes.api.client import KINDS, ApiUnavailable, KubeApi
 from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache
 from gantry_operator.platforms.kubernetes.resources import topics
 from gantry_operator.platforms.kubernetes.resources.topics import KubernetesTopicStore, stray_status
-from gantry_operator.topics import DropGroup, DropTopic, PutGroup, PutTopic, WantedTopic
+from gantry_operator.topics.model import DropGroup, DropTopic, PutGroup, PutTopic, WantedTopic
 
 from tests.kubernetes.fake_api import FakeApi
 from tests.support.running import running, until

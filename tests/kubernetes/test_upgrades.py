@@ -14,7 +14,7 @@ from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.api.client import KubeApi
 from gantry_operator.platforms.kubernetes.members.pod_replacement import PodReplacement
 from gantry_operator.platforms.local.platform import LocalPlatform
-from gantry_operator.registry import Entry
+from gantry_operator.registry.base import Entry
 
 from tests.kubernetes.fake_api import FakeApi, following, put_group_set
 from tests.kubernetes.test_announce import Group, mirrored, pod

@@ -11,8 +11,9 @@ from typing import Any
 
 import httpx
 import pytest
-from gantry_operator.access import AccessState
-from gantry_operator.api import BrokerCluster, BrokerUser
+from gantry_operator.access.state import AccessState
+from gantry_operator.api.cluster import BrokerCluster
+from gantry_operator.api.user import BrokerUser
 from gantry_operator.cluster import access_control
 from gantry_operator.cluster.access_control import AccessControl
 from gantry_operator.cluster.store_unavailable import StoreUnavailable

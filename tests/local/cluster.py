@@ -21,8 +21,8 @@ from typing import Any
 from gantry_broker.client import ClientError, Consumer, Credentials, FromWhere, Producer, ReceivedMessage, SendStatus
 from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.remoting.tls import TlsOptions
-from gantry_operator.api import BrokerCluster
-from gantry_operator.plan import plan
+from gantry_operator.api.cluster import BrokerCluster
+from gantry_operator.plan.plan import plan
 from gantry_operator.platforms.local.certificates import client_options
 from gantry_operator.platforms.local.folder import ClusterFolder
 from gantry_operator.platforms.local.manifest import load_saved, save_manifest

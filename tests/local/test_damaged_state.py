@@ -19,7 +19,8 @@ from gantry_operator.platforms.local.folder import ClusterFolder, read_ports
 from gantry_operator.platforms.local.leaving_groups import removed_processes
 from gantry_operator.platforms.local.process import load_record
 from gantry_operator.platforms.local.site import LocalSiteStore, load_site
-from gantry_operator.registry import FileRegistry, RegistryUnavailable
+from gantry_operator.registry.base import RegistryUnavailable
+from gantry_operator.registry.file import FileRegistry
 
 SEEDS = 60
 

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gantry_operator.api import BrokerCluster
+from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.cluster.member_watch import MemberWatch
-from gantry_operator.plan import plan
+from gantry_operator.plan.plan import plan
 from gantry_operator.platforms.local.children import Child
 from gantry_operator.platforms.local.folder import ClusterFolder
 from gantry_operator.platforms.local.ports import Ports

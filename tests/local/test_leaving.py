@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from gantry_broker.contracts.leadership import LeadershipRecord, MemberId
-from gantry_operator.api import BrokerCluster
-from gantry_operator.plan import MemberPlan, plan
+from gantry_operator.api.cluster import BrokerCluster
+from gantry_operator.plan.plan import MemberPlan, plan
 from gantry_operator.platforms.local.folder import ClusterFolder
 from gantry_operator.platforms.local.leaving_members import leaving_members, surplus_processes
 from gantry_operator.platforms.local.manifest import save_manifest
@@ -18,7 +18,7 @@ from gantry_operator.platforms.local.process import start_mark
 from gantry_operator.platforms.local.process_plan import process_plans
 from gantry_operator.platforms.local.status import local_status
 from gantry_operator.platforms.local.supervisor import Supervisor
-from gantry_operator.registry import FileRegistry
+from gantry_operator.registry.file import FileRegistry
 
 from tests.local.cluster import Cluster, kill, take_down
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from gantry_operator.api import BrokerCluster
+from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.platforms.local.folder import ClusterFolder
 from gantry_operator.platforms.local.leaving_groups import (
     begin_removal,

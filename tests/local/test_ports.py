@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 import pytest
-from gantry_operator.api import load_manifest
-from gantry_operator.plan import plan
+from gantry_operator.api.manifest import load_manifest
+from gantry_operator.plan.plan import plan
 from gantry_operator.platforms.local import port_claims as claims
 from gantry_operator.platforms.local import ports as module
 from gantry_operator.platforms.local.folder import ClusterFolder, make_private

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from gantry_broker.client import Admin, Consumer, FromWhere, ReceivedMessage
 from gantry_broker.protocol.bodies import TopicConfig
-from gantry_operator.api import BrokerTopic
+from gantry_operator.api.topic import BrokerTopic
 
 from tests.local.cluster import Cluster, Load, take_down
 from tests.local.test_groups import until

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gantry_operator.api import BrokerCluster
+from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.cli.errors import CliError
 from gantry_operator.cli.up import _prepare
 from gantry_operator.platforms.local.control import ControlError

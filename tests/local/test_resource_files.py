@@ -10,7 +10,8 @@ import pytest
 from gantry_operator.actions.errors import ActionError
 from gantry_operator.actions.local_resources import LocalResources, keep_local
 from gantry_operator.actions.target import LoggedRemarks
-from gantry_operator.api import BrokerTopic, ConsumerGroup
+from gantry_operator.api.consumer_group import ConsumerGroup
+from gantry_operator.api.topic import BrokerTopic
 from gantry_operator.platforms.local import topics
 from gantry_operator.platforms.local.folder import ClusterFolder
 from gantry_operator.platforms.local.topic_store import LocalTopicStore

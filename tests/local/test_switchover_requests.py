@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 from gantry_operator.actions.local_target import LocalTarget
-from gantry_operator.api import BrokerCluster
+from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.cli.analytics import resolve
 from gantry_operator.cli.errors import CliError
 from gantry_operator.cli.target import run_async
 from gantry_operator.failover.model import Wait
-from gantry_operator.plan import plan
+from gantry_operator.plan.plan import plan
 from gantry_operator.platforms.local import control
 from gantry_operator.platforms.local import port_claims as claims
 from gantry_operator.platforms.local.control import ControlError

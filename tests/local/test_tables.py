@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gantry_operator.api import BrokerTopic
+from gantry_operator.api.topic import BrokerTopic
 from gantry_operator.cli.app import app
 from gantry_operator.cli.errors import CliError
 from typer.testing import CliRunner

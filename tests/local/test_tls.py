@@ -14,7 +14,8 @@ import pytest
 from gantry_broker.client import ClientError, Producer
 from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.remoting.tls import TlsOptions
-from gantry_operator.certificates import RENEW_AUTHORITY, RENEW_CERTIFICATES, schedule, x509
+from gantry_operator.certificates import schedule, x509
+from gantry_operator.certificates.schedule import RENEW_AUTHORITY, RENEW_CERTIFICATES
 from gantry_operator.platforms.local.ports import Ports
 
 from tests.local.cluster import Cluster, Load, check_account, kill, take_down

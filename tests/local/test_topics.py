@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 from gantry_broker.client import Admin, Message, Producer
-from gantry_operator.api import BrokerTopic, ConsumerGroup
+from gantry_operator.api.consumer_group import ConsumerGroup
+from gantry_operator.api.topic import BrokerTopic
 
 from tests.local.cluster import Cluster, kill, take_down
 

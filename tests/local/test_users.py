@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from gantry_broker.client import ClientError, Credentials, Producer
 from gantry_operator.access.wanted import SECRET_KEY
-from gantry_operator.api import BrokerUser
+from gantry_operator.api.user import BrokerUser
 
 from tests.local.cluster import Cluster, Load, kill, take_down
 

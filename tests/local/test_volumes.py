@@ -11,7 +11,7 @@ import pytest
 from gantry_operator.actions.errors import ActionError
 from gantry_operator.actions.local_target import LocalTarget
 from gantry_operator.actions.volumes import delete_volume, list_volumes
-from gantry_operator.api import BrokerCluster
+from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.platforms.local.folder import ClusterFolder
 from gantry_operator.platforms.local.manifest import save_manifest
 

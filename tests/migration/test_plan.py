@@ -17,14 +17,14 @@ from gantry_broker.broker.migration.source import Look, Source, look_of
 from gantry_broker.config import BrokerConfig, MigrateConfig
 from gantry_broker.contracts.leadership import LeadershipRecord, MemberId
 from gantry_broker.testing import broker
-from gantry_operator.api import BrokerCluster
+from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.cluster.group_controllers import failover_settings
 from gantry_operator.migration.edge import Edge, GroupPlace, SourcePlace
-from gantry_operator.plan import plan
+from gantry_operator.plan.plan import plan
 from gantry_operator.platforms.local.folder import ClusterFolder
 from gantry_operator.platforms.local.ports import Ports
 from gantry_operator.platforms.local.process_plan import process_plans
-from gantry_operator.registry import FileRegistry
+from gantry_operator.registry.file import FileRegistry
 
 from tests.support.free_ports import free_ports
 

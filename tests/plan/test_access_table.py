@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 from gantry_broker.access.table import MAX_ALL_RULES, AccessTable
-from gantry_operator.access import AccessState, Decision, Observed, decide, wanted_admin, wanted_user
-from gantry_operator.api import BrokerUser, Security
+from gantry_operator.access.decide import Decision, Observed, decide
+from gantry_operator.access.state import AccessState
+from gantry_operator.access.wanted import wanted_admin, wanted_user
+from gantry_operator.api.security import Security
+from gantry_operator.api.user import BrokerUser
 
 RULE = {"type": "Topic", "name": "o-", "pattern": "Prefix", "actions": ["Pub"]}
 

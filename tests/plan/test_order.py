@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gantry_operator.plan import MemberState, next_step, replacement_order
+from gantry_operator.plan.order import MemberState, next_step, replacement_order
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

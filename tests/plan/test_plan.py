@@ -6,10 +6,16 @@ from pathlib import Path
 
 import pytest
 from gantry_broker.config import BrokerConfig, NameServerConfig
-from gantry_operator.api import BrokerCluster
-from gantry_operator.api.cluster import with_fence
-from gantry_operator.plan import ArchiveFiles, BrokerAddresses, broker_config, name_server_config, plan
-from gantry_operator.plan.process_config import restarts, text_of
+from gantry_operator.api.cluster import BrokerCluster, with_fence
+from gantry_operator.plan.plan import plan
+from gantry_operator.plan.process_config import (
+    ArchiveFiles,
+    BrokerAddresses,
+    broker_config,
+    name_server_config,
+    restarts,
+    text_of,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

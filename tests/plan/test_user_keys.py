@@ -6,8 +6,9 @@ import random
 from dataclasses import replace
 
 import pytest
-from gantry_operator.access import Keys, WantedUser, next_keys, valid_keys
-from gantry_operator.access.keys import usable
+from gantry_operator.access.keys import next_keys, usable, valid_keys
+from gantry_operator.access.state import Keys
+from gantry_operator.access.wanted import WantedUser
 
 OWN = WantedUser("orders", "orders", "demo-user-orders", overlap_s=100.0)
 NAMED = replace(OWN, secret="orders-key", own_secret=False)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from gantry_broker.contracts.leadership import LeadershipRecord, MemberId
-from gantry_operator.registry import Entry, FileRegistry, RegistryUnavailable
+from gantry_operator.registry.base import Entry, RegistryUnavailable
+from gantry_operator.registry.file import FileRegistry
 
 A = MemberId(0, "x")
 LEADERSHIP = LeadershipRecord(1, 1, A, frozenset({A, MemberId(1, "y")}))

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
-from gantry_operator.api import BrokerCluster, ManifestError, parse_manifest
+from gantry_operator.api.cluster import BrokerCluster
+from gantry_operator.api.manifest import ManifestError, parse_manifest
 from gantry_operator.platforms.kubernetes import allowed
 from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings
 from gantry_operator.platforms.kubernetes.operator import settings_from

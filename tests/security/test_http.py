@@ -25,10 +25,10 @@ from gantry_broker.http.limits import BODY_S, HEAD_S, MAX_HEAD
 from gantry_broker.protocol.codes import RequestCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.remoting.client import RemotingClient
-from gantry_operator.api import BrokerCluster
-from gantry_operator.plan import BrokerAddresses, plan
-from gantry_operator.plan import broker_config as render
-from gantry_operator.plan.process_config import ArchiveFiles
+from gantry_operator.api.cluster import BrokerCluster
+from gantry_operator.plan.plan import plan
+from gantry_operator.plan.process_config import ArchiveFiles, BrokerAddresses
+from gantry_operator.plan.process_config import broker_config as render
 
 from tests.support.free_ports import free_ports
 

@@ -11,22 +11,23 @@ from typing import Any
 
 from gantry_broker.contracts.leadership import Assignment, LeadershipRecord, MemberId
 from gantry_broker.replication.core import Role
-from gantry_operator.failover import (
+from gantry_operator.failover.decide import decide
+from gantry_operator.failover.model import (
     Demote,
     FailoverSettings,
     FollowerView,
     HandoverReady,
+    LinkState,
     MemberView,
     Observation,
     Promote,
+    Reach,
     Report,
     RequestHandover,
     SendAssignment,
     Switchover,
     Wait,
-    decide,
 )
-from gantry_operator.failover.model import LinkState, Reach
 
 from tests.simulation.operators import Operator, Plan
 from tests.simulation.world import Message, World

@@ -18,10 +18,10 @@ import pytest
 from gantry_broker.contracts.models import LogInfo, MemberRef, SegmentInfo
 from gantry_broker.protocol.bodies import BrokerData, ClusterInfo
 from gantry_broker.protocol.frame import Frame
-from gantry_operator.api import load_manifest
+from gantry_operator.api.manifest import load_manifest
 from gantry_operator.cli.analytics import resolve
 from gantry_operator.cli.errors import CliError
-from gantry_operator.plan import plan
+from gantry_operator.plan.plan import plan
 from gantry_operator.platforms.kubernetes.analytics.status import summary_text
 from gantry_operator.platforms.local.folder import ClusterFolder
 from gantry_operator.platforms.local.live import http_urls

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
-from gantry_operator.api import BrokerCluster, cron
+from gantry_operator.api import cron
+from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.api.status import AnalyticsStatus
 from gantry_operator.cli.analytics_on_demand import MAX_REPORT, from_log
 from gantry_operator.cli.errors import CliError

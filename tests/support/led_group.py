@@ -15,7 +15,7 @@ from gantry_operator.cluster.member_watch import MemberWatch
 from gantry_operator.cluster.platform import MemberEndpoint
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
 from gantry_operator.failover.model import Report
-from gantry_operator.registry import Entry, RegistryUnavailable
+from gantry_operator.registry.base import Entry, RegistryUnavailable
 
 NO_HTTP: Final = cast(httpx.AsyncClient, None)
 """No request is sent."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -25,6 +26,45 @@ def test_no_file_changes_the_path_of_imports() -> None:
 def test_every_folder_of_tests_is_a_package() -> None:
     folders = {file.parent for file in (ROOT / "tests").rglob("*.py")}
     assert not [str(folder.relative_to(ROOT)) for folder in folders if not (folder / "__init__.py").exists()]
+
+
+def names_of(module: str, files: dict[str, Path]) -> set[str]:
+    """What can be imported from a module: submodules, and names that it binds outside of functions and classes."""
+    below = {name.removeprefix(f"{module}.").split(".")[0] for name in files if name.startswith(f"{module}.")}
+    waiting, found = list(ast.parse(files[module].read_text()).body), set[str]()
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+            continue
+        found |= {a.asname or a.name.split(".")[0] for a in getattr(node, "names", []) if isinstance(a, ast.alias)}
+        found |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        waiting += [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt | ast.excepthandler)]
+    return found | below
+
+
+def test_every_name_that_is_imported_from_the_project_is_there() -> None:
+    """Types are checked in the product alone, and some files here run rarely: names that moved show here."""
+    roots = [ROOT, *(ROOT / folder for folder in ("operator", "broker_image", "spark_jobs"))]
+    tops = {"tests": ROOT, "benchmarks": ROOT, "e2e": ROOT} | {
+        folder.name: root for root in roots[1:] for folder in root.iterdir() if folder.name.startswith("gantry_")
+    }
+    paths = {path: root for top, root in tops.items() for path in (root / top).rglob("*.py")}
+    files = {
+        ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path
+        for path, root in paths.items()
+    }
+    known: dict[str, set[str]] = {}
+    missing = []
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and not node.level and node.module in files:
+                if node.module not in known:
+                    known[node.module] = names_of(node.module, files)
+                gone = [a.name for a in node.names if a.name not in known[node.module]]
+                missing += [f"{path.name}:{node.lineno}: {name}" for name in gone]
+    assert not missing
+    assert len(known) > 500
 
 
 @pytest.mark.parametrize("start", [["-m", "tests.simulation.run"], ["tests/simulation/run.py"]], ids=["module", "path"])

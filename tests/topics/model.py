@@ -8,7 +8,8 @@ from typing import Any
 
 from gantry_broker.protocol.bodies import SubscriptionGroup, TopicConfig
 from gantry_broker.protocol.codes import Perm
-from gantry_operator.topics import BrokerTables, DropGroup, DropTopic, Observed, PutGroup, PutTopic, Step
+from gantry_operator.topics.model import DropGroup, DropTopic, Observed, PutGroup, PutTopic, Step
+from gantry_operator.topics.seen import BrokerTables
 
 
 class LostMessages(AssertionError):

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from gantry_broker.protocol.bodies import SubscriptionGroup, TopicConfig
-from gantry_operator.topics import Decision, WantedGroup, decide_groups
-from gantry_operator.topics.model import RecordedState
+from gantry_operator.topics.groups import decide_groups
+from gantry_operator.topics.model import Decision, RecordedState, WantedGroup
 
 from tests.topics.model import Broker, observed
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 from gantry_broker.protocol.bodies import TopicConfig
 from gantry_broker.protocol.codes import Perm
-from gantry_operator.topics import WantedTopic, decide_topics
-from gantry_operator.topics.model import RecordedState
+from gantry_operator.topics.model import RecordedState, WantedTopic
+from gantry_operator.topics.plan import decide_topics
 
 from tests.topics.model import Broker, observed
 

@@ -8,17 +8,10 @@ from typing import Any
 import pytest
 from gantry_broker.protocol.bodies import TopicConfig
 from gantry_broker.protocol.codes import Perm
-from gantry_operator.topics import (
-    BadTables,
-    BrokerTables,
-    Decision,
-    DropTopic,
-    PutTopic,
-    WantedTopic,
-    decide_topics,
-    queues_by_group,
-)
-from gantry_operator.topics.model import RecordedState
+from gantry_operator.topics.model import Decision, DropTopic, PutTopic, RecordedState, WantedTopic
+from gantry_operator.topics.plan import decide_topics
+from gantry_operator.topics.seen import BadTables, BrokerTables
+from gantry_operator.topics.spread import queues_by_group
 
 from tests.topics.model import Broker, observed
 

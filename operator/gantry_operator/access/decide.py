@@ -15,7 +15,7 @@ from gantry_operator.access import changes
 from gantry_operator.access.keys import KeyPlan, expires_at, next_keys, valid_keys
 from gantry_operator.access.state import MAX_VERSION, AccessState, Keys
 from gantry_operator.access.wanted import ACCESS_KEY, ADMIN, ADMIN_NAME, PROXY, PROXY_NAME, SECRET_KEY, WantedUser
-from gantry_operator.api import Authentication, Security
+from gantry_operator.api.security import Authentication, Security
 
 NEW_KEY_BYTES = 24
 

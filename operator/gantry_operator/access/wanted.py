@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gantry_operator.api import BrokerUser
 from gantry_operator.api.base import parse_duration
-from gantry_operator.api.user import ROTATE
+from gantry_operator.api.user import ROTATE, BrokerUser
 
 ADMIN = "admin"
 """AccessKey of the super user that every cluster has."""

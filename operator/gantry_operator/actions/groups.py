@@ -25,7 +25,7 @@ from gantry_operator.actions.managed import (
 )
 from gantry_operator.actions.offsets import preview_offsets, reset_offsets, time_of_place
 from gantry_operator.actions.target import Target, admin_of
-from gantry_operator.api import ConsumerGroup
+from gantry_operator.api.consumer_group import ConsumerGroup
 from gantry_operator.api.names import reserved_group
 from gantry_operator.topics.wanted import GROUP_FIELDS
 

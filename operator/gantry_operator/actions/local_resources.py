@@ -12,8 +12,9 @@ from pydantic import ValidationError
 from gantry_operator.actions.errors import ActionError, Cause
 from gantry_operator.actions.managed import merged
 from gantry_operator.actions.target import Remarks
-from gantry_operator.api import BrokerTopic, ConsumerGroup
+from gantry_operator.api.consumer_group import ConsumerGroup
 from gantry_operator.api.manifest import problems_of
+from gantry_operator.api.topic import BrokerTopic
 from gantry_operator.platforms.local import control, topics
 from gantry_operator.platforms.local.folder import ClusterFolder
 

@@ -11,7 +11,7 @@ from gantry_operator.actions.target import Clients, LoggedRemarks, Remarks, Wher
 from gantry_operator.platforms.local.folder import ClusterFolder
 
 if TYPE_CHECKING:
-    from gantry_operator.api import BrokerCluster
+    from gantry_operator.api.cluster import BrokerCluster
     from gantry_operator.cluster.live_watch import Source
     from gantry_operator.cluster.volume import Volume
 

@@ -10,14 +10,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gantry_operator.access import ADMIN, secret_name
-from gantry_operator.access.wanted import ACCESS_KEY
+from gantry_operator.access.wanted import ACCESS_KEY, ADMIN, secret_name
 from gantry_operator.actions.errors import ActionError, Cause
 from gantry_operator.actions.local_resources import readable
 from gantry_operator.actions.managed import merged
-from gantry_operator.api import BrokerUser
 from gantry_operator.api.manifest import problems_of
-from gantry_operator.api.user import ROTATE
+from gantry_operator.api.user import ROTATE, BrokerUser
 from gantry_operator.platforms.local import control, users
 from gantry_operator.platforms.local.folder import ClusterFolder
 

@@ -14,9 +14,11 @@ from pydantic import ValidationError
 
 from gantry_operator.actions.errors import ActionError, Cause
 from gantry_operator.actions.target import Remarks, Target
-from gantry_operator.api import BrokerTopic, BrokerUser, ConsumerGroup
+from gantry_operator.api.consumer_group import ConsumerGroup
 from gantry_operator.api.manifest import problems_of
 from gantry_operator.api.names import MAX_RESOURCE_NAME
+from gantry_operator.api.topic import BrokerTopic
+from gantry_operator.api.user import BrokerUser
 
 IN_FORCE_S: Final = 20.0
 """Seconds to wait until the brokers have a change."""

@@ -11,7 +11,7 @@ from typing import Any
 from gantry_broker.access.plain_acl import MAX_BYTES, load_plain_acl, read_plain_acl
 from gantry_broker.access.table import User
 
-from gantry_operator.access import ADMIN
+from gantry_operator.access.wanted import ADMIN
 from gantry_operator.api.user import MAX_USER_NAME
 
 

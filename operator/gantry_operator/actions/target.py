@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gantry_broker.client import Admin, Credentials, DeadLetters
     from gantry_broker.remoting.tls import TlsOptions
 
-    from gantry_operator.api import BrokerCluster
+    from gantry_operator.api.cluster import BrokerCluster
     from gantry_operator.cluster.live_watch import Source
     from gantry_operator.cluster.volume import Volume
 

@@ -25,7 +25,6 @@ from gantry_operator.actions.managed import (
     validated,
 )
 from gantry_operator.actions.target import Target, admin_of
-from gantry_operator.api import BrokerTopic
 from gantry_operator.api.base import parse_duration
 from gantry_operator.api.names import reserved_topic
 from gantry_operator.api.topic import (
@@ -33,6 +32,7 @@ from gantry_operator.api.topic import (
     DEFAULT_QUEUES,
     MESSAGE_TYPE,
     PERMISSIONS,
+    BrokerTopic,
     MessageType,
     permission_name,
 )

@@ -10,14 +10,13 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from gantry_operator.access import ADMIN
-from gantry_operator.access.wanted import ACCESS_KEY, SECRET_KEY
+from gantry_operator.access.wanted import ACCESS_KEY, ADMIN, SECRET_KEY
 from gantry_operator.actions.errors import ActionError, Cause
 from gantry_operator.actions.managed import digest_of, refuse_changed, validated
 from gantry_operator.actions.plain_acl import Account
 from gantry_operator.actions.target import Remarks, Target
-from gantry_operator.api import BrokerUser
 from gantry_operator.api.manifest import problems_of
+from gantry_operator.api.user import BrokerUser
 
 IN_FORCE_S: Final = 10.0
 """Seconds to wait until the members know a change."""

@@ -109,7 +109,7 @@ def archive_of(
     """Open the archive at a URL, or that of a cluster; return it with its URL."""
     if url is not None:
         return open_place(url, endpoint, region, credentials, key_file), url
-    from gantry_operator.api import parse_manifest
+    from gantry_operator.api.manifest import parse_manifest
     from gantry_operator.cli.target import find_target, run_async
 
     resource = run_async(find_target(directory, name, context, namespace).resource())

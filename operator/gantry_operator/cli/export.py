@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gantry_broker.broker.migration.exporting import Exported
     from gantry_broker.settings import BrokerSettings
 
-    from gantry_operator.api import BrokerCluster
+    from gantry_operator.api.cluster import BrokerCluster
     from gantry_operator.migration.exporting import Names
 
 FROM = "A store without its cluster"
@@ -183,7 +183,7 @@ def _from_cluster(
     namespace: str | None,
 ) -> dict[str, Exported]:
     from gantry_operator.actions.local_target import LocalTarget
-    from gantry_operator.api import parse_manifest
+    from gantry_operator.api.manifest import parse_manifest
     from gantry_operator.cli.target import find_target, run_async
 
     target = find_target(directory, name, context, namespace)
@@ -218,7 +218,7 @@ def _from_cluster(
 def _from_files(target: object, cluster: BrokerCluster, group: str | None, to: Path) -> dict[str, Exported]:
     from gantry_operator.actions.local_target import LocalTarget
     from gantry_operator.migration import exporting
-    from gantry_operator.plan import plan
+    from gantry_operator.plan.plan import plan
 
     assert isinstance(target, LocalTarget)
     found = {}

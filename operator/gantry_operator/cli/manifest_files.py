@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from gantry_operator.api import BrokerCluster, Documents, ManifestError, load_documents, load_manifest
+from gantry_operator.api.cluster import BrokerCluster
+from gantry_operator.api.manifest import Documents, ManifestError, load_documents, load_manifest
 from gantry_operator.cli.errors import CliError, Exit
 
 Read = TypeVar("Read")

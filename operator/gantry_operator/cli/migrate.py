@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from gantry_broker.client import Credentials
 
     from gantry_operator.actions.target import Target
-    from gantry_operator.api import BrokerCluster
+    from gantry_operator.api.cluster import BrokerCluster
     from gantry_operator.api.migration import FromRocketMQ
     from gantry_operator.migration import by_messages, rolling_back
     from gantry_operator.migration.edge import Edge, SourcePlace
@@ -127,7 +127,7 @@ def _folder(directory: Path | None, name: str | None) -> ClusterFolder:
 async def _edge(folder: ClusterFolder) -> AsyncIterator[Edge]:
     from gantry_operator.cluster.member_http import make_client
     from gantry_operator.migration.edge import Edge, GroupPlace
-    from gantry_operator.plan import plan
+    from gantry_operator.plan.plan import plan
     from gantry_operator.platforms.local.certificates import read_authorities, scheme
     from gantry_operator.platforms.local.manifest import load_saved
     from gantry_operator.platforms.local.ports import Ports

@@ -78,7 +78,7 @@ def _effective(resource: dict[str, Any]) -> dict[str, Any]:
     spec = resource["spec"]
     if all(field in spec for field in _PROMISED):  # Of a cluster on this machine, all fields are written.
         return dict(spec)
-    from gantry_operator.api import ManifestError, parse_manifest
+    from gantry_operator.api.manifest import ManifestError, parse_manifest
 
     try:
         return parse_manifest(resource).spec.model_dump(mode="json")

@@ -11,7 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from gantry_operator.api import BrokerCluster, BrokerUser, Documents, Proxy
+from gantry_operator.api.cluster import BrokerCluster
+from gantry_operator.api.manifest import Documents
+from gantry_operator.api.proxy import Proxy
+from gantry_operator.api.user import BrokerUser
 from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.examples import QUICKSTART, examples
 from gantry_operator.cli.manifest_files import read_documents

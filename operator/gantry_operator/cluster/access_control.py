@@ -19,7 +19,9 @@ from gantry_broker.client.credentials import Credentials
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.tasks import end_tasks
 
-from gantry_operator.access import ADMIN, AccessState, Decision, decide
+from gantry_operator.access.decide import Decision, decide
+from gantry_operator.access.state import AccessState
+from gantry_operator.access.wanted import ADMIN
 from gantry_operator.cluster.member_client import JSON, SEND_TIMEOUT_S
 from gantry_operator.cluster.member_http import httpx
 from gantry_operator.cluster.member_watch import MemberWatch

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
-from gantry_operator.api import BrokerCluster, cron
+from gantry_operator.api import cron
 from gantry_operator.api.archive import Verification
 from gantry_operator.api.base import parse_duration
+from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.api.status import ArchiveRow, GroupRow
 from gantry_operator.cluster.timestamps import utc
 

@@ -17,7 +17,7 @@ from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.remoting.tls import TlsOptions
 from gantry_broker.tasks import end_tasks
 
-from gantry_operator.api import BrokerCluster
+from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.api.status import DrainRow
 from gantry_operator.api.table import Tables
 from gantry_operator.cluster import maintenance
@@ -36,7 +36,7 @@ from gantry_operator.cluster.site_control import SiteControl
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
 from gantry_operator.cluster.table_control import TableCluster, TableControl
 from gantry_operator.cluster.topic_control import Cluster, TopicControl
-from gantry_operator.plan import Plan, plan
+from gantry_operator.plan.plan import Plan, plan
 
 Tls = TlsOptions | ssl.SSLContext | None
 

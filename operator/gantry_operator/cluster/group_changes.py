@@ -24,22 +24,17 @@ from gantry_operator.cluster.member_client import JSON
 from gantry_operator.cluster.member_http import httpx
 from gantry_operator.cluster.member_watch import MemberWatch
 from gantry_operator.cluster.platform import Event, RemovalPlatform
-from gantry_operator.drain import (
+from gantry_operator.drain.extension import GroupConfigs, Missing, homeless, missing_on
+from gantry_operator.drain.machine import (
+    COMPACTED,
     DrainStep,
-    GroupConfigs,
     LeavingGroup,
-    Missing,
     Obstacle,
     Policy,
     Progress,
-    decide,
-    homeless,
-    missing_on,
-)
-from gantry_operator.drain.machine import (
-    COMPACTED,
     at,
     compacted_obstacle,
+    decide,
     ends_at_ms,
     expired,
     unread_obstacle,

@@ -22,7 +22,7 @@ from gantry_operator.cluster.member_watch import MemberWatch
 from gantry_operator.cluster.platform import Event, FailoverPlatform, MemberEndpoint
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
 from gantry_operator.failover.model import FailoverSettings, Report, Switchover, Wait
-from gantry_operator.registry import RegistryUnavailable
+from gantry_operator.registry.base import RegistryUnavailable
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from functools import partial
 
 from gantry_broker.tasks import end_tasks
 
-from gantry_operator.api import BrokerCluster
 from gantry_operator.api.base import parse_duration
+from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.api.spec import BrokerClusterSpec
 from gantry_operator.cluster.group_controller import GroupController
 from gantry_operator.cluster.leader_preference import LeaderBalancer, LeaderPreference
@@ -23,7 +23,7 @@ from gantry_operator.cluster.restart import run_with_restarts
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
 from gantry_operator.failover.model import FailoverSettings
 from gantry_operator.plan.plan import FILLED
-from gantry_operator.registry import RoleRegistry
+from gantry_operator.registry.base import RoleRegistry
 
 
 def failover_settings(spec: BrokerClusterSpec) -> FailoverSettings:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from gantry_operator.api import BrokerCluster
+from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.cluster.group_controller import SwitchoverFailed
 from gantry_operator.cluster.group_controllers import GroupControllers
 from gantry_operator.cluster.platform import HibernationPlatform

@@ -41,7 +41,7 @@ from gantry_operator.failover.model import (
     Wait,
     Write,
 )
-from gantry_operator.registry import Entry, RegistryUnavailable, RoleRegistry
+from gantry_operator.registry.base import Entry, RegistryUnavailable, RoleRegistry
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from gantry_operator.api import Authentication
+from gantry_operator.api.security import Authentication
 from gantry_operator.api.status import (
     Addresses,
     AnalyticsStatus,

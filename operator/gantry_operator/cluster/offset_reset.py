@@ -18,8 +18,9 @@ from gantry_broker.remoting.client import RemotingClient
 
 from gantry_operator.cluster.timestamps import utc
 from gantry_operator.cluster.topic_requests import Refused, TryLater, move_group, offset_at
-from gantry_operator.topics import BrokerTables, Observed
+from gantry_operator.topics.model import Observed
 from gantry_operator.topics.resets import BadReset, ResetPreview, ResetRequest, parse_reset, preview_of
+from gantry_operator.topics.seen import BrokerTables
 
 MAX_QUEUES: Final = 2_048
 """Queues of one reset."""

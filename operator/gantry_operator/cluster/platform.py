@@ -13,18 +13,19 @@ from typing import Any, Literal, Protocol
 from gantry_broker.contracts.leadership import LeadershipRecord
 from gantry_broker.contracts.table_runs import RunReport, TableOrder
 
-from gantry_operator.access import AccessState, UserResult
-from gantry_operator.access import Observed as ObservedUsers
-from gantry_operator.api import BrokerCluster
+from gantry_operator.access.decide import Observed as ObservedUsers
+from gantry_operator.access.decide import UserResult
+from gantry_operator.access.state import AccessState
+from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.api.table import Tables
 from gantry_operator.cluster.member_http import httpx
 from gantry_operator.cluster.member_watch import MemberWatch
 from gantry_operator.cluster.observed import ObservedState
 from gantry_operator.cluster.second_site import SiteState
 from gantry_operator.cluster.upgrade_check import Running, Upgrade
-from gantry_operator.plan import Plan
-from gantry_operator.registry import RoleRegistry
-from gantry_operator.topics import Note, Result, WantedGroup, WantedTopic
+from gantry_operator.plan.plan import Plan
+from gantry_operator.registry.base import RoleRegistry
+from gantry_operator.topics.model import Note, Result, WantedGroup, WantedTopic
 
 
 @dataclass(frozen=True, slots=True)

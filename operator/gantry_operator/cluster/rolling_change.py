@@ -11,7 +11,7 @@ from gantry_operator.cluster import upgrade_check
 from gantry_operator.cluster.group_controller import GroupController, SwitchoverFailed
 from gantry_operator.cluster.platform import Deployment, Event, ReplacementPlatform
 from gantry_operator.cluster.upgrade_check import Running, Upgrade
-from gantry_operator.plan import MemberState, Step, next_step
+from gantry_operator.plan.order import MemberState, Step, next_step
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from gantry_operator.api import Authentication, BrokerCluster
+from gantry_operator.api.cluster import BrokerCluster
+from gantry_operator.api.security import Authentication
 from gantry_operator.api.status import (
     AnalyticsStatus,
     BrokerClusterStatus,
@@ -23,7 +24,7 @@ from gantry_operator.api.status import (
     SiteRow,
     TableRow,
 )
-from gantry_operator.certificates import EXPIRING
+from gantry_operator.certificates.schedule import EXPIRING
 from gantry_operator.cluster.archive_status import archive_condition, archive_row, with_schedule
 from gantry_operator.cluster.observed import ObservedMember, ObservedState
 from gantry_operator.cluster.platform import Change

@@ -31,8 +31,8 @@ from gantry_operator.tables.schedule import (
     run_name,
     wait_s,
 )
-from gantry_operator.topics import Note, State, WantedTopic
 from gantry_operator.topics.common import first_of_each
+from gantry_operator.topics.model import Note, State, WantedTopic
 
 log = logging.getLogger(__name__)
 

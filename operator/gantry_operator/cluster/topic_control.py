@@ -26,9 +26,9 @@ from gantry_operator.cluster.offset_reset import ResetFailed, Resets
 from gantry_operator.cluster.platform import Resources, TopicStore
 from gantry_operator.cluster.store_unavailable import StoreUnavailable
 from gantry_operator.cluster.topic_requests import Refused, TryLater, carry_out
-from gantry_operator.topics import (
-    BadTables,
-    BrokerTables,
+from gantry_operator.topics.groups import decide_groups
+from gantry_operator.topics.model import (
+    SETTLE_S,
     DropGroup,
     DropTopic,
     Note,
@@ -39,10 +39,9 @@ from gantry_operator.topics import (
     Step,
     WantedGroup,
     WantedTopic,
-    decide_groups,
-    decide_topics,
 )
-from gantry_operator.topics.model import SETTLE_S
+from gantry_operator.topics.plan import decide_topics
+from gantry_operator.topics.seen import BadTables, BrokerTables
 from gantry_operator.topics.status import failed
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from gantry_broker.protocol.headers import (
 )
 from gantry_broker.remoting.client import RemotingClient
 
-from gantry_operator.topics import DropGroup, DropTopic, PutGroup, PutTopic, Step
+from gantry_operator.topics.model import DropGroup, DropTopic, PutGroup, PutTopic, Step
 
 CALL_S = 5.0
 LATER = (

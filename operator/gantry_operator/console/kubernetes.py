@@ -34,8 +34,8 @@ from gantry_broker.tasks import end_tasks
 from gantry_operator.actions.errors import ActionError
 from gantry_operator.actions.kubernetes_target import KubernetesTarget
 from gantry_operator.actions.target import Clients
-from gantry_operator.api import ManifestError
 from gantry_operator.api.annotations import PAUSED
+from gantry_operator.api.manifest import ManifestError
 from gantry_operator.cluster.member_http import make_client
 from gantry_operator.console.access import Session, Sessions
 from gantry_operator.console.app import make_app
@@ -44,7 +44,8 @@ from gantry_operator.console.history import History, NoHistory, points_of, rows_
 from gantry_operator.console.serve import Server
 from gantry_operator.console.snapshot import ClusterKey, Point
 from gantry_operator.console.sources import AuditView, MemberAudit, MemberUrl, Pausing, SourceError
-from gantry_operator.plan import AUTHORITIES, CERTIFICATE, plan
+from gantry_operator.plan.plan import plan
+from gantry_operator.plan.tls_files import AUTHORITIES, CERTIFICATE
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.analytics.manifests import name_of
 from gantry_operator.platforms.kubernetes.api.client import (

@@ -19,7 +19,7 @@ from gantry_operator.actions.target import Target
 from gantry_operator.cluster.member_http import httpx, make_client
 from gantry_operator.console.history import FileHistory, History
 from gantry_operator.console.snapshot import ClusterKey
-from gantry_operator.plan import plan
+from gantry_operator.plan.plan import plan
 from gantry_operator.platforms.local.certificates import read_authorities, scheme
 from gantry_operator.platforms.local.events import KEEP, last_events
 from gantry_operator.platforms.local.folder import ClusterFolder

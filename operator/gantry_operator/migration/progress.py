@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 from gantry_broker.protocol import plausible
 
-from gantry_operator.api import GROUP as API_GROUP
+from gantry_operator.api.annotations import GROUP as API_GROUP
 from gantry_operator.api.status import MigrationGroupRow, MigrationStatus
 from gantry_operator.cluster.amounts import duration, size
 from gantry_operator.cluster.timestamps import utc

@@ -22,7 +22,7 @@ from gantry_broker.broker.migration.source import Source, guarded
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.codes import RequestCode
 
-from gantry_operator.access import ADMIN
+from gantry_operator.access.wanted import ADMIN
 from gantry_operator.migration.edge import FAILURES, SourcePlace
 
 MAX_RULES: Final = 256

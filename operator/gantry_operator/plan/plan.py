@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gantry_operator.api import BrokerCluster
+from gantry_operator.api.cluster import BrokerCluster
 
 FILLED: Final = 0
 """The number of the member whose disk `spec.bootstrap` fills in each group; the others follow it."""

@@ -22,9 +22,10 @@ from gantry_broker.config import (
 from gantry_broker.config import ArchivePlace as Place
 from gantry_broker.proxy.config import AccessConfig, BrokerTls, ProxyConfig, ProxyCredentials
 
-from gantry_operator.api import BrokerCluster, Proxy
 from gantry_operator.api.archive import ENCRYPTION_KEY, Archive, ArchivePlace, Bootstrap
 from gantry_operator.api.base import parse_duration, parse_quantity
+from gantry_operator.api.cluster import BrokerCluster
+from gantry_operator.api.proxy import Proxy
 from gantry_operator.plan.plan import FILLED, MemberPlan, NameServerPlan
 from gantry_operator.plan.tls_files import AUTHORITIES, CERTIFICATE, KEY
 

@@ -2,8 +2,3 @@
 
 `RoleRegistry` is the interface. Local mode stores files (`FileRegistry`), Kubernetes stores Leases.
 """
-
-from gantry_operator.registry.base import Entry, RegistryUnavailable, RoleRegistry
-from gantry_operator.registry.file import FileRegistry
-
-__all__ = ["Entry", "FileRegistry", "RegistryUnavailable", "RoleRegistry"]

@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gantry_operator.api import BrokerTopic, ConsumerGroup
+from gantry_operator.api.consumer_group import ConsumerGroup
 from gantry_operator.api.table import TableStatus
-from gantry_operator.api.topic import PERMISSIONS
+from gantry_operator.api.topic import PERMISSIONS, BrokerTopic
 from gantry_operator.topics.model import RecordedState, Row, WantedGroup, WantedTopic
 
 TOPIC_ROW = ("writeQueues", "readQueues", "permission")

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Final
 
-from gantry_operator.api import BrokerCluster, External
+from gantry_operator.api.cluster import BrokerCluster
+from gantry_operator.api.external import External
 from gantry_operator.api.manifest import ManifestError, Problem
 from gantry_operator.api.pod_template import PodTemplate
 from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings

@@ -14,13 +14,14 @@ import time
 
 from gantry_broker.tasks import end_tasks
 
-from gantry_operator.api import BrokerCluster, ManifestError, parse_manifest
+from gantry_operator.api.cluster import BrokerCluster
+from gantry_operator.api.manifest import ManifestError, parse_manifest
 from gantry_operator.api.status import BrokerClusterStatus
 from gantry_operator.cluster import wall_clock
 from gantry_operator.cluster.control import ClusterControl, Tls
 from gantry_operator.cluster.member_http import tls_context
 from gantry_operator.cluster.restart import kept_alive
-from gantry_operator.plan import Plan
+from gantry_operator.plan.plan import Plan
 from gantry_operator.platforms.kubernetes import allowed, watch_events
 from gantry_operator.platforms.kubernetes.api.client import ApiError, ApiUnavailable, Object
 from gantry_operator.platforms.kubernetes.api.repeated_refusals import RepeatedRefusals

@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from gantry_operator.api import BrokerCluster
+from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.api.status import BrokerClusterStatus
 from gantry_operator.cluster.control import ClusterControl
 from gantry_operator.cluster.observed import ObservedMember, ObservedState

@@ -17,7 +17,7 @@ from typing import Any
 
 from gantry_broker.client import Credentials
 
-from gantry_operator.api import BrokerCluster
+from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.api.status import Addresses, BrokerClusterStatus, LastFailover, ProxyStatus, VersionStatus
 from gantry_operator.api.versions import PROTOCOL_VERSION, package_version
 from gantry_operator.cluster.maintenance import UpgradeQueue
@@ -29,7 +29,7 @@ from gantry_operator.cluster.status import last_failover
 from gantry_operator.cluster.upgrade_check import Running, Upgrade, release_of
 from gantry_operator.migration.edge import Edge, GroupPlace, SourcePlace, ask_copy
 from gantry_operator.migration.steps import Refused
-from gantry_operator.plan import Plan
+from gantry_operator.plan.plan import Plan
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.analytics.reconciler import JOBS, PODS, AnalyticsReconciler
 from gantry_operator.platforms.kubernetes.api.client import SECRET, KubeApi, Object

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from gantry_broker.protocol.digits import whole_number
 
-from gantry_operator.api import GROUP
+from gantry_operator.api.annotations import GROUP
 from gantry_operator.migration.progress import ASK
 from gantry_operator.migration.steps import Limits, Record, Refused
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gantry_operator.api import API_VERSION, GROUP, KIND, BrokerCluster
+from gantry_operator.api.annotations import GROUP
+from gantry_operator.api.cluster import API_VERSION, KIND, BrokerCluster
 
 FIELD_MANAGER = "gantry-operator"
 

@@ -33,8 +33,9 @@ from gantry_broker.config import OtlpConfig
 from gantry_broker.http.otlp import OtlpPush
 from prometheus_client.core import Metric
 
-from gantry_operator.api import GROUP, PLURAL, VERSION
+from gantry_operator.api.annotations import GROUP
 from gantry_operator.api.base import parse_duration
+from gantry_operator.api.cluster import PLURAL, VERSION
 from gantry_operator.api.spec import Otlp
 from gantry_operator.cluster.maintenance import UpgradeQueue
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock

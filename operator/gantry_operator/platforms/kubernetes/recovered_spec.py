@@ -14,8 +14,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gantry_operator.api import BrokerCluster, Security
+from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.api.manifest import problems_of
+from gantry_operator.api.security import Security
 from gantry_operator.api.spec import Failover
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.api.client import Object

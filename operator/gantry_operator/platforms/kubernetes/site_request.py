@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from gantry_broker.protocol.digits import whole_number
 
-from gantry_operator.api import GROUP
+from gantry_operator.api.annotations import GROUP
 
 SITE = f"{GROUP}/site"
 """Annotation `demote` or `promote`, then words `token=TOKEN`, `accept-loss`, `timeout=SECONDS`. An optional ` #id`

@@ -7,7 +7,7 @@ import uuid
 
 from gantry_broker.contracts.leadership import LeadershipRecord
 
-from gantry_operator.api import GROUP
+from gantry_operator.api.annotations import GROUP
 
 SWITCHOVER = f"{GROUP}/switchover"
 """Annotation `GROUP` or `GROUP=MEMBER`. An optional ` #id` distinguishes equal requests."""

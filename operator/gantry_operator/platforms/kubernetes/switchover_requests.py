@@ -10,7 +10,7 @@ from gantry_broker.tasks import end_tasks
 
 from gantry_operator.cluster.control import ClusterControl
 from gantry_operator.cluster.group_controller import SwitchoverFailed
-from gantry_operator.plan import member_name
+from gantry_operator.plan.plan import member_name
 from gantry_operator.platforms.kubernetes.api.client import ApiError, ApiUnavailable
 from gantry_operator.platforms.kubernetes.api.events import EventRecorder
 from gantry_operator.platforms.kubernetes.cluster_resource import ClusterResource

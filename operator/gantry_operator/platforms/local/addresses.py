@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gantry_operator.api import BrokerCluster
-from gantry_operator.plan import plan
+from gantry_operator.api.cluster import BrokerCluster
+from gantry_operator.plan.plan import plan
 from gantry_operator.platforms.local.folder import ClusterFolder
 from gantry_operator.platforms.local.manifest import load_saved
 from gantry_operator.platforms.local.ports import Ports

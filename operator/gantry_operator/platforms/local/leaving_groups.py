@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from gantry_broker.protocol.digits import whole_number
 
-from gantry_operator.api import BrokerCluster
+from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.api.spec import BrokerGroup
-from gantry_operator.plan import member_name
+from gantry_operator.plan.plan import member_name
 from gantry_operator.platforms.local.folder import ClusterFolder, make_private, read_json
 from gantry_operator.registry.file import sync_folder, write_durably
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gantry_operator.plan import GroupPlan, MemberPlan, Plan
+from gantry_operator.plan.plan import GroupPlan, MemberPlan, Plan
 from gantry_operator.platforms.local.folder import ClusterFolder, read_json
 
 if TYPE_CHECKING:

@@ -7,11 +7,12 @@ from contextlib import asynccontextmanager
 
 from pydantic import ValidationError
 
-from gantry_operator.api import BrokerCluster, LastFailover
+from gantry_operator.api.cluster import BrokerCluster
+from gantry_operator.api.status import LastFailover
 from gantry_operator.cluster.live import LiveCluster, MemberPlace
 from gantry_operator.cluster.live_watch import Source
 from gantry_operator.cluster.member_http import make_client
-from gantry_operator.plan import MemberPlan, Plan, plan
+from gantry_operator.plan.plan import MemberPlan, Plan, plan
 from gantry_operator.platforms.local.certificates import read_authorities, scheme
 from gantry_operator.platforms.local.control import Silence, silence_of
 from gantry_operator.platforms.local.events import last_events

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gantry_operator.api import BrokerCluster
 from gantry_operator.api.archive import BOOTSTRAP_IS_FIXED, changed_bootstrap
+from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.api.spec import MODE_IS_FIXED
 from gantry_operator.platforms.local import control
 from gantry_operator.platforms.local.certificates import NOT_HERE, NOT_HERE_EITHER

@@ -12,7 +12,7 @@ from typing import Final
 
 from gantry_broker.version import VERSION
 
-from gantry_operator.api import BrokerCluster
+from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.cluster.group_controllers import failover_settings
 from gantry_operator.cluster.member_http import make_client
 from gantry_operator.cluster.member_watch import MemberWatch
@@ -28,7 +28,7 @@ from gantry_operator.cluster.platform import (
 )
 from gantry_operator.cluster.status import last_failover
 from gantry_operator.cluster.upgrade_check import Running, Upgrade
-from gantry_operator.plan import MemberPlan, Plan, plan
+from gantry_operator.plan.plan import MemberPlan, Plan, plan
 from gantry_operator.platforms.local.certificates import scheme
 from gantry_operator.platforms.local.children import Children
 from gantry_operator.platforms.local.events import EventLog
@@ -48,8 +48,7 @@ from gantry_operator.platforms.local.site import LocalSiteStore
 from gantry_operator.platforms.local.tables import LocalTableRuns
 from gantry_operator.platforms.local.topic_store import LocalTopicStore
 from gantry_operator.platforms.local.users import LocalAccessStore
-from gantry_operator.registry import FileRegistry
-from gantry_operator.registry.file import write_whole
+from gantry_operator.registry.file import FileRegistry, write_whole
 
 log = logging.getLogger(__name__)
 

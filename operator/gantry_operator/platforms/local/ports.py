@@ -17,7 +17,7 @@ from gantry_operator.platforms.local.port_claims import PortAllocationLock, acqu
 from gantry_operator.registry.file import write_durably, write_whole
 
 if TYPE_CHECKING:
-    from gantry_operator.plan import Plan
+    from gantry_operator.plan.plan import Plan
 
 HOST = "127.0.0.1"
 """The address on which every port of a local cluster opens."""

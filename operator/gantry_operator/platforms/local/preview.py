@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from gantry_operator.api import BrokerCluster
-from gantry_operator.plan import plan
+from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.plan.order import why_replaced
+from gantry_operator.plan.plan import plan
 from gantry_operator.platforms.local.control import ControlError
 from gantry_operator.platforms.local.folder import ClusterFolder
 from gantry_operator.platforms.local.manifest import load_saved, refuse_change, refuse_elsewhere

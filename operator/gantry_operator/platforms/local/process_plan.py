@@ -6,12 +6,12 @@ import hashlib
 import sys
 from dataclasses import dataclass
 
-from gantry_operator.access import PROXY as PROXY_USER
-from gantry_operator.api import BrokerCluster
-from gantry_operator.plan import (
+from gantry_operator.access.wanted import PROXY as PROXY_USER
+from gantry_operator.api.cluster import BrokerCluster
+from gantry_operator.plan.plan import Plan
+from gantry_operator.plan.process_config import (
     ArchiveFiles,
     BrokerAddresses,
-    Plan,
     ProxyFiles,
     broker_config,
     name_server_config,
@@ -30,7 +30,7 @@ from gantry_operator.platforms.local.certificates import (
 )
 from gantry_operator.platforms.local.folder import ClusterFolder, secret_folder
 from gantry_operator.platforms.local.ports import HOST, Ports, http, on_loopback, registration, replication
-from gantry_operator.registry import FileRegistry
+from gantry_operator.registry.file import FileRegistry
 
 NAME_SERVER = "gantry_broker.namesrv"
 BROKER = "gantry_broker.broker"

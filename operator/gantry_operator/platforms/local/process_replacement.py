@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from gantry_operator.cluster.platform import Deployment
-from gantry_operator.plan import MemberPlan, Plan
+from gantry_operator.plan.plan import MemberPlan, Plan
 from gantry_operator.platforms.local.children import Children
 
 

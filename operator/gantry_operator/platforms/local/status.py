@@ -12,8 +12,8 @@ from gantry_broker.contracts.leadership import LeadershipRecord, MemberId
 from gantry_broker.remoting.client import RemotingClient
 from pydantic import ValidationError
 
-from gantry_operator.api import BrokerCluster, BrokerClusterStatus, NameServerRow, ProxyRow, ProxyStatus
-from gantry_operator.api.status import Addresses, DrainRow
+from gantry_operator.api.cluster import BrokerCluster
+from gantry_operator.api.status import Addresses, BrokerClusterStatus, DrainRow, NameServerRow, ProxyRow, ProxyStatus
 from gantry_operator.cluster.member_http import httpx, make_client
 from gantry_operator.cluster.member_messages import BadStatus, report_from
 from gantry_operator.cluster.member_watch import what_it_does
@@ -23,7 +23,7 @@ from gantry_operator.cluster.second_site import first_state, members_sites
 from gantry_operator.cluster.status import status_of
 from gantry_operator.cluster.timestamps import utc
 from gantry_operator.failover.raft import keeping_up, leader_of
-from gantry_operator.plan import MemberPlan, Plan, plan
+from gantry_operator.plan.plan import MemberPlan, Plan, plan
 from gantry_operator.platforms.local.certificates import client_options, read_authorities, scheme
 from gantry_operator.platforms.local.certificates import rows as rows_of_certificates
 from gantry_operator.platforms.local.control import ControlError, NoAnswer, Silence, ask, silence
@@ -39,8 +39,8 @@ from gantry_operator.platforms.local.proxies import why_no_proxy
 from gantry_operator.platforms.local.site import load_site
 from gantry_operator.platforms.local.topics import table_rows
 from gantry_operator.platforms.local.users import authentication, super_user
-from gantry_operator.registry import Entry, FileRegistry, RegistryUnavailable
-from gantry_operator.registry.file import write_whole
+from gantry_operator.registry.base import Entry, RegistryUnavailable
+from gantry_operator.registry.file import FileRegistry, write_whole
 
 ANSWER_S = 1.0
 NOT_YET = 503

@@ -21,9 +21,8 @@ from gantry_broker import logs
 from gantry_broker.tasks import end_tasks
 from pydantic import ValidationError
 
-from gantry_operator.api import BrokerCluster
 from gantry_operator.api.annotations import FENCED
-from gantry_operator.api.cluster import with_fence
+from gantry_operator.api.cluster import BrokerCluster, with_fence
 from gantry_operator.cluster import wall_clock
 from gantry_operator.cluster.access_control import LOOK_S
 from gantry_operator.cluster.control import ClusterControl

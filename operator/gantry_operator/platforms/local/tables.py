@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from gantry_broker.contracts.table_runs import RunOrder, TableOrder, from_text
 
-from gantry_operator.access import secret_name
-from gantry_operator.api import BrokerCluster
+from gantry_operator.access.wanted import secret_name
 from gantry_operator.api.archive import ENCRYPTION_KEY
+from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.api.table import Tables
 from gantry_operator.cluster.platform import TableRun
 from gantry_operator.cluster.store_unavailable import StoreUnavailable

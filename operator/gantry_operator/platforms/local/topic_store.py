@@ -24,8 +24,9 @@ from gantry_operator.platforms.local.topics import (
     load_status,
 )
 from gantry_operator.registry.file import write_durably, write_whole
-from gantry_operator.topics import Note, Result, wanted_group, wanted_topic
+from gantry_operator.topics.model import Note, Result
 from gantry_operator.topics.status import group_status, topic_status
+from gantry_operator.topics.wanted import wanted_group, wanted_topic
 
 log = logging.getLogger(__name__)
 

@@ -15,10 +15,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gantry_operator.api import BrokerTopic, ConsumerGroup
 from gantry_operator.api import consumer_group as api_group
 from gantry_operator.api import topic as api_topic
+from gantry_operator.api.consumer_group import ConsumerGroup
 from gantry_operator.api.status import TableRow
+from gantry_operator.api.topic import BrokerTopic
 from gantry_operator.cluster.timestamps import utc
 from gantry_operator.platforms.local.folder import ClusterFolder, read_json
 from gantry_operator.registry.file import write_durably

@@ -16,18 +16,21 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gantry_operator.access import (
+from gantry_operator.access.decide import Observed, UserResult
+from gantry_operator.access.state import AccessState
+from gantry_operator.access.wanted import (
     ADMIN,
-    AccessState,
-    Observed,
-    UserResult,
+    ADMIN_NAME,
+    PROXY_NAME,
+    SECRET_KEY,
     secret_name,
     wanted_admin,
     wanted_proxy,
     wanted_user,
 )
-from gantry_operator.access.wanted import ADMIN_NAME, PROXY_NAME, SECRET_KEY
-from gantry_operator.api import Authentication, BrokerCluster, BrokerUser
+from gantry_operator.api.cluster import BrokerCluster
+from gantry_operator.api.security import Authentication
+from gantry_operator.api.user import BrokerUser
 from gantry_operator.cluster.store_unavailable import StoreUnavailable
 from gantry_operator.cluster.timestamps import utc
 from gantry_operator.platforms.local.folder import ClusterFolder, make_private, read_json

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final
 
-from gantry_operator.api import BrokerCluster, cron
+from gantry_operator.api import cron
+from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.plan.process_config import ArchiveFiles
 from gantry_operator.platforms.local.events import EventLog
 from gantry_operator.platforms.local.folder import ClusterFolder, read_json, secret_folder

@@ -10,7 +10,7 @@ from gantry_broker.store.errors import StoreError
 from gantry_broker.store.recovery import lock_store
 
 from gantry_operator.cluster.volume import Volume
-from gantry_operator.plan import plan
+from gantry_operator.plan.plan import plan
 from gantry_operator.platforms.local.folder import ClusterFolder
 from gantry_operator.platforms.local.leaving_groups import running_cluster
 from gantry_operator.platforms.local.manifest import load_saved

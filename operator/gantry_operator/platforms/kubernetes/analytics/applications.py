@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from gantry_operator.api import GROUP, cron
+from gantry_operator.api import cron
 from gantry_operator.api.analytics import Analytics
+from gantry_operator.api.annotations import GROUP
 from gantry_operator.platforms.kubernetes.api.client import SPARK_APPLICATION, ApiError, KubeApi, Object
 from gantry_operator.platforms.kubernetes.manifests import spark_application
 

@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gantry_operator.api import GROUP, BrokerCluster, cron
+from gantry_operator.api import cron
 from gantry_operator.api.analytics import Analytics
+from gantry_operator.api.annotations import GROUP
 from gantry_operator.api.base import parse_duration
-from gantry_operator.plan import AUTHORITIES
+from gantry_operator.api.cluster import BrokerCluster
+from gantry_operator.plan.tls_files import AUTHORITIES
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.manifests import access, pod_parts, spark, spark_application
 from gantry_operator.platforms.kubernetes.manifests.spark import (

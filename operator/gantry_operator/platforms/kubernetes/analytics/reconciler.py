@@ -9,11 +9,11 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
-from gantry_operator.api import BrokerCluster
 from gantry_operator.api.analytics import Analytics
+from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.api.cron import ScheduleError
 from gantry_operator.api.status import AnalyticsStatus
-from gantry_operator.plan import Plan
+from gantry_operator.plan.plan import Plan
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.analytics import applications, jobs, manifests
 from gantry_operator.platforms.kubernetes.analytics.applications import ActiveRun, Applications

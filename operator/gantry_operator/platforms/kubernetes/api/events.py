@@ -13,7 +13,7 @@ from collections import OrderedDict
 from datetime import UTC, datetime
 from typing import Any
 
-from gantry_operator.api import API_VERSION, KIND
+from gantry_operator.api.cluster import API_VERSION, KIND
 from gantry_operator.platforms.kubernetes.api.client import EVENT, ApiError, ApiUnavailable, KubeApi
 
 log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from gantry_broker.remoting.client import split_address
 from gantry_broker.remoting.connecting import LATE_S, first_of
 from gantry_broker.remoting.errors import ConnectError
 
-from gantry_operator.api import GROUP
+from gantry_operator.api.annotations import GROUP
 from gantry_operator.platforms.kubernetes.api.client import LEASE, ApiError, ApiUnavailable, KubeApi, Object
 
 log = logging.getLogger(__name__)

@@ -13,10 +13,10 @@ from typing import Any
 
 from gantry_broker.contracts.leadership import LeadershipRecord
 
-from gantry_operator.api import GROUP
+from gantry_operator.api.annotations import GROUP
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.api.client import LEASE, ApiError, ApiUnavailable, KubeApi, Object
-from gantry_operator.registry import Entry, RegistryUnavailable
+from gantry_operator.registry.base import Entry, RegistryUnavailable
 
 LEADERSHIP = f"{GROUP}/leadership"
 """The annotation with the leadership record as JSON. The Lease's fields repeat it for users: holder and transitions."""

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gantry_operator.api import BrokerCluster, BrokerClusterStatus
+from gantry_operator.api.cluster import BrokerCluster
+from gantry_operator.api.status import BrokerClusterStatus
 from gantry_operator.cluster.observed import ObservedMember, ObservedState
 from gantry_operator.cluster.status import significant, status_of
 from gantry_operator.cluster.timestamps import utc

@@ -6,8 +6,8 @@ import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gantry_operator.api import BrokerCluster
-from gantry_operator.plan import Plan
+from gantry_operator.api.cluster import BrokerCluster
+from gantry_operator.plan.plan import Plan
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.manifests import pod_parts
 

@@ -9,20 +9,11 @@ from typing import Any
 
 from gantry_broker.config import BrokerConfig
 
-from gantry_operator.api import BrokerCluster
 from gantry_operator.api.base import parse_quantity
+from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.api.spec import Storage
-from gantry_operator.plan import (
-    LIVE_FIELDS,
-    ArchiveFiles,
-    BrokerAddresses,
-    GroupPlan,
-    MemberPlan,
-    Plan,
-    broker_config,
-    member_name,
-    text_of,
-)
+from gantry_operator.plan.plan import GroupPlan, MemberPlan, Plan, member_name
+from gantry_operator.plan.process_config import LIVE_FIELDS, ArchiveFiles, BrokerAddresses, broker_config, text_of
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.manifests import broker_pod, name_servers, pod_parts
 from gantry_operator.platforms.kubernetes.manifests.digest import digest

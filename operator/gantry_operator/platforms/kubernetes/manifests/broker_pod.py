@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gantry_operator.api import BrokerCluster
+from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.manifests import pod_parts, pod_template_merge
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from gantry_broker.config import OtlpConfig
 
-from gantry_operator.api import BrokerCluster
+from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.api.spec import Otlp
-from gantry_operator.plan import Plan
+from gantry_operator.plan.plan import Plan
 from gantry_operator.platforms.kubernetes.manifests import (
     access,
     broker_group,

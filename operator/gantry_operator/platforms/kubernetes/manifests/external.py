@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gantry_operator.api import BrokerCluster, External
-from gantry_operator.plan import Plan
+from gantry_operator.api.cluster import BrokerCluster
+from gantry_operator.api.external import External
+from gantry_operator.plan.plan import Plan
 from gantry_operator.platforms.kubernetes import names
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gantry_operator.api import BrokerCluster
-from gantry_operator.plan import LIVE_FIELDS, Plan, name_server_config, text_of
+from gantry_operator.api.cluster import BrokerCluster
+from gantry_operator.plan.plan import Plan
+from gantry_operator.plan.process_config import LIVE_FIELDS, name_server_config, text_of
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.manifests import pod_parts, pod_template_merge
 from gantry_operator.platforms.kubernetes.manifests.digest import digest

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gantry_operator.api import BrokerCluster
+from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.api.pod_template import CONTAINERS
 from gantry_operator.api.pods import Placement, Resources
-from gantry_operator.plan import TlsFolders
+from gantry_operator.plan.process_config import TlsFolders
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.manifests.digest import digest
 

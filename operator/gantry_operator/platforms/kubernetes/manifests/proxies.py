@@ -8,11 +8,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from gantry_operator.access import PROXY, secret_name
-from gantry_operator.access.wanted import PROXY_NAME, SECRET_KEY
-from gantry_operator.api import BrokerCluster, Proxy, ProxyRow, ProxyStatus
-from gantry_operator.api.proxy import Autoscaling
-from gantry_operator.plan import Plan, ProxyFiles, proxy_config, proxy_restarts, proxy_text
+from gantry_operator.access.wanted import PROXY, PROXY_NAME, SECRET_KEY, secret_name
+from gantry_operator.api.cluster import BrokerCluster
+from gantry_operator.api.proxy import Autoscaling, Proxy
+from gantry_operator.api.status import ProxyRow, ProxyStatus
+from gantry_operator.plan.plan import Plan
+from gantry_operator.plan.process_config import ProxyFiles, proxy_config, proxy_restarts, proxy_text
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.api.client import Object
 from gantry_operator.platforms.kubernetes.api.pod_state import pod_ip, pod_ready, why_not

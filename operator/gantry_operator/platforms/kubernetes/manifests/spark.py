@@ -8,10 +8,10 @@ from typing import Any
 
 import yaml
 
-from gantry_operator.api import BrokerCluster
 from gantry_operator.api.analytics import SparkResources
 from gantry_operator.api.archive import ENCRYPTION_KEY
 from gantry_operator.api.base import parse_quantity
+from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.manifests import pod_parts
 

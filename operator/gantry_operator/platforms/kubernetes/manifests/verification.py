@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from gantry_operator.api import BrokerCluster
+from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.plan.process_config import ArchiveFiles
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.manifests import pod_parts

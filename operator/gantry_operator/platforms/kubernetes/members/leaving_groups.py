@@ -17,9 +17,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gantry_operator.api import GROUP, BrokerCluster
+from gantry_operator.api.annotations import GROUP
+from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.api.spec import BrokerGroup
-from gantry_operator.plan import member_name
+from gantry_operator.plan.plan import member_name
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.api.client import (
     BROKER_CLUSTER,

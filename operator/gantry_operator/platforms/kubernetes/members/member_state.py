@@ -8,7 +8,7 @@ from datetime import datetime
 from gantry_operator.api.annotations import RESTART
 from gantry_operator.api.status import NameServerRow
 from gantry_operator.cluster.platform import Deployment
-from gantry_operator.plan import Plan
+from gantry_operator.plan.plan import Plan
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.api.client import Object
 from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache

@@ -10,7 +10,7 @@ from typing import Any
 from gantry_broker.tasks import end_tasks
 
 from gantry_operator.cluster.platform import Change, Event, MemberEndpoint, ProcessState
-from gantry_operator.plan import MemberPlan, member_name
+from gantry_operator.plan.plan import MemberPlan, member_name
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.api.client import POD, KubeApi, Object
 from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache

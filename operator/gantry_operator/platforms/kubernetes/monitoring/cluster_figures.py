@@ -15,8 +15,7 @@ from gantry_broker.exposition import Family
 from gantry_broker.histogram import Histogram
 from gantry_broker.protocol import plausible
 
-from gantry_operator.api import BrokerClusterStatus
-from gantry_operator.api.status import AnalyticsStatus, TableRow
+from gantry_operator.api.status import AnalyticsStatus, BrokerClusterStatus, TableRow
 from gantry_operator.cluster.observed import ObservedMember
 from gantry_operator.cluster.platform import Change, Event
 from gantry_operator.cluster.timestamps import unix_s

@@ -15,18 +15,13 @@ from typing import Any
 
 from gantry_broker.remoting.handshake import Identity
 
-from gantry_operator.api import BrokerCluster
+from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.api.status import CertificateRow
-from gantry_operator.certificates import (
-    RENEW_AUTHORITY,
-    RENEW_CERTIFICATES,
+from gantry_operator.certificates.renewal import (
     Asked,
     Authority,
     Certificates,
-    KeyPair,
-    Names,
     Note,
-    UnusableCertificate,
     due_s,
     expiry_of,
     is_due,
@@ -34,7 +29,10 @@ from gantry_operator.certificates import (
     renewal_of,
     trusted,
 )
-from gantry_operator.plan import AUTHORITIES, CERTIFICATE, KEY, Plan
+from gantry_operator.certificates.schedule import RENEW_AUTHORITY, RENEW_CERTIFICATES
+from gantry_operator.certificates.x509 import KeyPair, Names, UnusableCertificate
+from gantry_operator.plan.plan import Plan
+from gantry_operator.plan.tls_files import AUTHORITIES, CERTIFICATE, KEY
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.api.client import SECRET, KubeApi, Object
 from gantry_operator.platforms.kubernetes.api.events import EventRecorder

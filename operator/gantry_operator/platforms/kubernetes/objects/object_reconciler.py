@@ -8,8 +8,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gantry_operator.api import BrokerCluster
-from gantry_operator.plan import Plan
+from gantry_operator.api.cluster import BrokerCluster
+from gantry_operator.plan.plan import Plan
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.api.client import (
     KINDS,

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
-from gantry_operator.api import BrokerCluster
 from gantry_operator.api.base import parse_quantity
+from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.api.spec import Storage
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.api.client import KINDS, POD, VOLUME_CLAIM, ApiError, KubeApi, Object

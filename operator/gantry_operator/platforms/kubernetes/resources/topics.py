@@ -7,10 +7,11 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from gantry_operator.api import BrokerTopic, ConsumerGroup, ManifestError, consumer_group, parse_group, parse_topic
+from gantry_operator.api import consumer_group
 from gantry_operator.api import topic as api_topic
-from gantry_operator.api.consumer_group import RESET_OFFSETS
-from gantry_operator.api.topic import FINALIZER
+from gantry_operator.api.consumer_group import RESET_OFFSETS, ConsumerGroup
+from gantry_operator.api.manifest import ManifestError, parse_group, parse_topic
+from gantry_operator.api.topic import FINALIZER, BrokerTopic
 from gantry_operator.cluster.platform import Resources
 from gantry_operator.cluster.store_unavailable import StoreUnavailable
 from gantry_operator.cluster.timestamps import utc
@@ -26,8 +27,9 @@ from gantry_operator.platforms.kubernetes.api.client import (
 from gantry_operator.platforms.kubernetes.api.events import EventRecorder
 from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache
 from gantry_operator.platforms.kubernetes.api.status_writer import merge_patch
-from gantry_operator.topics import Note, Result, WantedGroup, WantedTopic, wanted_group, wanted_topic
+from gantry_operator.topics.model import Note, Result, WantedGroup, WantedTopic
 from gantry_operator.topics.status import group_status, topic_status
+from gantry_operator.topics.wanted import wanted_group, wanted_topic
 
 log = logging.getLogger(__name__)
 

@@ -9,19 +9,20 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gantry_operator.access import (
-    AccessState,
-    Observed,
-    UserResult,
+from gantry_operator.access.decide import Observed, UserResult
+from gantry_operator.access.state import AccessState
+from gantry_operator.access.wanted import (
+    ADMIN_NAME,
+    PROXY_NAME,
     WantedUser,
     secret_name,
     wanted_admin,
     wanted_proxy,
     wanted_user,
 )
-from gantry_operator.access.wanted import ADMIN_NAME, PROXY_NAME
-from gantry_operator.api import API_VERSION, BrokerCluster, ManifestError, parse_user
 from gantry_operator.api import user as api_user
+from gantry_operator.api.cluster import API_VERSION, BrokerCluster
+from gantry_operator.api.manifest import ManifestError, parse_user
 from gantry_operator.api.user import BrokerUserStatus, UserCondition
 from gantry_operator.cluster.store_unavailable import StoreUnavailable
 from gantry_operator.cluster.timestamps import utc

@@ -12,10 +12,11 @@ from typing import Any, Final
 from gantry_broker.contracts.table_runs import TERMINATION_LIMIT, RunOrder, TableOrder
 from pydantic import ValidationError
 
-from gantry_operator.access import secret_name
-from gantry_operator.api import BrokerCluster
+from gantry_operator.access.wanted import secret_name
+from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.api.table import Tables
-from gantry_operator.plan import AUTHORITIES, Plan
+from gantry_operator.plan.plan import Plan
+from gantry_operator.plan.tls_files import AUTHORITIES
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.manifests import access, name_servers, pod_parts, spark, spark_application
 from gantry_operator.platforms.kubernetes.manifests.spark import TERMINATION_LOG, SparkPods

@@ -9,11 +9,11 @@ from typing import Final
 
 from gantry_broker.contracts.table_runs import RunOrder, RunReport, TableOrder, from_text
 
-from gantry_operator.api import BrokerCluster
+from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.api.table import Tables
 from gantry_operator.cluster.platform import TableRun
 from gantry_operator.cluster.store_unavailable import StoreUnavailable
-from gantry_operator.plan import Plan
+from gantry_operator.plan.plan import Plan
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.analytics.applications import ActiveRun, Applications
 from gantry_operator.platforms.kubernetes.analytics.jobs import ended

@@ -16,8 +16,9 @@ import aiohttp
 from gantry_broker.protocol.frame import FrameDecoder, FrameError, encode_frame
 from gantry_broker.tasks import end_tasks
 
-from gantry_operator.api import BrokerCluster, ManifestError, parse_manifest
-from gantry_operator.plan import plan
+from gantry_operator.api.cluster import BrokerCluster
+from gantry_operator.api.manifest import ManifestError, parse_manifest
+from gantry_operator.plan.plan import plan
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.api.client import POD, ApiError, ApiUnavailable, KubeApi, Object
 from gantry_operator.platforms.kubernetes.api.pod_state import pod_ready

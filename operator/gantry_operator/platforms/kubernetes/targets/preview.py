@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gantry_operator.api import BrokerCluster
-from gantry_operator.plan import member_name, plan, replacement_order
-from gantry_operator.plan.order import MemberState, why_replaced
+from gantry_operator.api.cluster import BrokerCluster
+from gantry_operator.plan.order import MemberState, replacement_order, why_replaced
+from gantry_operator.plan.plan import member_name, plan
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.api.client import KINDS, KubeApi, Object
 from gantry_operator.platforms.kubernetes.api.pod_state import image_of

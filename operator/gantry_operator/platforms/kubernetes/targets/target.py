@@ -20,18 +20,19 @@ from typing import Any
 
 from gantry_broker.client import Credentials
 
-from gantry_operator.access import ADMIN
-from gantry_operator.api import BrokerCluster, ManifestError, parse_manifest
+from gantry_operator.access.wanted import ADMIN
 from gantry_operator.api.annotations import FENCED, RESTART
 from gantry_operator.api.base import parse_quantity
-from gantry_operator.api.cluster import fenced_in
+from gantry_operator.api.cluster import BrokerCluster, fenced_in
+from gantry_operator.api.manifest import ManifestError, parse_manifest
 from gantry_operator.cluster.live import LiveCluster, MemberPlace
 from gantry_operator.cluster.live_watch import Source
 from gantry_operator.cluster.maintenance import wait_for
 from gantry_operator.cluster.member_http import make_client, tls_context
 from gantry_operator.cluster.volume import Volume
 from gantry_operator.migration.steps import Record, Refused
-from gantry_operator.plan import AUTHORITIES, CERTIFICATE, KEY, plan
+from gantry_operator.plan.plan import plan
+from gantry_operator.plan.tls_files import AUTHORITIES, CERTIFICATE, KEY
 from gantry_operator.platforms.kubernetes import migration_request, names, site_request
 from gantry_operator.platforms.kubernetes.api.client import (
     BROKER_CLUSTER,

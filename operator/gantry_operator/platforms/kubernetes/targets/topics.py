@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gantry_operator.api import BrokerTopic, ConsumerGroup
+from gantry_operator.api.consumer_group import ConsumerGroup
+from gantry_operator.api.topic import BrokerTopic
 from gantry_operator.platforms.kubernetes.api.client import KINDS, ApiError, KubeApi, Object
 from gantry_operator.platforms.kubernetes.targets.users import UserError, patch_of
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from gantry_operator.access import ADMIN, secret_name
-from gantry_operator.access.wanted import ACCESS_KEY, ADMIN_NAME, SECRET_KEY
-from gantry_operator.api import BrokerUser
-from gantry_operator.api.user import ROTATE
+from gantry_operator.access.wanted import ACCESS_KEY, ADMIN, ADMIN_NAME, SECRET_KEY, secret_name
+from gantry_operator.api.user import ROTATE, BrokerUser
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.api.client import BROKER_USER, SECRET, ApiError, KubeApi, Object
 from gantry_operator.platforms.kubernetes.resources.users import decoded, encoded
