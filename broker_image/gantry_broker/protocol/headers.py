@@ -131,10 +131,10 @@ class Header:
         return out
 
 
+@dataclass(frozen=True, slots=True)
 class OfTopic(Header):
     """A request about a topic: RocketMQ answers an empty or too long name as one of a topic that does not exist."""
 
-    __slots__ = ()
     CODES: ClassVar[dict[str, int]] = {"topic": ResponseCode.TOPIC_NOT_EXIST}
 
 
