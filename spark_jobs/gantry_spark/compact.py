@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import orjson
 import pyarrow.compute as pc
+from gantry_broker.protocol.message import MAGIC_BLANK
 from gantry_broker.store.files import is_there
 
 from gantry_spark.decode import RecordFilter
 from gantry_spark.directory import DirectoryLog
 from gantry_spark.environment import Environment, read_environment
 from gantry_spark.errors import Expired, OutputError, SourceError
-from gantry_spark.layout import MAGIC_BLANK, RECORD_HEADER, Ints, gather_slices, offsets_and_bytes
+from gantry_spark.layout import RECORD_HEADER, Ints, gather_slices, offsets_and_bytes
 from gantry_spark.output_store import escape_glob, open_output_store
 from gantry_spark.partitioning import plan_ranges
 from gantry_spark.properties import properties_of

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from gantry_broker.protocol.message import FIXED_V4, MAGIC_BLANK, MAGIC_V1, MAGIC_V2
+from gantry_broker.protocol.message import FIXED_V4
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -46,8 +46,6 @@ RECORD_HEADER: Final = np.dtype(
 """A record's header with two IPv4 hosts. Each IPv6 host moves the fields after it by 12 bytes."""
 
 assert RECORD_HEADER.itemsize == FIXED_V4
-
-__all__ = ["FIXED_V4", "MAGIC_BLANK", "MAGIC_V1", "MAGIC_V2"]
 
 
 def gather_fixed(buf: Bytes, at: Ints, dtype: npt.DTypeLike) -> npt.NDArray[Any]:

@@ -14,8 +14,9 @@ from struct import Struct
 from typing import Final
 
 import numpy as np
+from gantry_broker.protocol.message import MAGIC_V1
 
-from gantry_spark.layout import MAGIC_V1, MIN_RECORD, Buffer, Bytes, Ints
+from gantry_spark.layout import MIN_RECORD, Buffer, Bytes, Ints
 
 SINGLE_WALK_RECORDS: Final = 1024
 """Number of records up to which a single walk is as cheap."""

@@ -10,12 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from gantry_broker.protocol.codes import SysFlag
+from gantry_broker.protocol.message import MAGIC_V1, MAGIC_V2
 from gantry_core import row_slices
 from zlib_ng.zlib_ng import crc32
 
 from gantry_spark.layout import (
-    MAGIC_V1,
-    MAGIC_V2,
     RECORD_HEADER,
     Bools,
     Bytes,

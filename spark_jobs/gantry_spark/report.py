@@ -24,6 +24,7 @@ from zlib import crc32
 
 import orjson
 import pyarrow as pa
+from gantry_broker.protocol.message import MAGIC_V1, MAGIC_V2
 from pyarrow import parquet
 
 from gantry_spark import scan_state
@@ -32,7 +33,7 @@ from gantry_spark.directory import MUTABLE_TAIL_BYTES
 from gantry_spark.environment import read_environment
 from gantry_spark.errors import Expired, NoSuchTopic, SourceError
 from gantry_spark.format import format_bytes, format_count
-from gantry_spark.layout import FILLER_HEADER_BYTES, MAGIC_V1, MAGIC_V2
+from gantry_spark.layout import FILLER_HEADER_BYTES
 from gantry_spark.output_store import (
     LocalOutputStore,
     OutputStore,

@@ -16,13 +16,11 @@ from typing import Final, Protocol
 import gantry_core
 import numpy as np
 from gantry_broker.protocol.codes import SysFlag
+from gantry_broker.protocol.message import MAGIC_BLANK, MAGIC_V1, MAGIC_V2
 from gantry_core import record_rows
 
 from gantry_spark.layout import (
     FILLER_HEADER_BYTES,
-    MAGIC_BLANK,
-    MAGIC_V1,
-    MAGIC_V2,
     MAX_RECORD,
     MIN_RECORD,
     RECORD_HEADER,

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from gantry_broker.broker.forward import ForwardedConnection
 from gantry_broker.protocol import fastjson
-from gantry_broker.protocol.bodies import MAX_ACKS, MAX_BITS, BatchAcks, BodyError, consume_stats_from_json
+from gantry_broker.protocol.bodies import MAX_ACKS, MAX_BITS, BatchAcks
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
+from gantry_broker.protocol.fields import BodyError
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.message import decode_records
+from gantry_broker.protocol.offset_tables import consume_stats_from_json
 
 from tests.support.running import until
 

@@ -12,8 +12,9 @@ from gantry_broker.namesrv.registration import AT_ONCE, registration_steps
 from gantry_broker.namesrv.routes import Registration, RouteTable, WrongGroup
 from gantry_broker.namesrv.service import fastjson_body
 from gantry_broker.protocol import fastjson
-from gantry_broker.protocol.bodies import BodyError, RegisterBody, TopicConfig, TopicConfigs, parse
+from gantry_broker.protocol.bodies import RegisterBody, TopicConfig, TopicConfigs
 from gantry_broker.protocol.codes import RequestCode
+from gantry_broker.protocol.fields import BodyError, parse
 from gantry_broker.protocol.frame import Frame
 
 from tests.support.remoting import encode_compressed

@@ -24,8 +24,9 @@ from gantry_broker.namesrv.server import NameServer
 from gantry_broker.namesrv.service import NameService, metrics
 from gantry_broker.namesrv.settings import ListenerSettings, NameServerSettings
 from gantry_broker.protocol import fastjson
-from gantry_broker.protocol.bodies import BodyError, DataVersion, RegisterBody, TopicConfig, TopicConfigs
+from gantry_broker.protocol.bodies import DataVersion, RegisterBody, TopicConfig, TopicConfigs
 from gantry_broker.protocol.codes import ResponseCode
+from gantry_broker.protocol.fields import BodyError
 from gantry_broker.protocol.frame import Frame, FrameDecoder, encode_frame
 from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.remoting.connection import Connection

@@ -7,8 +7,8 @@ import struct
 import pytest
 from gantry_broker.broker.handlers.requests import json_body
 from gantry_broker.protocol import fastjson
-from gantry_broker.protocol.bodies import BodyError
 from gantry_broker.protocol.codes import FLAG_RESPONSE, GantryCode, RequestCode, ResponseCode
+from gantry_broker.protocol.fields import BodyError
 from gantry_broker.protocol.frame import (
     MAX_FRAME,
     SMALL_FRAME,

@@ -13,13 +13,11 @@ from gantry_broker.namesrv.registration import decode_registration
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import (
     BatchAcks,
-    BodyError,
     ClientConnection,
     ConsumerData,
     DataVersion,
     Heartbeat,
     LockRequest,
-    MessageQueue,
     QueueData,
     RegisterBody,
     RequestMode,
@@ -27,8 +25,10 @@ from gantry_broker.protocol.bodies import (
     SubscriptionGroup,
     TopicConfig,
     TopicConfigs,
-    offset_table,
 )
+from gantry_broker.protocol.fastjson import MessageQueue
+from gantry_broker.protocol.fields import BodyError
+from gantry_broker.protocol.offset_tables import offset_table
 
 NO_NUMBERS = ("\u00b2", "\uff11", "1_0", "x", " 1")
 INT, LONG = 2**31 - 1, 2**63 - 1

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from gantry_broker.protocol.bodies import BodyError, SubscriptionGroup
+from gantry_broker.protocol.bodies import SubscriptionGroup
+from gantry_broker.protocol.fields import BodyError
 from gantry_broker.protocol.retry_policy import EXPONENTIAL, Exponential, RetryPolicy
 
 FORMS: list[dict[str, Any]] = [

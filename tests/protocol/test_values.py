@@ -8,7 +8,6 @@ import pytest
 from gantry_broker.protocol import fastjson, headers
 from gantry_broker.protocol.bad_field import BadField
 from gantry_broker.protocol.bodies import (
-    BodyError,
     Heartbeat,
     LockRequest,
     RegisterBody,
@@ -16,12 +15,12 @@ from gantry_broker.protocol.bodies import (
     SubscriptionGroup,
     TopicConfig,
     TopicRoute,
-    offset_table,
-    parse,
 )
 from gantry_broker.protocol.fastjson import JsonError, MessageQueue
+from gantry_broker.protocol.fields import BodyError, parse
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import PullHeader, QueueHeader, RegisterBrokerHeader, SendHeader
+from gantry_broker.protocol.offset_tables import offset_table
 from hypothesis import given
 from hypothesis import strategies as st
 

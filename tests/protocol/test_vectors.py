@@ -18,11 +18,6 @@ from gantry_broker.protocol.bodies import (
     SubscriptionGroup,
     TopicConfig,
     TopicRoute,
-    consume_stats_from_json,
-    consume_stats_to_json,
-    offset_table,
-    topic_stats_from_json,
-    topic_stats_to_json,
 )
 from gantry_broker.protocol.codes import SerializeType
 from gantry_broker.protocol.frame import Frame, FrameDecoder, encode_frame
@@ -56,6 +51,13 @@ from gantry_broker.protocol.message import (
     decode_records,
     encode_batch,
     parse_properties,
+)
+from gantry_broker.protocol.offset_tables import (
+    consume_stats_from_json,
+    consume_stats_to_json,
+    offset_table,
+    topic_stats_from_json,
+    topic_stats_to_json,
 )
 
 VECTORS = Path(__file__).resolve().parents[1] / "data" / "vectors" / "vectors.jsonl"

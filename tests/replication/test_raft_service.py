@@ -12,10 +12,10 @@ import pytest
 from gantry_broker.contracts.leadership import MemberId
 from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.replication import wire
+from gantry_broker.replication.core import Role
 from gantry_broker.replication.members import ids
 from gantry_broker.replication.raft import RaftReplica
 from gantry_broker.replication.raft_messages import RaftRequest, RaftRequestKind
-from gantry_broker.replication.service import Role
 
 from tests.replication.group import Node
 from tests.support.running import until

@@ -11,8 +11,8 @@ import pytest
 from gantry_broker.contracts.leadership import Assignment
 from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.replication import replica
+from gantry_broker.replication.core import Role
 from gantry_broker.replication.leader import Options
-from gantry_broker.replication.service import Role
 from gantry_broker.settings import BrokerSettings
 
 from tests.replication.group import Group, Node

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from gantry_spark.layout import MAGIC_V1, MAGIC_V2, MIN_RECORD
+from gantry_broker.protocol.message import MAGIC_V1, MAGIC_V2
+from gantry_spark.layout import MIN_RECORD
 from gantry_spark.record_boundaries import find_record_boundaries
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -17,8 +17,8 @@ from gantry_broker.access.guesses import UNSIGNED_A_SECOND, Guesses
 from gantry_broker.access.quota import Meter
 from gantry_broker.access.signature import ACCESS_KEY, SIGNATURE, Check, is_valid, repeated
 from gantry_broker.protocol.bad_field import BadField
-from gantry_broker.protocol.bodies import BodyError
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
+from gantry_broker.protocol.fields import BodyError
 from gantry_broker.protocol.frame import Frame, Sends
 from gantry_broker.protocol.message import count_batch
 from gantry_broker.protocol.requests import ADMINISTRATIVE, NAMED, NAMES, PLACES, RIGHTS, SENDS, USER_CODES
@@ -416,6 +416,3 @@ def _named(frame: Frame, records: Records) -> str:
     except (BodyError, BadField):
         return ""
     return ",".join(f"{need.kind}:{need.name}" for need in needs[:10])
-
-
-__all__ = ["REASONS", "Caller", "Gate", "Refused"]

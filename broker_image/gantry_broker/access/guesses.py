@@ -52,6 +52,3 @@ def _place(address: str) -> str | int:
     except ValueError:
         return address
     return int(found) >> 64 if isinstance(found, IPv6Address) and found.ipv4_mapped is None else address
-
-
-__all__ = ["HOLD_S", "MAX_ADDRESSES", "UNSIGNED_A_SECOND", "WRONG_A_SECOND", "Guesses"]

@@ -6,8 +6,8 @@ import logging
 
 from gantry_broker.broker.send.messages import MessageIllegal
 from gantry_broker.protocol.bad_field import BadField
-from gantry_broker.protocol.bodies import BodyError
 from gantry_broker.protocol.codes import ResponseCode
+from gantry_broker.protocol.fields import BodyError
 from gantry_broker.protocol.frame import Frame, FrameError
 from gantry_broker.protocol.headers import error_answer
 from gantry_broker.protocol.message import RecordError

@@ -6,7 +6,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from gantry_broker.broker.site import Site
-from gantry_broker.replication.service import ReplicationService, Role
+from gantry_broker.replication.core import Role
+from gantry_broker.replication.service import ReplicationService
 
 if TYPE_CHECKING:
     from gantry_broker.broker.events import Events

@@ -136,6 +136,3 @@ def next_site(held: Site, asked: Site) -> Site:
     if asked.generation <= held.generation:
         return held
     return replace(asked, superseded="")
-
-
-__all__ = ["Site", "SiteRole", "load_site", "mark_origin", "next_site", "prepare_disk", "save_site"]

@@ -205,6 +205,3 @@ class Sites:
         if self._following is None:
             raise NotStandby("this member is no standby that follows an archive")
         return self._following
-
-
-__all__ = ["NotStandby", "Sites"]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gantry_broker.protocol import fastjson
-from gantry_broker.protocol.bodies import BodyError, TopicRoute
+from gantry_broker.protocol.bodies import TopicRoute
 from gantry_broker.protocol.codes import Perm, RequestCode, ResponseCode
 from gantry_broker.protocol.fastjson import MessageQueue
+from gantry_broker.protocol.fields import BodyError
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.remoting.errors import RemotingError
 

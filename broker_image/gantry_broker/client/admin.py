@@ -16,21 +16,14 @@ from gantry_broker.client.selection import readable_queues
 from gantry_broker.client.session import Session, session_of
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import (
-    BodyError,
     ClientConnection,
     ClusterInfo,
-    ConsumeOffset,
     RequestMode,
     SubscriptionData,
     SubscriptionGroup,
     TopicConfig,
     TopicConfigs,
-    TopicOffset,
     TopicRoute,
-    consume_stats_from_json,
-    offset_table,
-    parse,
-    topic_stats_from_json,
 )
 from gantry_broker.protocol.codes import (
     AUTO_CREATE_TOPIC,
@@ -42,6 +35,7 @@ from gantry_broker.protocol.codes import (
 )
 from gantry_broker.protocol.digits import whole_number
 from gantry_broker.protocol.fastjson import MessageQueue
+from gantry_broker.protocol.fields import BodyError, parse
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import (
     POPPED,
@@ -65,6 +59,13 @@ from gantry_broker.protocol.headers import (
     ViewMessageHeader,
 )
 from gantry_broker.protocol.message import decode_record, decode_records, parse_message_id
+from gantry_broker.protocol.offset_tables import (
+    ConsumeOffset,
+    TopicOffset,
+    consume_stats_from_json,
+    offset_table,
+    topic_stats_from_json,
+)
 from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.remoting.tls import TlsOptions
 

@@ -32,9 +32,10 @@ from gantry_broker.client.subscription import subscription
 from gantry_broker.client.trace import GROUP_PREFIX, MessageTrace, consumed, now_ms
 from gantry_broker.protocol.allocation import Strategy, averagely
 from gantry_broker.protocol.bad_field import BadField
-from gantry_broker.protocol.bodies import BodyError, ConsumerData, SubscriptionData
+from gantry_broker.protocol.bodies import ConsumerData, SubscriptionData
 from gantry_broker.protocol.codes import RETRY_PREFIX, RequestCode, ResponseCode
 from gantry_broker.protocol.fastjson import MessageQueue, dumps
+from gantry_broker.protocol.fields import BodyError
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.message import RecordError
 from gantry_broker.remoting.errors import RemotingError

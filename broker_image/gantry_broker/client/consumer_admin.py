@@ -10,9 +10,10 @@ from gantry_broker.client.message import ReceivedMessage, restore_topic
 from gantry_broker.client.process_queue import ProcessQueue
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bad_field import BadField
-from gantry_broker.protocol.bodies import BodyError, SubscriptionData, offset_table
+from gantry_broker.protocol.bodies import SubscriptionData
 from gantry_broker.protocol.codes import MQ_VERSION, RequestCode, ResponseCode
 from gantry_broker.protocol.fastjson import MessageQueue
+from gantry_broker.protocol.fields import BodyError
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import (
     ConsumeDirectlyHeader,
@@ -21,6 +22,7 @@ from gantry_broker.protocol.headers import (
     RunningInfoHeader,
 )
 from gantry_broker.protocol.message import RecordError, decode_record
+from gantry_broker.protocol.offset_tables import offset_table
 
 
 class ConsumerAdmin(Protocol):

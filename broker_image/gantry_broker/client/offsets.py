@@ -10,11 +10,12 @@ from typing import Final, Protocol
 from gantry_broker.client.errors import BrokerError
 from gantry_broker.client.session import Session
 from gantry_broker.protocol import fastjson
-from gantry_broker.protocol.bodies import BodyError, offset_table
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.fastjson import MessageQueue
+from gantry_broker.protocol.fields import BodyError
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import Long, OffsetAnswer, QueryOffsetHeader, UpdateOffsetHeader
+from gantry_broker.protocol.offset_tables import offset_table
 from gantry_broker.remoting.errors import RemotingError
 
 log = logging.getLogger(__name__)

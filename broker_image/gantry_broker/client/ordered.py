@@ -20,9 +20,10 @@ from gantry_broker.client.process_queue import ProcessQueue
 from gantry_broker.client.session import BACKOFF_FIRST
 from gantry_broker.client.trace import now_ms
 from gantry_broker.protocol import fastjson
-from gantry_broker.protocol.bodies import BodyError, LockRequest, locked_queues
+from gantry_broker.protocol.bodies import LockRequest, locked_queues
 from gantry_broker.protocol.codes import RequestCode
 from gantry_broker.protocol.fastjson import MessageQueue
+from gantry_broker.protocol.fields import BodyError
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.tasks import end_tasks

@@ -8,9 +8,9 @@ from gantry_broker.client.errors import BrokerError, NoRoute
 from gantry_broker.client.selection import readable_queues
 from gantry_broker.client.session import Session
 from gantry_broker.protocol.allocation import Strategy
-from gantry_broker.protocol.bodies import parse
 from gantry_broker.protocol.codes import RETRY_PREFIX, RequestCode, ResponseCode
 from gantry_broker.protocol.fastjson import MessageQueue
+from gantry_broker.protocol.fields import parse
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import ConsumerGroupHeader
 from gantry_broker.remoting.errors import RemotingError

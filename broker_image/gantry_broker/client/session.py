@@ -20,8 +20,9 @@ from gantry_broker.client.errors import BrokerError, NoRoute
 from gantry_broker.client.proxy_address import ONLY_REMOTING, proxy_of
 from gantry_broker.client.uniqueid import local_address
 from gantry_broker.protocol import fastjson
-from gantry_broker.protocol.bodies import BodyError, ConsumerData, Heartbeat, TopicRoute
+from gantry_broker.protocol.bodies import ConsumerData, Heartbeat, TopicRoute
 from gantry_broker.protocol.codes import MASTER_ID, RequestCode, ResponseCode
+from gantry_broker.protocol.fields import BodyError
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import RouteHeader, UnregisterClientHeader
 from gantry_broker.remoting.client import RemotingClient

@@ -27,10 +27,11 @@ from gantry_broker.client.proxy_address import proxy_of
 from gantry_broker.client.session import BACKOFF_FIRST, Session, next_backoff, session_of
 from gantry_broker.client.subscription import subscription, wanted
 from gantry_broker.protocol.bad_field import BadField
-from gantry_broker.protocol.bodies import BodyError, ConsumerData, SubscriptionData
+from gantry_broker.protocol.bodies import ConsumerData, SubscriptionData
 from gantry_broker.protocol.codes import Perm, Prop, RequestCode, ResponseCode
 from gantry_broker.protocol.digits import whole_number
 from gantry_broker.protocol.fastjson import MessageQueue
+from gantry_broker.protocol.fields import BodyError
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import (
     AckHeader,

@@ -13,7 +13,7 @@ from gantry_broker import descriptors, logs
 from gantry_broker.loglevel import LEVELS, follow, level_in
 from gantry_broker.namesrv.server import NameServer
 from gantry_broker.namesrv.settings import NameServerSettings
-from gantry_broker.protocol.bodies import BodyError
+from gantry_broker.protocol.fields import BodyError
 
 
 async def _serve(settings: NameServerSettings, followed: Path | None) -> None:

@@ -8,8 +8,9 @@ from struct import Struct
 from typing import Final
 
 from gantry_broker.protocol import fastjson
-from gantry_broker.protocol.bodies import BodyError, DataVersion, Fields, RegisterBody, TopicConfig, TopicConfigs
+from gantry_broker.protocol.bodies import DataVersion, RegisterBody, TopicConfig, TopicConfigs
 from gantry_broker.protocol.digits import MAX_INT, whole_number
+from gantry_broker.protocol.fields import BodyError, Fields
 
 MAX_PLAIN: Final = 8 * 1024 * 1024
 """Most bytes of a decompressed body."""

@@ -29,7 +29,7 @@ from gantry_broker.namesrv.registration import decode_registration, registration
 from gantry_broker.namesrv.routes import EXPIRE_MS, Entry, Fenced, NotHeld, Registration, RouteTable, WrongGroup
 from gantry_broker.protocol import fastjson, plausible
 from gantry_broker.protocol.bad_field import BadField
-from gantry_broker.protocol.bodies import BodyError, DataVersion, RegisterBody, TopicConfigs, parse, topic_list
+from gantry_broker.protocol.bodies import DataVersion, RegisterBody, TopicConfigs, topic_list
 from gantry_broker.protocol.codes import (
     ACCESS_VERSION,
     FAQ,
@@ -39,6 +39,7 @@ from gantry_broker.protocol.codes import (
     RequestCode,
     ResponseCode,
 )
+from gantry_broker.protocol.fields import BodyError, parse
 from gantry_broker.protocol.frame import Frame, encode_frame
 from gantry_broker.protocol.headers import (
     ClusterHeader,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, cast
 
-from gantry_broker.protocol.bodies import BodyError, Fields, parse
+from gantry_broker.protocol.fields import BodyError, Fields, parse
 from gantry_broker.remoting.members import refuse_open_port
 from gantry_broker.remoting.tls_settings import ClientCertificates, refuse_unverifiable
 

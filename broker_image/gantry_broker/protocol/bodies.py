@@ -16,54 +16,8 @@ from gantry_broker.protocol.codes import EXPRESSION_TAG, Perm
 from gantry_broker.protocol.digits import MIN_INT, whole_number
 from gantry_broker.protocol.fastjson import MessageQueue
 from gantry_broker.protocol.fields import BodyError, Fields, parse, queue_from_json, queue_to_json, short
-from gantry_broker.protocol.offset_tables import (
-    ConsumeOffset,
-    TopicOffset,
-    consume_stats_from_json,
-    consume_stats_to_json,
-    offset_table,
-    topic_stats_from_json,
-    topic_stats_to_json,
-)
 from gantry_broker.protocol.retry_policy import DEFAULT as DEFAULT_POLICY
 from gantry_broker.protocol.retry_policy import RetryPolicy
-
-__all__ = [
-    "AssignmentRequest",
-    "BatchAck",
-    "BatchAcks",
-    "BodyError",
-    "BrokerData",
-    "ClientConnection",
-    "ClusterInfo",
-    "ConsumeOffset",
-    "ConsumerData",
-    "DataVersion",
-    "Fields",
-    "Heartbeat",
-    "LockRequest",
-    "MessageQueue",
-    "QueueData",
-    "RegisterBody",
-    "RequestMode",
-    "SubscriptionData",
-    "SubscriptionGroup",
-    "TopicConfig",
-    "TopicConfigs",
-    "TopicOffset",
-    "TopicRoute",
-    "consume_stats_from_json",
-    "consume_stats_to_json",
-    "locked_queues",
-    "offset_table",
-    "parse",
-    "queue_from_json",
-    "queue_to_json",
-    "topic_list",
-    "topic_stats_from_json",
-    "topic_stats_to_json",
-]
-
 
 FILTER_TYPES: Final = ("SINGLE_TAG", "MULTI_TAG")
 CONSUME_TYPES: Final = ("CONSUME_PASSIVELY", "CONSUME_ACTIVELY", "CONSUME_POP")

@@ -14,8 +14,9 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bad_field import BadField
-from gantry_broker.protocol.bodies import BatchAcks, BodyError, Heartbeat, LockRequest
+from gantry_broker.protocol.bodies import BatchAcks, Heartbeat, LockRequest
 from gantry_broker.protocol.codes import AUTO_CREATE_TOPIC, RETRY_PREFIX
+from gantry_broker.protocol.fields import BodyError
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import EndTransactionHeader, SendBackHeader, ViewMessageHeader
 from gantry_broker.protocol.heartbeats import heartbeat_fault

@@ -11,8 +11,9 @@ from typing import Any, Final, Generic, TypeVar
 from gantry_broker.client.errors import BrokerError, NoRoute
 from gantry_broker.client.session import Session
 from gantry_broker.protocol import fastjson
-from gantry_broker.protocol.bodies import BodyError, ClusterInfo, TopicRoute
+from gantry_broker.protocol.bodies import ClusterInfo, TopicRoute
 from gantry_broker.protocol.codes import MASTER_ID, Perm, RequestCode, ResponseCode
+from gantry_broker.protocol.fields import BodyError
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.grpc_contract import Code, MessageType
 from gantry_broker.protocol.retry_policy import DEFAULT as DEFAULT_POLICY

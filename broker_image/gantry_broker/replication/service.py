@@ -74,8 +74,6 @@ STANDBY: Final = "standby"
 ASK_S: Final = 5.0
 """Seconds for a request to another member besides fetches."""
 
-__all__ = ["ReplicationService", "Role"]
-
 
 class OldRecords(Protocol):
     """Another source of records for a member that is far behind."""

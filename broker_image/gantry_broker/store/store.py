@@ -37,14 +37,11 @@ from gantry_broker.store.scrub import Scrubber
 from gantry_broker.store.state import StoreState
 from gantry_broker.store.truncate import Truncator
 from gantry_broker.store.types import (
-    Confirmed,
     FlushPoint,
     StoreConfig,
 )
 from gantry_broker.store.unconfirmed import UnconfirmedBuffer
 from gantry_broker.store.warnings import RateLimitedWarnings
-
-__all__ = ["Confirmed", "MessageStore"]
 
 SMALL_FLUSH: Final = 256 << 10
 """Bytes. After smaller flushes, which come often, the log writes zeros ahead."""

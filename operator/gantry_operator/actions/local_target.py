@@ -49,8 +49,9 @@ class LocalTarget:
         return (await local_status(self.folder, silent)).to_object()
 
     async def preview(self, wanted: BrokerCluster | None, image: str) -> dict[str, Any]:
+        from gantry_operator.platforms.local.control import ControlError
         from gantry_operator.platforms.local.manifest import load_saved
-        from gantry_operator.platforms.local.preview import ControlError, preview
+        from gantry_operator.platforms.local.preview import preview
 
         if image:
             raise ActionError(

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 
 from gantry_broker.broker.metadata.attributes import CLEANUP, RETENTION, TOMBSTONES
 from gantry_broker.client import Admin, BrokerError, InvalidMessage, NoRoute
-from gantry_broker.protocol.bodies import BodyError, TopicConfig
+from gantry_broker.protocol.bodies import TopicConfig
 from gantry_broker.protocol.codes import SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS, Perm, ResponseCode
+from gantry_broker.protocol.fields import BodyError
 
 from gantry_operator.actions.errors import ActionError, Cause
 from gantry_operator.actions.managed import (

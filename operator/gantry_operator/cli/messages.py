@@ -27,8 +27,8 @@ from gantry_broker.client import (
     Session,
 )
 from gantry_broker.client.message import check_topic
-from gantry_broker.protocol.bodies import BodyError
 from gantry_broker.protocol.codes import AUTO_CREATE_TOPIC, MASTER_ID
+from gantry_broker.protocol.fields import BodyError
 from gantry_broker.protocol.printable import printable
 from gantry_broker.remoting.errors import RemotingError
 

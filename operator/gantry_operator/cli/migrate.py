@@ -255,6 +255,8 @@ def _refuse_findings(found: dict[str, list[Any]]) -> None:
 
 async def _findings(cluster: BrokerCluster, source: FromRocketMQ) -> tuple[dict[str, list[Any]], list[str]]:
     """By group, and the brokers that are left out. Raises CliError."""
+    from gantry_broker.broker.migration.errors import MigrationError, SourceBroken
+
     from gantry_operator.migration import check as checks
 
     place = _place(source)
@@ -269,7 +271,7 @@ async def _findings(cluster: BrokerCluster, source: FromRocketMQ) -> tuple[dict[
                 facts, cluster.spec.broker, cluster.spec.security.authentication, dropped=source.dropAccessControl
             )
         left_out = [name for name in await checks.brokers_of(place) if name not in names]
-    except (checks.MigrationError, checks.SourceBroken) as error:
+    except (MigrationError, SourceBroken) as error:
         raise CliError(str(error)) from None
     return found, left_out
 
@@ -987,11 +989,12 @@ def users(
     """
     from dataclasses import replace
 
+    from gantry_broker.broker.migration.errors import MigrationError, SourceBroken
+
     from gantry_operator.actions.plain_acl import accounts_of
     from gantry_operator.actions.users import import_accounts, importable, known_users
     from gantry_operator.cli.target import run_async
     from gantry_operator.migration import users as users_of
-    from gantry_operator.migration.check import MigrationError, SourceBroken
 
     cluster, source = _load(file)
     brokers = [source.broker_of(group.name, group.broker_name) for group in cluster.spec.brokerGroups]

@@ -66,7 +66,7 @@ def _in_one_line(error: Exception) -> str:
     The modules of these errors are imported here: a command that succeeds does not need them all.
     """
     from gantry_broker.client import ClientError
-    from gantry_broker.protocol.bodies import BodyError
+    from gantry_broker.protocol.fields import BodyError
     from gantry_broker.remoting.errors import RemotingError
     from pydantic import ValidationError
 

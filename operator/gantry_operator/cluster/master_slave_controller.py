@@ -16,7 +16,7 @@ from gantry_broker.contracts.leadership import Assignment, LeadershipRecord, Mem
 from gantry_broker.protocol import plausible
 
 from gantry_operator.cluster.group_controller import HANDOVER_AGAIN_S, HANDOVER_MS, GroupController, SwitchoverFailed
-from gantry_operator.cluster.member_http import httpx, make_client
+from gantry_operator.cluster.member_http import httpx
 from gantry_operator.cluster.member_watch import MemberWatch
 from gantry_operator.cluster.platform import Change, FailoverPlatform, MemberEndpoint
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
@@ -386,6 +386,3 @@ class MasterSlaveController(GroupController):
             return False
         pauses = any(w.report is not None and w.report.writes_paused and w.reach == "ok" for w in self.watches.values())
         return pauses and self._member_client.busy_for_s() < ANNOUNCE_AFTER_S
-
-
-__all__ = ["MasterSlaveController", "SwitchoverFailed", "make_client"]

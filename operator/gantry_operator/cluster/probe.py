@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gantry_broker.protocol import fastjson
-from gantry_broker.protocol.bodies import BodyError, ClusterInfo
+from gantry_broker.protocol.bodies import ClusterInfo
 from gantry_broker.protocol.codes import MASTER_ID, PROBE_TOPIC, PullFlag, RequestCode, ResponseCode
+from gantry_broker.protocol.fields import BodyError
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import Long, PullHeader, SendHeader
 from gantry_broker.remoting.client import RemotingClient

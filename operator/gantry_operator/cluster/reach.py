@@ -49,7 +49,7 @@ async def leave_out_silent(admin: Admin, groups: Mapping[str, str]) -> list[str]
 async def _problem(admin: Admin, address: str | None) -> str | None:
     """Why a master does not answer, empty if there is none; None: it does."""
     from gantry_broker.client import BrokerError
-    from gantry_broker.protocol.bodies import BodyError
+    from gantry_broker.protocol.fields import BodyError
     from gantry_broker.remoting.errors import RemotingError
 
     if address is None:

@@ -24,8 +24,8 @@ from gantry_broker.client import (
     SendStatus,
 )
 from gantry_broker.client.subscription import subscription
-from gantry_broker.protocol.bodies import BodyError
 from gantry_broker.protocol.fastjson import MessageQueue
+from gantry_broker.protocol.fields import BodyError
 from gantry_broker.protocol.message import RecordError
 from gantry_broker.protocol.printable import printable_json
 from gantry_broker.remoting.errors import RemotingError

@@ -6,8 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gantry_broker.protocol.bodies import BodyError, SubscriptionGroup, TopicConfig
+from gantry_broker.protocol.bodies import SubscriptionGroup, TopicConfig
 from gantry_broker.protocol.codes import Perm
+from gantry_broker.protocol.fields import BodyError
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
 from gantry_broker.broker.metadata.tables import Tables
-from gantry_broker.broker.migration.errors import MigrationError, SourceBroken
+from gantry_broker.broker.migration.errors import MigrationError
 from gantry_broker.broker.migration.guarding import ENABLED, REFUSED
 from gantry_broker.broker.migration.pops import REVIVE_GROUP, revive_topics
-from gantry_broker.broker.migration.source import Look, Source
+from gantry_broker.broker.migration.source import Look, Source, guarded
 from gantry_broker.protocol.codes import (
     DLQ_PREFIX,
     ORDER_TOPIC_NAMESPACE,
@@ -97,7 +97,7 @@ def findings(
                 "the cutover copies it; on Kubernetes it stays in the source's NameServers",
             )
         )
-    if users_of.guarded(config):
+    if guarded(config):
         found += _users(facts.users)
         if authentication != ENABLED:
             note = "dropAccessControl: everybody may do everything after the cutover" if dropped else REFUSED
@@ -215,6 +215,3 @@ async def brokers_of(place: SourcePlace) -> Sequence[str]:
             return sorted((await source.admin.cluster_info()).brokers)
         except FAILURES as error:
             raise MigrationError(f"the source's NameServers do not answer: {error}") from error
-
-
-__all__ = ["Facts", "Finding", "MigrationError", "SourceBroken", "ask", "brokers_of", "findings"]

@@ -13,15 +13,15 @@ from typing import Any, Final
 from gantry_broker.broker.migration.ha import is_controlled
 from gantry_broker.client import Admin, BrokerError, ClientError, Credentials
 from gantry_broker.protocol import plausible
-from gantry_broker.protocol.bodies import BodyError
 from gantry_broker.protocol.codes import FORMER_MASTER_ID, ORDER_TOPIC_NAMESPACE, ResponseCode
 from gantry_broker.protocol.digits import whole_number
+from gantry_broker.protocol.fields import BodyError
 from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.remoting.tls import TlsOptions
 
 from gantry_operator.cluster.member_http import httpx
 from gantry_operator.migration import steps
-from gantry_operator.migration.steps import Action, Carry, Finish, Limits, Phase, Record, Refused, Seen, SetSource
+from gantry_operator.migration.steps import Action, Carry, Limits, Phase, Record, Refused, Seen, SetSource
 
 ANSWER_S: Final = 3.0
 FINISH_S: Final = 30.0
@@ -387,6 +387,3 @@ async def drive(
         at_once = moved or (made.actions and not refused and record.phase is Phase.WRITES_OFF)
         if not at_once:
             await asyncio.sleep(PAUSED_POLL_S if made.actions or record.phase in PAUSED else POLL_S)
-
-
-__all__ = ["Edge", "Finish", "GroupPlace", "SourcePlace", "drive"]

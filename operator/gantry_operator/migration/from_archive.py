@@ -26,8 +26,9 @@ from gantry_broker.broker.metadata.tables import Tables, decode_change
 from gantry_broker.broker.metadata.topics import is_system_topic, topic_fault
 from gantry_broker.client import Admin, BrokerError, MessageQueue, NoRoute, ReceivedMessage
 from gantry_broker.client.pulling import PullResult, PullStatus
-from gantry_broker.protocol.bodies import BodyError, SubscriptionData, TopicConfig
+from gantry_broker.protocol.bodies import SubscriptionData, TopicConfig
 from gantry_broker.protocol.codes import CONTROL_TOPIC, Perm, ResponseCode
+from gantry_broker.protocol.fields import BodyError
 from gantry_broker.protocol.limits import MAX_QUEUES
 from gantry_broker.protocol.message import decode_records
 from gantry_broker.remoting.errors import RemotingError

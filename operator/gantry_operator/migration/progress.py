@@ -147,6 +147,3 @@ def news(before: MigrationStatus | None, now: MigrationStatus) -> list[tuple[str
             if row.missingBytes <= NEAR and (old.missingBytes is None or old.missingBytes > NEAR):
                 said.append(("Normal", f"group {row.name} may be cut over: {now.next}"))
     return said
-
-
-__all__ = ["END", "SAID", "condition_of", "news", "row_of", "status_of"]

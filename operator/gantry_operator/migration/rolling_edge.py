@@ -19,11 +19,13 @@ from gantry_broker.client import Admin, Credentials, MessageQueue
 from gantry_broker.client.session import Session
 from gantry_broker.client.subscription import subscription
 from gantry_broker.protocol import fastjson
-from gantry_broker.protocol.bodies import BodyError, TopicConfig, topic_stats_from_json
+from gantry_broker.protocol.bodies import TopicConfig
 from gantry_broker.protocol.codes import MASTER_ID, Perm, RequestCode
 from gantry_broker.protocol.digits import whole_number
+from gantry_broker.protocol.fields import BodyError
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import Long, TopicHeader, UpdateOffsetHeader
+from gantry_broker.protocol.offset_tables import topic_stats_from_json
 from gantry_broker.remoting.tls import TlsOptions
 from gantry_broker.tasks import end_tasks
 
@@ -335,6 +337,3 @@ async def _copy(copy: BackCopy) -> None:
     while True:
         await copy.round()
         await asyncio.sleep(ROUND_S)
-
-
-__all__ = ["AsideSession", "BackCopy", "RollbackEdge", "drive"]

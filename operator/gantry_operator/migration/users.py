@@ -229,6 +229,3 @@ def lines(found: Found) -> list[dict[str, Any]]:
         for name, why in sorted(found.left_out.items())
     ]
     return rows
-
-
-__all__ = ["Found", "ask", "ask_all", "guarded", "lines", "managed", "merged", "plain", "settings_notes"]

@@ -8,8 +8,9 @@ from typing import Any
 
 from gantry_broker.broker.metadata.attributes import is_compacted
 from gantry_broker.broker.metadata.tables import position
-from gantry_broker.protocol.bodies import BodyError, SubscriptionGroup, TopicConfig
+from gantry_broker.protocol.bodies import SubscriptionGroup, TopicConfig
 from gantry_broker.protocol.codes import DLQ_PREFIX, RETRY_PREFIX
+from gantry_broker.protocol.fields import BodyError
 from gantry_broker.protocol.pop_handle import retry_topic_v1, retry_topic_v2
 
 MAX_NUMBER = 2**62

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 from gantry_broker.client.selection import readable_queues
 from gantry_broker.protocol.bad_field import BadField
-from gantry_broker.protocol.bodies import BodyError, TopicRoute
+from gantry_broker.protocol.bodies import TopicRoute
 from gantry_broker.protocol.codes import (
     DLQ_PREFIX,
     MASTER_ID,
@@ -25,6 +25,7 @@ from gantry_broker.protocol.codes import (
 )
 from gantry_broker.protocol.digits import whole_number
 from gantry_broker.protocol.fastjson import JsonError, MessageQueue, loads
+from gantry_broker.protocol.fields import BodyError
 from gantry_broker.protocol.frame import Frame, FrameDecoder, FrameError, encode_frame
 from gantry_broker.protocol.headers import OffsetAnswer, QueueHeader
 
@@ -384,6 +385,3 @@ def _offset(connection: Connection, number: int, code: int) -> int:
         return max(0, int(OffsetAnswer.from_ext(answer.ext).offset))
     except BadField as error:
         raise SourceError(f"broker {connection.address}: {error}") from None
-
-
-__all__ = ["Broken", "Cluster", "Connection", "Pauses", "Refused"]

@@ -11,10 +11,10 @@ from gantry_broker.broker.handlers.requests import json_body, json_object, ok
 from gantry_broker.broker.metadata.tables import offset_key
 from gantry_broker.broker.metadata.topics import group_fault, topic_fault
 from gantry_broker.protocol.allocation import Strategy, averagely, averagely_by_circle
-from gantry_broker.protocol.bodies import POP, PULL, AssignmentRequest, BodyError, RequestMode
+from gantry_broker.protocol.bodies import POP, PULL, AssignmentRequest, RequestMode
 from gantry_broker.protocol.codes import RETRY_PREFIX, ResponseCode
 from gantry_broker.protocol.fastjson import MessageQueue
-from gantry_broker.protocol.fields import queue_to_json
+from gantry_broker.protocol.fields import BodyError, queue_to_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

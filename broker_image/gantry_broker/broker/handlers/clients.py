@@ -14,10 +14,10 @@ from gantry_broker.broker.handlers.requests import json_body, ok
 from gantry_broker.broker.metadata.topics import group_fault
 from gantry_broker.broker.proxied import TooManyProxied
 from gantry_broker.broker.pull.sql92 import FilterSyntaxError
-from gantry_broker.protocol import bodies
 from gantry_broker.protocol.bodies import Heartbeat, LockRequest, SubscriptionData
 from gantry_broker.protocol.codes import LanguageCode, ResponseCode
 from gantry_broker.protocol.fastjson import MAX_REQUEST_DIALECT
+from gantry_broker.protocol.fields import parse, queue_to_json
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import ConsumerGroupHeader, UnregisterClientHeader
 from gantry_broker.protocol.heartbeats import MAX_ID, MAX_TOPIC, heartbeat_fault, long_text
@@ -107,7 +107,7 @@ def heartbeat(broker: Parts, conn: Connection, frame: Frame) -> Frame:
 
 def proxy_clients(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     """Take the consumers of a proxy. Their groups come to be as those of heartbeats do, with their retry topics."""
-    clients, gone = read_announcement(bodies.parse(frame.body, "announcement", MAX_REQUEST_DIALECT))
+    clients, gone = read_announcement(parse(frame.body, "announcement", MAX_REQUEST_DIALECT))
     for name in {client.group for client in clients}:
         fault = group_fault(name)
         if fault is not None:
@@ -141,7 +141,7 @@ def consumer_list(broker: Parts, conn: Connection, frame: Frame) -> Frame:
 
 def check_client(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     """Answers whether the broker understands a subscription. Clients ask before they start."""
-    fields = bodies.parse(frame.body, "checkClient", MAX_REQUEST_DIALECT)
+    fields = parse(frame.body, "checkClient", MAX_REQUEST_DIALECT)
     value = fields.map("subscriptionData")
     if not value:
         return ok(frame)
@@ -193,7 +193,7 @@ def lock(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     _check_id(broker, conn, frame, request.client_id)
     owner, now_ms = owners_of(conn)[1], broker.clock.now_ms()
     got = broker.locks.lock(request.group, request.client_id, request.queues, now_ms, owner)
-    return ok(frame, body=orjson.dumps({"lockOKMQSet": [bodies.queue_to_json(queue) for queue in got]}))
+    return ok(frame, body=orjson.dumps({"lockOKMQSet": [queue_to_json(queue) for queue in got]}))
 
 
 def unlock(broker: Parts, conn: Connection, frame: Frame) -> Frame:

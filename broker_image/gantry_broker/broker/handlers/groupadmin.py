@@ -17,12 +17,7 @@ from gantry_broker.broker.metadata.tables import offset_key, position
 from gantry_broker.broker.metadata.topics import group_fault
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bad_field import BadField
-from gantry_broker.protocol.bodies import (
-    ConsumeOffset,
-    SubscriptionData,
-    SubscriptionGroup,
-    consume_stats_to_json,
-)
+from gantry_broker.protocol.bodies import SubscriptionData, SubscriptionGroup
 from gantry_broker.protocol.codes import RETRY_PREFIX, RequestCode, ResponseCode
 from gantry_broker.protocol.fastjson import MessageQueue
 from gantry_broker.protocol.frame import CREDENTIALS, Frame
@@ -43,6 +38,7 @@ from gantry_broker.protocol.headers import (
     SubscriptionOfGroupHeader,
 )
 from gantry_broker.protocol.message import parse_message_id
+from gantry_broker.protocol.offset_tables import ConsumeOffset, consume_stats_to_json
 from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.store.errors import StoreError
 

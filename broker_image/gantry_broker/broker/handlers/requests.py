@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from gantry_broker.protocol import fastjson
-from gantry_broker.protocol.bodies import BodyError
+from gantry_broker.protocol.fields import BodyError
 from gantry_broker.protocol.frame import Frame
 
 if TYPE_CHECKING:

@@ -12,13 +12,7 @@ from gantry_broker.broker.metadata import attributes
 from gantry_broker.broker.metadata.topics import is_system_topic, topic_fault
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bad_field import BadField
-from gantry_broker.protocol.bodies import (
-    FILTER_TYPES,
-    TopicConfig,
-    TopicOffset,
-    topic_list,
-    topic_stats_to_json,
-)
+from gantry_broker.protocol.bodies import FILTER_TYPES, TopicConfig, topic_list
 from gantry_broker.protocol.codes import (
     CONTROL_TOPIC,
     DLQ_PREFIX,
@@ -31,6 +25,7 @@ from gantry_broker.protocol.fastjson import MessageQueue
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import CreateTopicHeader, TopicHeader, TopicStatsHeader
 from gantry_broker.protocol.limits import MAX_QUEUES
+from gantry_broker.protocol.offset_tables import TopicOffset, topic_stats_to_json
 
 if TYPE_CHECKING:
     from gantry_broker.broker.archive_reads import ArchiveReads

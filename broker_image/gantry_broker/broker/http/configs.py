@@ -20,8 +20,9 @@ from gantry_broker.broker.metadata.tables import DRAIN, JOINED, RELEASED, Change
 from gantry_broker.broker.metadata.topics import is_system_topic
 from gantry_broker.contracts.models import ConfigsAnswer, ConfigsRequest, GroupMarks, MarksRequest
 from gantry_broker.protocol.bad_field import BadField
-from gantry_broker.protocol.bodies import BodyError, SubscriptionGroup, TopicConfig
+from gantry_broker.protocol.bodies import SubscriptionGroup, TopicConfig
 from gantry_broker.protocol.codes import DLQ_PREFIX, PREDEFINED_GROUPS, REPLY_TOPIC_SUFFIX, RETRY_PREFIX
+from gantry_broker.protocol.fields import BodyError
 from gantry_broker.store.errors import StoreError
 
 CHUNK: Final = 200

@@ -16,7 +16,8 @@ import orjson
 
 from gantry_broker.broker.metadata.tables import Metadata, Tables
 from gantry_broker.protocol import fastjson
-from gantry_broker.protocol.bodies import BodyError, DataVersion, Fields, SubscriptionGroup, TopicConfigs
+from gantry_broker.protocol.bodies import DataVersion, SubscriptionGroup, TopicConfigs
+from gantry_broker.protocol.fields import BodyError, Fields
 from gantry_broker.store.files import atomic_write
 from gantry_broker.store.log.epochs import LeaderEpochs
 from gantry_broker.store.sealed import seal, unseal

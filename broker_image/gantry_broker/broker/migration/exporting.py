@@ -342,6 +342,3 @@ def _write_config(folder: Path, tables: Tables, first_timer: int, now_ms: int) -
             path.unlink()
     for name, data in contents.items():
         atomic_write(folder / name, data, durable=True)
-
-
-__all__ = ["Exported", "LogFiles", "convert", "copy_files"]

@@ -19,7 +19,6 @@ from gantry_broker.broker.migration.ha import is_controlled
 from gantry_broker.broker.registrar import registration_body, topic_json
 from gantry_broker.client import Admin, ClientError, Credentials
 from gantry_broker.protocol import fastjson, plausible
-from gantry_broker.protocol.bodies import BodyError, topic_stats_from_json
 from gantry_broker.protocol.codes import (
     CONTROL_TOPIC,
     FORMER_MASTER_ID,
@@ -29,8 +28,10 @@ from gantry_broker.protocol.codes import (
     RequestCode,
 )
 from gantry_broker.protocol.digits import MAX_INT, whole_number
+from gantry_broker.protocol.fields import BodyError
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import Header, Long, RegisterBrokerHeader, TopicHeader
+from gantry_broker.protocol.offset_tables import topic_stats_from_json
 from gantry_broker.remoting.client import split_address
 from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.remoting.tls import TlsOptions

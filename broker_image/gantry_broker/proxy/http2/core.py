@@ -821,6 +821,3 @@ def _wrong_names(names: tuple[str, ...]) -> str:
     if not {":method", ":scheme", ":path"} <= seen:
         return "a pseudo field is missing"
     return ""
-
-
-__all__ = ["ConnectionFault", "Fault", "Owner", "ServerConnection", "Strain", "Stream"]

@@ -7,7 +7,6 @@ from typing import Any
 from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.plan.order import why_replaced
 from gantry_operator.plan.plan import plan
-from gantry_operator.platforms.local.control import ControlError
 from gantry_operator.platforms.local.folder import ClusterFolder
 from gantry_operator.platforms.local.manifest import load_saved, refuse_change, refuse_elsewhere
 from gantry_operator.platforms.local.ports import Ports, registration, replication
@@ -40,6 +39,3 @@ def preview(folder: ClusterFolder, wanted: BrokerCluster) -> dict[str, Any]:
     warnings = why_replaced(wanted.name, started, stopped, replaced)
     found: dict[str, Any] = {"changes": [], "replaced": replaced, "started": started, "stopped": stopped}
     return found | ({"warnings": warnings} if warnings else {})
-
-
-__all__ = ["ControlError", "preview"]
