@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from gantry_broker.archive.restore import Target as RestoreTarget
 
     from gantry_operator.actions.target import Target
-    from gantry_operator.api import BrokerCluster
     from gantry_operator.api.archive import FromArchive
+    from gantry_operator.api.cluster import BrokerCluster
     from gantry_operator.migration.from_archive import Goal, TopicRestore
 
 BYTES_S = 50e6

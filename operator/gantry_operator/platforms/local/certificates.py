@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 from gantry_broker.remoting.handshake import Identity
 from gantry_broker.remoting.tls import TlsOptions
 
+from gantry_operator import certificates
 from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.api.status import CertificateRow
-from gantry_operator.certificates import renewal, x509
-from gantry_operator.certificates.schedule import RENEW_AUTHORITY, RENEW_CERTIFICATES
 from gantry_operator.plan.plan import Plan
 from gantry_operator.plan.tls_files import AUTHORITIES, CERTIFICATE, KEY
 from gantry_operator.platforms.local.folder import ClusterFolder, make_private, read_json
@@ -93,22 +92,24 @@ def client_options(cluster: BrokerCluster, folder: ClusterFolder) -> TlsOptions 
     return TlsOptions(authorities_file(folder), own / CERTIFICATE, own / KEY)
 
 
-def holders(cluster: BrokerCluster, plan: Plan) -> dict[str, x509.Names]:
+def holders(cluster: BrokerCluster, plan: Plan) -> dict[str, certificates.Names]:
     """Return the certificates to issue: all ports are on one address of this machine."""
     name = cluster.name
     hosts = tuple(dict.fromkeys(("localhost", "127.0.0.1", "::1", HOST)))
     found = {}
     if plan.proxies:
-        found[PROXIES] = x509.Names(f"{name}-proxy", hosts, ())
+        found[PROXIES] = certificates.Names(f"{name}-proxy", hosts, ())
     if not uses_tls(cluster):
         return found
-    found[NAME_SERVERS] = x509.Names(f"{name}-namesrv", hosts, Identity(cluster.broker_cluster_name, "", 0).uris)
+    found[NAME_SERVERS] = certificates.Names(
+        f"{name}-namesrv", hosts, Identity(cluster.broker_cluster_name, "", 0).uris
+    )
     for group in plan.groups:
         uris = dict.fromkeys(
             Identity(cluster.broker_cluster_name, cluster.broker_name(group.name), m.number).uris[-1]
             for m in group.members
         )
-        found[group.name] = x509.Names(f"{name}-{group.name}", hosts, tuple(uris))
+        found[group.name] = certificates.Names(f"{name}-{group.name}", hosts, tuple(uris))
     return found
 
 
@@ -118,22 +119,22 @@ class LocalCertificates:
     def __init__(self, folder: ClusterFolder, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self._folder = folder
         self._now = now
-        self._held = renewal.Certificates()
+        self._held = certificates.Certificates()
         self._written: dict[Path, bytes] = {}
 
     def trusted(self) -> bytes:
         """Return the authorities of the members, as PEM; empty: there are none."""
-        return b"" if self._held.authority is None else renewal.trusted(self._held.authority)
+        return b"" if self._held.authority is None else certificates.trusted(self._held.authority)
 
     def due_s(self) -> float:
         """Seconds until the next look."""
-        return renewal.due_s(self._held, self._now())
+        return certificates.due_s(self._held, self._now())
 
     def is_due(self) -> bool:
         """Whether that look is due by the wall clock."""
-        return renewal.is_due(self._held, self._now())
+        return certificates.is_due(self._held, self._now())
 
-    def keep(self, cluster: BrokerCluster, plan: Plan) -> list[renewal.Note]:
+    def keep(self, cluster: BrokerCluster, plan: Plan) -> list[certificates.Note]:
         """Write what is missing or due. Returns what changed. Raises OSError."""
         if not (uses_tls(cluster) or proxy_has_tls(cluster)):
             return []
@@ -141,13 +142,13 @@ class LocalCertificates:
         make_private(self._folder.tls)
         self._load(wanted)
         given = cluster.metadata.annotations.get
-        asked = renewal.Asked(given(RENEW_CERTIFICATES, ""), given(RENEW_AUTHORITY, ""))
-        held, notes = renewal.renew(self._held, wanted, ("", cluster.name), asked, self._now())
+        asked = certificates.Asked(given(certificates.RENEW_CERTIFICATES, ""), given(certificates.RENEW_AUTHORITY, ""))
+        held, notes = certificates.renew(self._held, wanted, ("", cluster.name), asked, self._now())
         assert held.authority is not None
         # The authority first: a certificate whose authority was lost would be worthless.
         self._write(self._folder.tls / "authority.json", json.dumps(_stored(held), indent=1).encode())
         self._held = held
-        bundle = renewal.trusted(held.authority)
+        bundle = certificates.trusted(held.authority)
         self._write(authorities_file(self._folder), bundle)
         for holder, leaf in held.leaves.items():
             place = holder_folder(self._folder, holder)
@@ -158,14 +159,14 @@ class LocalCertificates:
             self._write(place / CERTIFICATE, leaf.certificate)
         return notes
 
-    def _load(self, wanted: Mapping[str, x509.Names]) -> None:
+    def _load(self, wanted: Mapping[str, certificates.Names]) -> None:
         authority, followed = _read(read_json(self._folder.tls / "authority.json"))
         leaves = dict(self._held.leaves)
         for holder in wanted:
             place = holder_folder(self._folder, holder)
             with suppress(OSError):
-                leaves[holder] = x509.KeyPair((place / CERTIFICATE).read_bytes(), (place / KEY).read_bytes())
-        self._held = renewal.Certificates(
+                leaves[holder] = certificates.KeyPair((place / CERTIFICATE).read_bytes(), (place / KEY).read_bytes())
+        self._held = certificates.Certificates(
             authority or self._held.authority, leaves, followed or dict(self._held.followed)
         )
 
@@ -188,33 +189,35 @@ def rows(folder: ClusterFolder, cluster: BrokerCluster, plan: Plan) -> list[Cert
     for holder in holders(cluster, plan):
         place = holder_folder(folder, holder)
         try:
-            pair: x509.KeyPair | None = x509.KeyPair((place / CERTIFICATE).read_bytes(), (place / KEY).read_bytes())
+            pair: certificates.KeyPair | None = certificates.KeyPair(
+                (place / CERTIFICATE).read_bytes(), (place / KEY).read_bytes()
+            )
         except OSError:
             pair = None
         found.append(_row(holder, pair))
     return found
 
 
-def _row(name: str, pair: x509.KeyPair | None) -> CertificateRow:
+def _row(name: str, pair: certificates.KeyPair | None) -> CertificateRow:
     form = "%Y-%m-%dT%H:%M:%SZ"
     try:
         if pair is None:
-            raise x509.UnusableCertificate("it is missing")
-        renewed = renewal.renewal_of(pair).strftime(form)
+            raise certificates.UnusableCertificate("it is missing")
+        renewed = certificates.renewal_of(pair).strftime(form)
         return CertificateRow(
             name=name,
             issuer="Operator",
-            notAfter=renewal.expiry_of(pair.certificate).strftime(form),
+            notAfter=certificates.expiry_of(pair.certificate).strftime(form),
             renewalTime=renewed,
         )
-    except x509.UnusableCertificate:
+    except certificates.UnusableCertificate:
         return CertificateRow(name=name, issuer="Operator")
 
 
 # ---- authority.json
 
 
-def _stored(held: renewal.Certificates) -> dict[str, Any]:
+def _stored(held: certificates.Certificates) -> dict[str, Any]:
     authority = held.authority
     assert authority is not None
     following = authority.following
@@ -230,14 +233,14 @@ def _stored(held: renewal.Certificates) -> dict[str, Any]:
     }
 
 
-def _read(found: Any) -> tuple[renewal.Authority | None, dict[str, str]]:
+def _read(found: Any) -> tuple[certificates.Authority | None, dict[str, str]]:
     """Return the authority and the followed requests; None for content that is not ours."""
     try:
         following = found["next"]
         times = [found[name] and datetime.fromisoformat(found[name]) for name in ("switchAt", "dropAt")]
-        authority = renewal.Authority(
-            x509.KeyPair(found["certificate"].encode(), found["key"].encode()),
-            None if following is None else x509.KeyPair(following[0].encode(), following[1].encode()),
+        authority = certificates.Authority(
+            certificates.KeyPair(found["certificate"].encode(), found["key"].encode()),
+            None if following is None else certificates.KeyPair(following[0].encode(), following[1].encode()),
             None if found["former"] is None else found["former"].encode(),
             times[0],
             times[1],
