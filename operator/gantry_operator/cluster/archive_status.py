@@ -27,18 +27,18 @@ def archive_row(reports: Sequence[Mapping[str, Any]]) -> ArchiveRow | None:
     """
     if not reports:
         return None
-    telling = [s for s in reports if s.get("known")]
+    informed = [s for s in reports if s.get("known")]
     failing = [s for s in reports if s.get("error") and s.get("uploads")] or [s for s in reports if s.get("error")]
     # No member of a standby uploads, and each one reads for itself.
-    shown = failing and (failing[0].get("uploads") or not telling or len(failing) == len(reports))
+    shown = failing and (failing[0].get("uploads") or not informed or len(failing) == len(reports))
     error = failing[0] if shown else None
     row = ArchiveRow()
     if error is not None:
         row = ArchiveRow(error=str(error["error"]), errorTime=_time(error.get("error_ms")))
-    if not telling:
+    if not informed:
         return row
     checked = max(reports, key=lambda s: int(s.get("verified_ms", 0)))
-    best = max(telling, key=lambda s: (int(s.get("end", 0)), bool(s.get("uploads"))))
+    best = max(informed, key=lambda s: (int(s.get("end", 0)), bool(s.get("uploads"))))
     return row.model_copy(
         update={
             "recoverableFrom": _time(best.get("recoverable_from_ms")),
