@@ -15,6 +15,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from checks import REAL_PROCESSES
+
 ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / "build" / "nightly"
 HOURS = float(os.environ.get("NIGHT_HOURS", "8"))
@@ -48,8 +50,11 @@ STEPS: dict[str, tuple[list[str], dict[str, str]]] = {
     "core": ([sys.executable, "-m", "tests.core.twins", "--count", "1000000"], {}),
     "core mutants": ([sys.executable, "-m", "tests.core.mutants"], {}),
     "Python core": (
-        [*PYTEST, "-n", "2", *(f"tests/{name}" for name in (
-            "broker", "core", "fuzz", "pop", "protocol", "replication", "scenarios", "simulation", "store"))],
+        [*PYTEST, "-n", "2", "tests", *(f"--ignore=tests/{name}" for name in REAL_PROCESSES)],
+        {"GANTRY_CORE": "python"},
+    ),
+    "Python core chaos": (
+        [sys.executable, "-m", "tests.chaos.run", "--minutes", "60", "--fresh", "--keep", str(LOGS)],
         {"GANTRY_CORE": "python"},
     ),
     "http2": ([*PYTEST, "tests/proxy/test_http2.py", "tests/proxy/test_hpack.py"], {"HTTP2_HISTORIES": "40000"}),
