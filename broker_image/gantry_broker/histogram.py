@@ -75,15 +75,14 @@ class Histogram:
                 counts[bisect_left(bounds, value)] += 1
         self.sum += sum(values)
 
-    @property
-    def first_bound(self) -> float:
-        """The upper bound of the first bucket."""
-        return self._bounds[0]
-
-    def observe_small(self, times: int, total: float) -> None:
-        """Count `times` values that all lie in the first bucket. `total`: their sum."""
-        self._counts[0] += times
+    def observe_alike(self, times: int, total: float, least: float, most: float) -> bool:
+        """Count `times` values from `least` to `most`, if they all lie in one bucket. `total`: their sum."""
+        bucket = bisect_left(self._bounds, least)
+        if bucket < len(self._bounds) and most > self._bounds[bucket]:
+            return False
+        self._counts[bucket] += times
         self.sum += total
+        return True
 
     def observe_weighted(self, values: Sequence[float], times: Sequence[int], count: int, scale: float = 1) -> None:
         """Count each value as often as its place in `times` says. `count`: the sum of `times`. `scale`: of the values

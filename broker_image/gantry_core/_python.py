@@ -52,6 +52,12 @@ _INDEXED: Final = ("TAGS", "KEYS", "UNIQ_KEY")
 _V2: Final = 0xDAA320AB
 _SEND: Final = 10
 _SEND_V2: Final = 310
+_SEND_BATCH: Final = 320
+_SENDS: Final = (_SEND_V2, _SEND_BATCH, _SEND)
+_BATCH_PROPERTIES: Final = ("", "WAIT\x01true", "WAIT\x01true\x02")
+"""What the properties of a plain batch itself may be."""
+_SAME_REQUEST: Final = 0x80
+"""The bit of the serialization of a row or a place whose message came in the request of the one before it."""
 _SEND_FIELDS: Final = (
     "producerGroup", "topic", "defaultTopic", "defaultTopicQueueNums", "queueId", "sysFlag", "bornTimestamp", "flag",
     "properties", "reconsumeTimes", "unitMode", "maxReconsumeTimes", "batch", "brokerName",
@@ -482,8 +488,8 @@ def _little(rows: Sequence[tuple[int, ...]], kinds: str) -> bytes:
     return b"".join(Struct(f"<{len(rows)}{kind}").pack(*column) for kind, column in columns)
 
 
-Topics = list[tuple[str, int, int, int, int]]
-Split = tuple[int, int, int, str | None, Topics, list[int], list[int], int, bytes, bytes, bytes, bytes, bytes]
+Topics = list[tuple[str, int, int, int, int, int]]
+Split = tuple[int, int, int, int, str | None, Topics, list[int], list[int], int, bytes, bytearray, bytes, bytes, bytes]
 
 
 class _Unusual(ValueError):
@@ -502,9 +508,13 @@ class SendRules:
         all_keys: int,
         frame: int,
         header: int,
+        batch_frame: int,
+        batch_messages: int,
+        batch_keys: int,
     ) -> None:
         """`suffix` is added to the properties of each message. Limits: bytes of a message's stored properties, words of
-        its KEYS, index keys of all messages, bytes of a frame behind its length, and of its header.
+        its KEYS, index keys of all messages, bytes of a frame behind its length, and of its header. Of a batch: bytes
+        of its frame, messages, and index keys beside one for each message.
         """
         self._special = frozenset(special) - {*_INDEXED, "WAIT"}
         self._suffix = suffix
@@ -513,23 +523,27 @@ class SendRules:
         self._all_keys = all_keys
         self._frame = frame
         self._header = header
+        self._batch_frame = batch_frame
+        self._batch = BatchRules(special, len(suffix), batch_messages, self._properties, keys, batch_keys)
 
     def split(self, data: bytes, most: int, born_host: bytes) -> Split | None:
-        """The plain sends that `data` begins with, `most` of them at most: (bytes, messages, request code, access key,
-        topics, topic of each queue, queues, bytes of the largest body, properties of the first message, records, rows,
-        index keys' hashes, signatures). None: the first frame is none, or is not complete.
+        """The plain sends that `data` begins with, `most` of them at most: (bytes, messages, sends, code, access key,
+        topics, topic of each queue, queues, bytes of the largest body, properties of the first message, records,
+        rows, index keys' hashes, signatures). None: the first frame is none, or is not complete.
 
-        A topic is (name, its largest queue, messages, bytes of their records, bytes of the largest record). The records
-        lack queue offset, offset in the log, store time and host. A row has what `place_sends` needs besides.
+        A topic is (name, its largest queue, messages, bytes of their records, of the smallest and of the largest one).
+        The records lack queue offset, offset in the log, store time and host. A row has what `place_sends` needs
+        besides.
 
         A plain send is a request of code 10 or 310, not one-way, within the limits, with every field as Java's clients
-        write it, properties that are not special, and WAIT absent or true. All have one code and one access key ("" for
-        another credential alone). The signatures are what `SignatureKeys.signed` takes; b"": not all are signed, or
-        another look has to decide because a name comes twice.
+        write it, properties that are not special, and WAIT absent or true. So is a batch (code 320) that waits for its
+        confirmation, with messages that `BatchRules.check` takes; the properties of its first message are not given.
+        All have one code and one access key ("" for another credential alone). The signatures are what
+        `SignatureKeys.signed` takes; b"": not all are signed, or another look has to decide because a name comes twice.
         """
         found = _Sends()
         at = 0
-        while found.count < most:
+        while found.requests < most:
             try:
                 after = self._next(found, data, at, born_host)
             except (ValueError, OverflowError):
@@ -537,13 +551,14 @@ class SendRules:
             if not after:
                 break
             at = after
-        if not found.count:
+        if not found.requests:
             return None
         topics = [(name, *values) for name, values in found.topics.items()]
         order = list(found.topics)
         return (
             at,
-            found.count,
+            found.messages,
+            found.requests,
             found.code,
             found.user,
             topics,
@@ -551,7 +566,7 @@ class SendRules:
             [queue_id for _, queue_id in found.groups],
             found.most_body,
             found.first,
-            b"".join(found.records),
+            bytearray(b"".join(found.records)),
             b"".join(found.rows),
             b"".join(found.hashes),
             b"".join(found.signed) if found.all_signed else b"",
@@ -565,58 +580,85 @@ class SendRules:
         size, serialize = mark & 0xFFFFFF, mark >> 24
         begin = at + 8
         stop: int = at + 4 + length
-        if not 4 <= length <= self._frame or size > min(length - 4, self._header) or stop > len(data):
+        if not 4 <= length <= max(self._frame, self._batch_frame) or size > min(length - 4, self._header):
             return 0
-        if serialize > 1:
+        if stop > len(data) or serialize > 1:
             return 0
         code, opaque, ext, twice = (_compact_head if serialize else _json_head)(data[begin : begin + size])
         given, user = ext, ext.get("AccessKey")
+        if length > (self._batch_frame if code == _SEND_BATCH else self._frame):
+            return 0
         if user is None and ("Signature" in ext or "SecurityToken" in ext):
             user = ""
-        if found.count and (code != found.code or user != found.user):
+        if found.requests and (code != found.code or user != found.user):
             return 0
-        if code == _SEND_V2:
+        if code != _SEND:
             ext = {_SHORT_NAMES[name]: value for name, value in ext.items() if name in _SHORT_NAMES}
-        _check_plain(ext)
-        topic, text = ext.get("topic", ""), ext.get("properties", "")
+        _check_plain(ext, code)
+        topic = ext.get("topic", "")
         encoded = topic.encode()
-        if not 0 < len(encoded) <= _MOST_TOPIC or not text or "\0" in text:
+        if not 0 < len(encoded) <= _MOST_TOPIC:
             return 0
-        props, stored = self._plain_properties(text)
-        joint = b"\x02" if stored and stored[-1] != 2 else b""
         queue_id, sys_flag, flag = (_number(ext.get(name), _SMALL_DIGITS) for name in ("queueId", "sysFlag", "flag"))
         born_ms = _number(ext.get("bornTimestamp"), _MOST_DIGITS)
-        keys = _words(props, len(text))
-        if sys_flag & _TRANSACTION or len(keys) - bool(props.get("UNIQ_KEY")) > self._keys:
-            return 0
-        properties = stored + joint + self._suffix
-        if len(properties) > self._properties:
-            return 0
-        if found.count and found.keys + len(keys) > self._all_keys:
+        if sys_flag & _TRANSACTION:
             return 0
         body = data[begin + size : stop]
-        field = (len(encoded).to_bytes(2) if len(encoded) > 127 else bytes((len(encoded),))) + encoded
-        whole = _FIXED + len(field) + len(body) + len(properties)
-        magic = _V2 if len(encoded) > 127 else _V1
-        crc = zlib.crc32(body) & _MAX_I32
-        head = (whole, magic, crc, queue_id, flag, 0, 0, sys_flag & ~_V6, born_ms, born_host, 0, b"", 0, 0, len(body))
-        if not found.count:
+        messages = list(self._of_request(code, ext, flag, body))
+        count = sum([len(keys) for *_, keys in messages])
+        if not messages or (found.requests and found.keys + count > self._all_keys):
+            return 0
+        if not found.requests:
             found.code, found.user = code, user
-            found.first = stored
-        found.count += 1
-        found.keys += len(keys)
+            found.first = b"" if code == _SEND_BATCH else messages[0][2]
+        found.requests += 1
+        found.messages += len(messages)
+        found.keys += count
         found.most_body = max(found.most_body, len(body))
-        largest_queue, messages, total, largest = found.topics.get(topic, (0, 0, 0, 0))
-        found.topics[topic] = (max(largest_queue, queue_id), messages + 1, total + whole, max(largest, whole))
         group = found.groups.setdefault((topic, queue_id), len(found.groups))
-        found.records += (_RECORD.pack(*head), body, field, len(properties).to_bytes(2), properties)
-        found.rows.append(_ROW.pack(whole, group, opaque, serialize, _tag_code(props.get("TAGS", "")), len(keys)))
+        field = (len(encoded).to_bytes(2) if len(encoded) > 127 else bytes((len(encoded),))) + encoded
+        magic = _V2 if len(encoded) > 127 else _V1
+        seed = _seed(topic)
+        _, sent, total, least, largest = found.topics.get(topic, (0, 0, 0, _MAX_I64, 0))
+        for number, (own_flag, content, stored, tags, keys) in enumerate(messages):
+            properties = stored + (b"\x02" if stored and stored[-1] != 2 else b"") + self._suffix
+            whole = _FIXED + len(field) + len(content) + len(properties)
+            crc = zlib.crc32(content) & _MAX_I32
+            head = (whole, magic, crc, queue_id, own_flag, 0, 0, sys_flag & ~_V6, born_ms, born_host, 0, b"", 0, 0)
+            found.records += (_RECORD.pack(*head, len(content)), content, field)
+            found.records += (len(properties).to_bytes(2), properties)
+            mark = serialize | _SAME_REQUEST if number else serialize
+            found.rows.append(_ROW.pack(whole, group, opaque, mark, _tag_code(tags), len(keys)))
+            found.hashes += [_HASH.pack(_key_hash(seed, key)) for key in keys]
+            sent, total, least, largest = sent + 1, total + whole, min(least, whole), max(largest, whole)
+        found.topics[topic] = (max(found.topics.get(topic, (0,))[0], queue_id), sent, total, least, largest)
         part = None if user is None or twice else _signed_part(given, body)
         found.signed.append(part or b"")
         found.all_signed = found.all_signed and part is not None
-        seed = _seed(topic)
-        found.hashes += [_HASH.pack(_key_hash(seed, key)) for key in keys]
         return stop
+
+    def _of_request(
+        self, code: int, ext: dict[str, str], flag: int, body: bytes
+    ) -> Iterator[tuple[int, bytes, bytes, str, list[str]]]:
+        """The messages of a request: flag, body, properties before the suffix, tags, index keys. Raises ValueError."""
+        text = ext.get("properties", "")
+        if code == _SEND_BATCH:
+            if text not in _BATCH_PROPERTIES or self._batch.check(body) is None:
+                raise _Unusual
+            for own_flag, content, properties in _messages(body):
+                found = _properties(properties.decode())
+                yield own_flag, content, properties, found.get("TAGS", ""), _words(found, len(properties))
+            return
+        if not text or "\0" in text:
+            raise _Unusual
+        props, stored = self._plain_properties(text)
+        keys = _words(props, len(text))
+        joint = bool(stored) and stored[-1] != 2
+        if len(stored) + joint + len(self._suffix) > self._properties:
+            raise _Unusual
+        if len(keys) - bool(props.get("UNIQ_KEY")) > self._keys:
+            raise _Unusual
+        yield flag, body, stored, props.get("TAGS", ""), keys
 
     def _plain_properties(self, text: str) -> tuple[dict[str, str], bytes]:
         """The properties, and what is stored of them before the suffix. Raises ValueError."""
@@ -634,10 +676,10 @@ class _Sends:
     """What `SendRules.split` has read."""
 
     def __init__(self) -> None:
-        self.code = self.count = self.keys = self.most_body = 0
+        self.code = self.requests = self.messages = self.keys = self.most_body = 0
         self.user: str | None = None
         self.first = b""
-        self.topics: dict[str, tuple[int, int, int, int]] = {}
+        self.topics: dict[str, tuple[int, int, int, int, int]] = {}
         self.groups: dict[tuple[str, int], int] = {}
         self.records: list[bytes] = []
         self.rows: list[bytes] = []
@@ -669,8 +711,8 @@ _JSON: Final = json.JSONDecoder(
 
 def _json_head(header: bytes) -> tuple[int, int, dict[str, str], bool]:
     """Code, opaque and fields of a request, and whether a name came twice. Raises ValueError."""
-    code = _SEND_V2 if header.startswith(b'{"code":310,') else _SEND
-    if code == _SEND and not header.startswith(b'{"code":10,'):
+    code = next((code for code in _SENDS if header.startswith(b'{"code":%d,' % code)), 0)
+    if not code:
         raise _Unusual
     opaque = flag = version = language = None
     ext: dict[str, str] = {}
@@ -719,7 +761,7 @@ def _compact_head(header: bytes) -> tuple[int, int, dict[str, str], bool]:
     if len(header) < _COMPACT.size:
         raise _Unusual
     code, opaque, flag, remark, size = _COMPACT.unpack_from(header)
-    if code not in (_SEND, _SEND_V2) or flag or remark or size != len(header) - _COMPACT.size:
+    if code not in _SENDS or flag or remark or size != len(header) - _COMPACT.size:
         raise _Unusual
     ext: dict[str, str] = {}
     twice = False
@@ -737,7 +779,7 @@ def _compact_head(header: bytes) -> tuple[int, int, dict[str, str], bool]:
     return code, opaque, ext, twice
 
 
-def _check_plain(ext: dict[str, str]) -> None:
+def _check_plain(ext: dict[str, str], code: int) -> None:
     """Raise ValueError for fields that the slow path has to look at."""
     names = sum([len(ext.get(name, "").encode()) for name in ("producerGroup", "defaultTopic", "brokerName")])
     if (
@@ -747,7 +789,7 @@ def _check_plain(ext: dict[str, str]) -> None:
         or "maxReconsumeTimes" in ext
         or ext.get("reconsumeTimes", "0") != "0"
         or ext.get("unitMode", "true") not in ("false", "true")
-        or ext.get("batch", "false") != "false"
+        or ext.get("batch", "false") not in (("false", "true") if code == _SEND_BATCH else ("false",))
     ):
         raise _Unusual
     _number(ext.get("defaultTopicQueueNums"), _SMALL_DIGITS)
@@ -761,7 +803,7 @@ def _number(text: str | None, most: int) -> int:
 
 
 def place_sends(
-    records: bytes,
+    records: bytearray,
     rows: bytes,
     hashes: bytes,
     numbers: Sequence[int],
@@ -770,14 +812,14 @@ def place_sends(
     room_min: int,
     now_ms: int,
     host: bytes,
-) -> tuple[bytes, list[bytes], bytes, bytes] | None:
-    """The records of `SendRules.split` with their places, the queue entries of each queue, all index keys, and what
-    `send_answers` needs.
+) -> tuple[list[bytes], bytes, bytes] | None:
+    """Write their places into the records of `SendRules.split`; returns the queue entries of each queue, all index
+    keys, and what `send_answers` needs.
 
     `numbers`: the next queue offset of each queue, in the order of `split`; the others as for `batch_records`. None: a
-    record has less room than `room_min`, or no room for a filler behind it. Raises ValueError, OverflowError.
+    record has less room than `room_min`, or no room for a filler behind it. Raises ValueError, OverflowError. Then, as
+    with None, `records` is of no use any more.
     """
-    made = bytearray(records)
     following = list(numbers)
     entries: list[list[bytes]] = [[] for _ in following]
     keys: list[bytes] = []
@@ -788,7 +830,7 @@ def place_sends(
             size > _MAX_I32
             or group >= len(following)
             or count > _MAX_I16
-            or at + size > len(made)
+            or at + size > len(records)
             or size < _FIXED
             or max(phys + at, following[group] + 1) > _MAX_I64
         ):
@@ -796,21 +838,21 @@ def place_sends(
         if room < room_min or size + _FILLER_MIN > room:
             return None
         own, number = phys + at, following[group]
-        _NUMBERS.pack_into(made, at + 20, number, own)
-        _STORED.pack_into(made, at + 56, now_ms, host)
+        _NUMBERS.pack_into(records, at + 20, number, own)
+        _STORED.pack_into(records, at + 56, now_ms, host)
         entries[group].append(_ENTRY.pack(own, size, code))
         for _ in range(count):
             if key + 4 > len(hashes):
                 raise ValueError("no sends that were split")
             keys.append(hashes[key : key + 4] + _OWN.pack(own, now_ms))
             key += 4
-        places.append(_PLACE.pack(opaque, serialize, _HASH.unpack_from(made, at + 12)[0], number, own))
+        places.append(_PLACE.pack(opaque, serialize, _HASH.unpack_from(records, at + 12)[0], number, own))
         following[group] = number + 1
         at += size
         room -= size
-    if at != len(made):
+    if at != len(records):
         raise ValueError("no sends that were split")
-    return bytes(made), [b"".join(own) for own in entries], b"".join(keys), b"".join(places)
+    return [b"".join(own) for own in entries], b"".join(keys), b"".join(places)
 
 
 def send_answers(places: bytes, code: int, host: str, region: str, version: int) -> bytes:
@@ -821,10 +863,15 @@ def send_answers(places: bytes, code: int, host: str, region: str, version: int)
         if not all("!" <= letter <= "~" and letter not in '"\\' for letter in text):
             raise ValueError("host and region are plain texts")
     made: list[bytes] = []
-    for opaque, serialize, queue_id, number, phys in _PLACE.iter_unpack(
-        places[: len(places) // _PLACE.size * _PLACE.size]
-    ):
-        message_id = f"{host}{phys & 0xFFFFFFFFFFFFFFFF:016X}"
+    requests: list[tuple[tuple[int, int, int, int, int], list[str]]] = []
+    for place in _PLACE.iter_unpack(places[: len(places) // _PLACE.size * _PLACE.size]):
+        message_id = f"{host}{place[4] & 0xFFFFFFFFFFFFFFFF:016X}"
+        if requests and place[1] & _SAME_REQUEST:
+            requests[-1][1].append(message_id)
+        else:
+            requests.append((place, [message_id]))
+    for (opaque, mark, queue_id, number, _), ids in requests:
+        message_id, serialize = ",".join(ids), mark & ~_SAME_REQUEST
         if serialize == 0:
             header = (
                 f'{{"code":{code},"extFields":{{"queueId":"{queue_id}","TRACE_ON":"true","MSG_REGION":"{region}",'

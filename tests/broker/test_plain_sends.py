@@ -16,6 +16,7 @@ from gantry_broker.client.credentials import Credentials
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame, FrameDecoder, encode_frame
 from gantry_broker.protocol.headers import SendHeader
+from gantry_broker.protocol.message import BatchItem, encode_batch
 from gantry_broker.store import append
 
 from tests.broker.conftest import Bench
@@ -39,8 +40,33 @@ def body(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any
     return found
 
 
+def batches(rng: random.Random, bench: Bench, number: int) -> list[Frame]:
+    """One read of a producer: mostly plain batches, some with something unusual."""
+    made = []
+    for at in range(rng.choice((1, 2, 4, 9))):
+        items = []
+        for item in range(rng.choice((1, 2, 30, 130))):
+            text = rng.choice(("UNIQ_KEY\x01{}\x02TAGS\x01A", "KEYS\x01a b {}\x02", "", "ä\x01{}", "WAIT\x01true\x02x"))
+            text = text.format(f"B{number:04X}{at:04X}{item:04X}")
+            if rng.random() < 0.002:
+                text += rng.choice(("\x02DELAY\x011", "\x02REAL_TOPIC\x01X", "\x02a\x01\0"))
+            items.append(BatchItem(rng.randbytes(rng.choice((0, 10, 100, 1_100))), text.encode(), rng.randrange(3)))
+        header = SendHeader(
+            "PG", rng.choice(("T", "T", *TOPICS)), "TBW102", 4, rng.randrange(rng.choice((4, 4, 4, 4, 5))), 0, NOW - 5,
+            0, rng.choice(("", "", "WAIT\x01true\x02", "WAIT\x01false")), 0, False, None, rng.choice((True, False)),
+        )  # fmt: skip
+        serialize = rng.choice((0, 0, 1))
+        frame = bench.frame(RequestCode.SEND_BATCH_MESSAGE, header.short_ext(), encode_batch(items), serialize)
+        if rng.random() < 0.02:
+            frame.flag = 2
+        made.append(frame)
+    return made
+
+
 def sends(rng: random.Random, bench: Bench, number: int) -> list[Frame]:
     """One read of a producer: mostly plain sends, some with something unusual."""
+    if rng.random() < 0.3:
+        return batches(rng, bench, number)
     made = []
     for at in range(rng.choice((1, 3, 8, 30))):
         properties = rng.choice(
@@ -168,6 +194,65 @@ async def test_what_ends_the_plain_sends_of_a_read(body: Any, make_bench: Any) -
     for frame in unusual:
         assert read(bench, good, good, frame, good) == (2, [frame, good]), frame
     assert read(bench, good, good) == (2, [])
+    await bench.close()
+
+
+async def test_what_ends_the_plain_batches_of_a_read(body: Any, make_bench: Any) -> None:
+    bench = make_bench()
+    await bench.lead()
+
+    def other(*items: BatchItem, **fields: Any) -> Frame:
+        content = encode_batch(items or (BatchItem(b"a", b"KEYS\x01k"), BatchItem(b"b", b"x\x01y\x02")))
+        fields = {"properties": "WAIT\x01true\x02", "batch": True, **fields}
+        return bench.frame(RequestCode.SEND_BATCH_MESSAGE, bench.send_ext(**fields), content)
+
+    good = other()
+    cut = other()
+    cut.body = cut.body[:-1]
+    empty = other()
+    empty.body = b""
+    oneway = other()
+    oneway.flag = 2
+    unusual = [
+        cut,
+        empty,
+        oneway,
+        other(BatchItem(b"a", b"DELAY\x011")),
+        other(BatchItem(b"a", b"TRAN_MSG\x01true")),
+        other(BatchItem(b"a", b"a\x01\0")),
+        other(BatchItem(b"a", b"\xff\x01a")),
+        other(BatchItem(b"a", b"KEYS\x01" + b"k " * 1_001)),
+        other(BatchItem(b"a", b"a\x01" + b"b" * 32_000)),
+        other(*[BatchItem(b"", b"")] * 1_001),
+        other(*[BatchItem(b"", b"KEYS\x01" + b"k " * 900)] * 6),
+        other(BatchItem(b"x" * (1 << 20), b"")),
+        other(properties="WAIT\x01false"),
+        other(properties="a\x01b"),
+        other(queueId=-1),
+        other(sysFlag=4),
+        other(reconsumeTimes=1),
+        other(maxReconsumeTimes=3),
+        bench.frame(RequestCode.SEND_MESSAGE_V2, bench.send_ext(), b"x"),
+    ]
+    for frame in unusual:
+        assert read(bench, good, good, frame, good) == (4, [frame, good]), frame
+    large = other(*[BatchItem(b"x" * 1_000, b"")] * 200)
+    assert read(bench, large, good) == (202, [])
+    assert read(bench, *[other(*[BatchItem(b"", b"UNIQ_KEY\x01u")] * 1_000)] * 5)[0] == 4_000, "keys of a read"
+    await bench.close()
+
+
+async def test_a_batch_to_dead_letters_comes_as_a_frame(body: Any, make_bench: Any) -> None:
+    bench = make_bench()
+    await bench.lead()
+    topic = {"topic": "%DLQ%G", "defaultTopic": "TBW102", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6,
+             "topicFilterType": "SINGLE_TAG"}  # fmt: skip
+    assert (await bench.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, topic)).code == 0
+    assert (await bench.send(b"x", "%DLQ%G")).code == 0
+    content = encode_batch([BatchItem(b"a", b"")])
+    ext = bench.send_ext("%DLQ%G", properties="", batch=True)
+    answer = await bench.ask(RequestCode.SEND_BATCH_MESSAGE, ext, content)
+    assert (answer.code, bench.together) == (ResponseCode.MESSAGE_ILLEGAL, 0)
     await bench.close()
 
 

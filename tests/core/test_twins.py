@@ -53,17 +53,19 @@ def test_the_inputs_reach_every_outcome() -> None:
 
 
 def test_the_sends_reach_every_outcome() -> None:
-    several = unusual = compact = placed = ends = refused = 0
+    several = batches = unusual = compact = placed = ends = refused = 0
     for seed in range(3_000):
-        (split, made, _), _ = twins.compare_sends(random.Random(seed), python)
-        several += isinstance(split, tuple) and split[1] > 1 and len(split[4]) > 1 and len(split[6]) > 2
+        (split, made, *_), _ = twins.compare_sends(random.Random(seed), python)
+        several += isinstance(split, tuple) and split[1] > 1 and len(split[5]) > 1 and len(split[7]) > 2
+        batches += isinstance(split, tuple) and split[1] > split[2]
         unusual += split is None
-        compact += isinstance(split, tuple) and any(split[10][at + 12] for at in range(0, len(split[10]), 19))
-        placed += isinstance(made, tuple) and bool(made[2])
+        compact += isinstance(split, tuple) and any(split[11][at + 12] & 1 for at in range(0, len(split[11]), 19))
+        placed += isinstance(made, tuple) and bool(made[1])
         ends += split is not None and made is None
         refused += made is ValueError
-    assert min(several, unusual, compact, placed, ends, refused) > 50, (
+    assert min(several, batches, unusual, compact, placed, ends, refused) > 50, (
         several,
+        batches,
         unusual,
         compact,
         placed,
@@ -128,7 +130,9 @@ def test_sends_that_hypothesis_makes(rust: Any, text: str, others: dict[str, str
     fields = {**twins.send_fields(plain), "properties": text, **others}
     data = twins.send_frame(random.Random(3 if compact else 4), fields, b"body") * 2
     found = [
-        twins.outcome(one.SendRules(*twins.SEND_RULES, 30_000, 20, 50, 65_536, 16_384).split, data, 9, twins.HOST)
+        twins.outcome(
+            one.SendRules(*twins.SEND_RULES, 30_000, 20, 50, 65_536, 16_384, 1 << 20, 9, 40).split, data, 9, twins.HOST
+        )
         for one in (python, rust)
     ]
     assert found[0] == found[1]

@@ -114,6 +114,31 @@ def send_fields(rng: random.Random, topics: tuple[str, ...] = ("T", "orders")) -
     return values
 
 
+def batch_fields(rng: random.Random, topics: tuple[str, ...] = ("T", "orders")) -> dict[str, Any]:
+    """The fields of a batch send, nearly always plain."""
+    values = send_fields(rng, topics)
+    if rng.random() < 0.95:
+        values["properties"] = rng.choice(("", "WAIT\x01true", "WAIT\x01true\x02"))
+    values["batch"] = rng.choice(("true", "true", "false"))
+    return {**values, "items": True}
+
+
+def items(rng: random.Random) -> bytes:
+    """The messages of a batch, nearly always plain."""
+    parts = []
+    for _ in range(rng.choice((1, 2, 3, 9)) if rng.random() < 0.97 else 0):
+        body, named = rng.randbytes(rng.choice((0, 1, 64))), properties(rng)
+        if rng.random() < 0.96:
+            named = b"\x02".join([piece for piece in named.split(b"\x02") if not piece.startswith((b"WAIT", b"DELAY",
+                b"TRAN_MSG", b"1ST_POP"))])  # fmt: skip
+        if rng.random() < 0.02:
+            named += rng.choice((b"\0", b"\xff", b"\x02a"))
+        head = struct.pack(">iIIii", 22 + len(body) + len(named), 0, 0, rng.randrange(-9, 9), len(body))
+        parts += [head, body, len(named).to_bytes(2, "big"), named]
+    made = b"".join(parts)
+    return mutated(rng, made) if rng.random() < 0.05 else made
+
+
 def at_a_limit(rng: random.Random) -> dict[str, str]:
     """A field that is as long as it may be, or longer."""
     more = rng.choice((0, 0, 1))
@@ -132,8 +157,10 @@ def at_a_limit(rng: random.Random) -> dict[str, str]:
 def send_frame(rng: random.Random, fields: dict[str, Any], body: bytes, key: bytes | None = None) -> bytes:
     """The frame of a send, nearly always plain; with a key it is signed, or nearly."""
     code = rng.choice((310, 10)) if rng.random() < 0.1 else 310
+    if "items" in fields:  # A batch.
+        code, fields = 320, {name: value for name, value in fields.items() if name != "items"}
     ext = {
-        "abcdefghijklmn"[_NAMES.index(name)] if code == 310 and name in _NAMES else name: value
+        "abcdefghijklmn"[_NAMES.index(name)] if code != 10 and name in _NAMES else name: value
         for name, value in fields.items()
     }
     if key is not None:
@@ -300,8 +327,11 @@ def compare_records(rng: random.Random, other: Any) -> tuple[Any, Any]:
 def compare_sends(rng: random.Random, other: Any) -> tuple[Any, Any]:
     """The sends of a read, with their places and their answers."""
     topics = rng.choice((("T",), ("T", "orders"), ("T", "x" * 127, "x" * 128, "ä", "日本")))
+    batches = rng.choice((0.02, 0.02, 0.98))
     parts = [
-        send_frame(rng, send_fields(rng, topics), rng.randbytes(rng.choice((0, 1, 64))))
+        send_frame(rng, batch_fields(rng, topics), items(rng))
+        if rng.random() < batches
+        else send_frame(rng, send_fields(rng, topics), rng.randbytes(rng.choice((0, 1, 64))))
         for _ in range(rng.choice((1, 2, 5, 20)))
     ]
     data = b"".join(parts)
@@ -311,6 +341,8 @@ def compare_sends(rng: random.Random, other: Any) -> tuple[Any, Any]:
         rng.choice((rng.randrange(30, 160), 30_000, 30_000, 1 << 20)), rng.choice((1, 1000, 1000)),
         rng.choice((2, 4096, 4096)), rng.choice((65_536, 65_536, rng.randrange(300, 600))),
         rng.choice((16_384, 16_384, rng.randrange(250, 550))),
+        rng.choice((1 << 20, 1 << 20, rng.randrange(300, 1_000))), rng.choice((1_000, 1_000, 2, 3)),
+        rng.choice((4_000, 4_000, 0, 3)),
     )  # fmt: skip
     most = rng.choice((0, 2, 128, 128))
     place = (
@@ -332,11 +364,11 @@ def compare_sends(rng: random.Random, other: Any) -> tuple[Any, Any]:
                 place = (place[0], sum(sizes[: exact[0]]) + exact[1], 0, *place[3:])
             if cut is not None:
                 seed = random.Random(cut)
-                records, rows, hashes = mutated(seed, records), mutated(seed, rows), mutated(seed, hashes)
-            made = outcome(body_of.place_sends, records, rows, hashes, [first] * len(split[6]), *place)
+                records, rows, hashes = bytearray(mutated(seed, records)), mutated(seed, rows), mutated(seed, hashes)
+            made = outcome(body_of.place_sends, records, rows, hashes, [first] * len(split[7]), *place)
             if isinstance(made, tuple):
-                answers = outcome(body_of.send_answers, made[3], code, "0A00000100002A9F", "Region", 399)
-        found.append((split, made, answers))
+                answers = outcome(body_of.send_answers, made[2], code, "0A00000100002A9F", "Region", 399)
+        found.append((split, made, answers, cut is not None and isinstance(split, tuple) and bytes(records)))
     return found[0], found[1]
 
 
@@ -358,9 +390,12 @@ def signed(rng: random.Random, fields: dict[str, str], body: bytes, key: bytes) 
 def compare_signed(rng: random.Random, other: Any) -> tuple[Any, Any]:
     """The signatures of the sends of a read."""
     key = rng.choice((b"secret", b"k" * 64, b"k" * 65))
+    batches = rng.random() < 0.2
     data = b"".join(
         [
-            send_frame(rng, send_fields(rng), rng.randbytes(rng.choice((0, 1, 64, 200))), key)
+            send_frame(rng, batch_fields(rng), items(rng), key)
+            if batches
+            else send_frame(rng, send_fields(rng), rng.randbytes(rng.choice((0, 1, 64, 200))), key)
             for _ in range(rng.choice((1, 1, 2, 5)))
         ]
     )
@@ -370,7 +405,12 @@ def compare_signed(rng: random.Random, other: Any) -> tuple[Any, Any]:
     cut = rng.random() < 0.2
     found = []
     for body_of in (python, other):
-        split = outcome(body_of.SendRules(*SEND_RULES, 30_000, 1000, 4096, 65_536, 16_384).split, data, 128, HOST)
+        split = outcome(
+            body_of.SendRules(*SEND_RULES, 30_000, 1000, 4096, 65_536, 16_384, 1 << 20, 1_000, 4_000).split,
+            data,
+            128,
+            HOST,
+        )
         parts = split[-1] if isinstance(split, tuple) else b""
         if cut:
             parts = mutated(random.Random(len(data)), parts)

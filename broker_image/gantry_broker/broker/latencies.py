@@ -72,8 +72,10 @@ _TRACE: Final = re.compile(
 )
 """W3C trace context in the properties of a message; RocketMQ 5's gRPC clients use the second name."""
 
-SendRow = tuple[float, float, float, int, int, bytes]
-"""Seconds until the answer, of the append, until the confirmation; messages, Unix ms, properties of the first one."""
+SendRow = tuple[float, float, float, int, int, int, bytes]
+"""Seconds until the answer, of the append, until the confirmation; messages, requests, Unix ms, properties of the first
+message.
+"""
 
 
 class SendTimes:
@@ -83,32 +85,43 @@ class SendTimes:
     """
 
     def __init__(self, latencies: Latencies) -> None:
-        rpc = latencies.rpc.histogram(RequestCode.SEND_MESSAGE_V2, ResponseCode.SUCCESS)
-        assert rpc is not None
-        self._rpc = rpc
+        latencies.rpc.histogram(RequestCode.SEND_MESSAGE_V2, ResponseCode.SUCCESS)
         self._latencies = latencies
         self._rows: list[SendRow] = []
+        self._batches: list[SendRow] = []
 
     def add(self, row: SendRow) -> None:
-        """Note the times of one read."""
+        """Note the times of the single sends of one read."""
         rows = self._rows
+        rows.append(row)
+        if len(rows) >= MAX_ROWS:
+            self.settle()
+
+    def add_batches(self, row: SendRow) -> None:
+        """Note the times of the batches of one read."""
+        rows = self._batches
         rows.append(row)
         if len(rows) >= MAX_ROWS:
             self.settle()
 
     def settle(self) -> None:
         """Count all rows."""
-        if not self._rows:
+        self._settle(RequestCode.SEND_MESSAGE_V2, self._rows)
+        self._settle(RequestCode.SEND_BATCH_MESSAGE, self._batches)
+
+    def _settle(self, request: int, rows: list[SendRow]) -> None:
+        if not rows:
             return
-        send, append, confirmed, messages, at_ms, properties = zip(*self._rows, strict=True)
-        self._rows.clear()
+        send, append, confirmed, messages, requests, at_ms, properties = zip(*rows, strict=True)
+        rows.clear()
         latencies = self._latencies
-        count = sum(messages)
-        latencies.send.observe_weighted(send, messages, count)
-        latencies.append.observe_weighted(append, messages, count)
-        latencies.put_ms.observe_weighted(append, messages, count, 1000)
-        latencies.replication.observe_weighted(confirmed, messages, count)
-        self._rpc.observe_weighted(send, messages, count, 1000)
+        stored, answered = sum(messages), sum(requests)
+        latencies.send.observe_weighted(send, requests, answered)
+        latencies.append.observe_weighted(append, messages, stored)
+        latencies.put_ms.observe_weighted(append, messages, stored, 1000)
+        latencies.replication.observe_weighted(confirmed, requests, answered)
+        if (rpc := latencies.rpc.histogram(request, ResponseCode.SUCCESS)) is not None:
+            rpc.observe_weighted(send, requests, answered, 1000)
         together = b"".join(properties)
         if b"traceparent" not in together and b"TRACE_CONTEXT" not in together:
             return

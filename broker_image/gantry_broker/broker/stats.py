@@ -185,13 +185,9 @@ class MessageCounts:
     def put_sends(self, sends: Sends) -> None:
         """Count plain sends, once per topic."""
         self.put_count += sends.messages
-        for topic, _, messages, size, largest in sends.topics:
+        for topic, _, messages, size, least, largest in sends.topics:
             histogram = self._sum(topic, messages, size)
-            if histogram is None:
-                continue
-            if largest <= histogram.first_bound:
-                histogram.observe_small(messages, size)
-            else:
+            if histogram is not None and not histogram.observe_alike(messages, size, least, largest):
                 histogram.observe_all(sends.sizes(topic))
 
     def _put(self, topic: str, sizes: list[int]) -> None:

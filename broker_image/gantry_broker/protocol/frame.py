@@ -175,11 +175,13 @@ class Sends(NamedTuple):
     """The read; the first `end` bytes of it are the sends."""
     end: int
     messages: int
+    requests: int
+    """As many as messages, unless they are batches."""
     code: int
     user: str | None
     """The access key of all of them; "" for another credential without one."""
-    topics: list[tuple[str, int, int, int, int]]
-    """Name, its largest queue, messages, bytes of their records, bytes of the largest record."""
+    topics: list[tuple[str, int, int, int, int, int]]
+    """Name, its largest queue, messages, bytes of their records, of the smallest and of the largest one."""
     topic_of: list[int]
     """The topic of each of `queues`."""
     queues: list[int]
@@ -187,8 +189,8 @@ class Sends(NamedTuple):
     most_body: int
     """Bytes of the largest body."""
     first: bytes
-    """Properties of the first message."""
-    records: bytes
+    """Properties of the first message; b"": they are batches."""
+    records: bytearray
     rows: bytes
     hashes: bytes
     signed: bytes
@@ -378,7 +380,7 @@ class FrameDecoder:
         if rules is not None and (split := rules.split(data, most, host)) is not None:
             self.sends = Sends(data, *split)
             position = self.sends.end
-            most -= self.sends.messages
+            most -= self.sends.requests
         try:
             for _ in range(most):
                 if end - position < 8:

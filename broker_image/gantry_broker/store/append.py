@@ -289,12 +289,11 @@ class Appender:
             return None
         phys = log.end
         numbers = [queue.next for queue in queues]
-        placed = place_sends(
-            sends.records, sends.rows, sends.hashes, numbers, phys, log.room(phys), ROOM_MIN, now_ms, host
-        )
+        records = sends.records
+        placed = place_sends(records, sends.rows, sends.hashes, numbers, phys, log.room(phys), ROOM_MIN, now_ms, host)
         if placed is None:
             return None
-        records, entries, keys, places = placed
+        entries, keys, places = placed
         written = Batch(phys, phys + len(records))
         written.entries = list(zip(queues, numbers, entries, strict=True))  # What may fail comes before the write.
         self._write([(phys, records)], written.end)
@@ -352,7 +351,7 @@ class Appender:
         if batch.end != batch.start:
             self._unconfirmed.push(batch)
 
-    def _write(self, pieces: list[tuple[int, bytes]], end: int) -> None:
+    def _write(self, pieces: Sequence[tuple[int, bytes | bytearray]], end: int) -> None:
         """Write pieces of the log, all or none.
 
         Raises StoreFull; StoreError when no descriptor is free; FlushFailed, after which the store takes no writes.

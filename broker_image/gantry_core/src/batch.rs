@@ -11,10 +11,10 @@ const FIXED: usize = 90;
 const FILLER_MIN: usize = 8;
 const ENTRY: usize = 20;
 
-struct Message<'a> {
-    flag: i32,
-    body: &'a [u8],
-    properties: &'a [u8],
+pub struct Message<'a> {
+    pub flag: i32,
+    pub body: &'a [u8],
+    pub properties: &'a [u8],
 }
 
 fn int(data: &[u8], at: usize) -> Option<i32> {
@@ -22,7 +22,7 @@ fn int(data: &[u8], at: usize) -> Option<i32> {
 }
 
 /// The messages of a batch's body; None for one that does not fit.
-struct Messages<'a>(&'a [u8]);
+pub struct Messages<'a>(pub &'a [u8]);
 
 impl<'a> Iterator for Messages<'a> {
     type Item = Option<Message<'a>>;

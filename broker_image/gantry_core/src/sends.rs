@@ -1,14 +1,16 @@
 //! The sends of one read: frames to records that lack only their place, records to their places, places to answers.
 
-use crate::batch::Special;
+use crate::batch::{Messages, Special};
 use crate::json::Json;
 use crate::signature::GIVEN;
-use crate::text::{hash_on, key_hash, NAME_END, PIECE_END};
+use crate::text::{hash_on, key_hash, Indexed, NAME_END, PIECE_END};
+use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyTuple};
+use pyo3::types::{PyByteArray, PyBytes, PyTuple};
 use pyo3::IntoPyObjectExt;
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::collections::HashMap;
 
 /// Bytes of a record without body, topic field and properties, with IPv4 hosts.
@@ -19,6 +21,9 @@ const ROW: usize = 19;
 const PLACE: usize = 25;
 const SEND: i32 = 10;
 const SEND_V2: i32 = 310;
+const BATCH: i32 = 320;
+/// The bit of the serialization of a row or a place whose message came in the request of the one before it.
+const SAME_REQUEST: u8 = 0x80;
 const V1: u32 = 0xDAA3_20A7;
 const V2: u32 = 0xDAA3_20AB;
 const TRANSACTION: i32 = 12;
@@ -54,7 +59,7 @@ struct Fields<'a> {
 
 impl<'a> Fields<'a> {
     fn set(&mut self, code: i32, name: Cow<'a, str>, value: Cow<'a, str>) {
-        let place = if code == SEND_V2 {
+        let place = if code != SEND {
             match *name.as_bytes() {
                 [letter @ b'a'..=b'n'] => Some(usize::from(letter - b'a')),
                 _ => None,
@@ -82,7 +87,7 @@ impl<'a> Fields<'a> {
         made.extend_from_slice(&[0; 4]);
         made.extend_from_slice(given.as_bytes());
         let own = self.user.iter().chain(&self.token); // Their names are before the short ones.
-        if self.others.is_empty() && code == SEND_V2 {
+        if self.others.is_empty() && code != SEND {
             own.chain(self.values.iter().flatten()).for_each(|value| made.extend_from_slice(value.as_bytes()));
         } else {
             let mut all: Vec<(&str, &str)> = self.others.iter().map(|(name, value)| (&**name, &**value)).collect();
@@ -90,7 +95,7 @@ impl<'a> Fields<'a> {
             all.extend(self.token.iter().map(|value| ("SecurityToken", &**value)));
             for (place, value) in self.values.iter().enumerate() {
                 if let Some(value) = value {
-                    all.push((if code == SEND_V2 { LETTERS[place] } else { FIELDS[place] }, value));
+                    all.push((if code != SEND { LETTERS[place] } else { FIELDS[place] }, value));
                 }
             }
             all.sort_unstable();
@@ -128,7 +133,7 @@ impl<'a> Fields<'a> {
         self.number(place, 9).and_then(|value| i32::try_from(value).ok())
     }
 
-    fn is_plain(&self) -> bool {
+    fn is_plain(&self, code: i32) -> bool {
         let names = [0, 2, 13].iter().map(|place| self.text(*place).map_or(0, str::len)).sum::<usize>();
         let truth = |place| matches!(self.text(place), None | Some("false" | "true"));
         names <= MOST_NAMES
@@ -138,7 +143,7 @@ impl<'a> Fields<'a> {
             && matches!(self.text(9), None | Some("0"))
             && truth(10)
             && self.values[11].is_none()
-            && matches!(self.text(12), None | Some("false"))
+            && (matches!(self.text(12), None | Some("false")) || (code == BATCH && truth(12)))
     }
 }
 
@@ -151,6 +156,8 @@ struct Head<'a> {
 fn json_head(header: &[u8]) -> Option<Head<'_>> {
     let code = if header.starts_with(b"{\"code\":310,") {
         SEND_V2
+    } else if header.starts_with(b"{\"code\":320,") {
+        BATCH
     } else if header.starts_with(b"{\"code\":10,") {
         SEND
     } else {
@@ -192,7 +199,7 @@ fn compact_head(header: &[u8]) -> Option<Head<'_>> {
     let code = i32::from(short(header, 0)?);
     let (opaque, flag, remark) = (int(header, 5)?, int(header, 9)?, int(header, 13)?);
     let size = usize::try_from(int(header, 17)?).ok()?;
-    if (code != SEND && code != SEND_V2) || flag != 0 || remark != 0 || size != header.len() - 21 {
+    if ![SEND, SEND_V2, BATCH].contains(&code) || flag != 0 || remark != 0 || size != header.len() - 21 {
         return None;
     }
     let mut fields = Fields::default();
@@ -271,6 +278,7 @@ struct Topic {
     largest_queue: i32,
     messages: usize,
     bytes: usize,
+    least: usize,
     largest: usize,
 }
 
@@ -284,6 +292,9 @@ pub struct SendRules {
     all_keys: usize,
     frame: usize,
     header: usize,
+    batch_frame: usize,
+    batch_messages: usize,
+    batch_keys: usize,
 }
 
 #[pymethods]
@@ -298,6 +309,9 @@ impl SendRules {
         all_keys: usize,
         frame: usize,
         header: usize,
+        batch_frame: usize,
+        batch_messages: usize,
+        batch_keys: usize,
     ) -> Self {
         SendRules {
             special: Special::new(special),
@@ -307,6 +321,9 @@ impl SendRules {
             all_keys,
             frame,
             header,
+            batch_frame,
+            batch_messages,
+            batch_keys,
         }
     }
 
@@ -320,11 +337,11 @@ impl SendRules {
         let mut topics: Vec<Topic> = Vec::new();
         let mut groups: HashMap<(usize, i32), u32> = HashMap::new();
         let (mut of_topic, mut queues) = (Vec::new(), Vec::new());
-        let (mut records, mut rows, mut hashes) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut at, mut count, mut all_keys, mut most_body) = (0, 0, 0, 0);
+        let mut made = Made::default();
+        let (mut at, mut requests, mut messages, mut all_keys, mut most_body) = (0, 0, 0, 0, 0);
         let (mut code, mut user, mut first) = (0, None, Vec::new());
         let (mut signed, mut all_signed) = (Vec::new(), true);
-        while count < most {
+        while requests < most {
             let (head, header, body, stop, serialize) = match self.frame_at(data, at) {
                 Some(found) => found,
                 None => break,
@@ -334,11 +351,11 @@ impl SendRules {
                 (None, false) => None,
                 (found, _) => Some(found.as_deref().unwrap_or("")),
             };
-            if count > 0 && (head.code != code || own != user.as_deref()) {
+            if requests > 0 && (head.code != code || own != user.as_deref()) {
                 break;
             }
-            let (topic, properties) = match self.plain(fields) {
-                Some(found) => found,
+            let topic = match self.topic(&head) {
+                Some(topic) => topic,
                 None => break,
             };
             let numbers = (fields.small(4), fields.small(5), fields.number(6, 18), fields.small(7));
@@ -349,102 +366,62 @@ impl SendRules {
             if sys_flag & TRANSACTION != 0 {
                 break;
             }
-            let words = || properties.keys.split(' ').filter(|key| !key.is_empty());
-            let unique = Some(properties.unique).filter(|key| !key.is_empty());
-            let key_count = words().count();
-            let joint = properties.joint();
-            let stored = properties.len() + usize::from(joint) + self.suffix.len();
-            if key_count > self.keys || stored > self.properties {
-                break;
+            let known = topics.iter().position(|known| known.name == topic);
+            let place = known.unwrap_or(topics.len());
+            let seed = known.map_or_else(|| hash_on(hash_on(0, topic), "#"), |known| topics[known].seed);
+            let next = queues.len() as u32;
+            let group = groups.get(&(place, queue_id)).copied().unwrap_or(next);
+            let request = Request { topic, seed, group, queue_id, sys_flag, born_ms, born_host, opaque: head.opaque };
+            let body = &data[header + body.start..header + body.end];
+            if requests == 0 {
+                made.reserve(data.len(), stop - at);
             }
-            let key_count = key_count + usize::from(unique.is_some());
-            if count > 0 && all_keys + key_count > self.all_keys {
-                break;
-            }
-            all_keys += key_count;
-            if count == 0 {
-                let room = (data.len() + 256).min(1 << 20);
-                records = Vec::with_capacity(room);
-                rows = Vec::with_capacity((room / (stop - at).max(64) + 1) * ROW);
-                hashes = Vec::with_capacity(rows.capacity() / ROW * 4);
-                code = head.code;
-                user = own.map(str::to_owned);
-                first = properties.before.as_bytes().to_vec();
-                first.extend_from_slice(properties.after.as_bytes());
-            }
-            let wide = topic.len() > 127;
-            let size = FIXED + usize::from(wide) + 1 + topic.len() + body.len() + stored;
-            let place = match topics.iter().position(|known| known.name == topic) {
-                Some(place) => place,
-                None => {
-                    topics.push(Topic {
-                        name: topic.to_owned(),
-                        seed: hash_on(hash_on(0, topic), "#"),
-                        largest_queue: 0,
-                        messages: 0,
-                        bytes: 0,
-                        largest: 0,
-                    });
-                    topics.len() - 1
+            let before = made.ends();
+            let added = if head.code == BATCH {
+                self.batch(&mut made, &request, fields, body, serialize)
+            } else {
+                self.single(&mut made, &request, fields, body, flag, serialize)
+            };
+            let added = match added {
+                Some(added) if requests == 0 || all_keys + added.keys <= self.all_keys => added,
+                _ => {
+                    made.cut(before);
+                    break;
                 }
             };
-            let known = &mut topics[place];
-            known.largest_queue = known.largest_queue.max(queue_id);
-            known.messages += 1;
-            known.bytes += size;
-            known.largest = known.largest.max(size);
-            let next = queues.len() as u32;
-            let group = *groups.entry((place, queue_id)).or_insert(next);
+            if requests == 0 {
+                code = head.code;
+                user = own.map(str::to_owned);
+                first = made.first.to_vec();
+            }
+            if known.is_none() {
+                let name = topic.to_owned();
+                topics.push(Topic { name, seed, largest_queue: 0, messages: 0, bytes: 0, least: usize::MAX, largest: 0 });
+            }
             if group == next {
+                groups.insert((place, queue_id), group);
                 of_topic.push(place);
                 queues.push(queue_id);
             }
-            rows.extend_from_slice(&(size as u32).to_be_bytes());
-            rows.extend_from_slice(&group.to_be_bytes());
-            rows.extend_from_slice(&head.opaque.to_be_bytes());
-            rows.push(serialize);
-            rows.extend_from_slice(&hash_on(0, properties.tags).to_be_bytes());
-            rows.extend_from_slice(&(key_count as u16).to_be_bytes());
-            for key in unique.into_iter().chain(words()) {
-                hashes.extend_from_slice(&key_hash(known.seed, key).to_be_bytes());
-            }
-            let body = &data[header + body.start..header + body.end];
+            let known = &mut topics[place];
+            known.largest_queue = known.largest_queue.max(queue_id);
+            known.messages += added.messages;
+            known.bytes += added.bytes;
+            known.least = known.least.min(added.least);
+            known.largest = known.largest.max(added.largest);
             all_signed = all_signed && user.is_some() && fields.sign(code, body, &mut signed);
             most_body = most_body.max(body.len());
-            records.extend_from_slice(&(size as u32).to_be_bytes());
-            records.extend_from_slice(&(if wide { V2 } else { V1 }).to_be_bytes());
-            records.extend_from_slice(&(crc32fast::hash(body) & 0x7FFF_FFFF).to_be_bytes());
-            records.extend_from_slice(&queue_id.to_be_bytes());
-            records.extend_from_slice(&flag.to_be_bytes());
-            records.extend_from_slice(&[0; 16]); // Queue offset and offset in the log.
-            records.extend_from_slice(&(sys_flag & !HOSTS).to_be_bytes());
-            records.extend_from_slice(&born_ms.to_be_bytes());
-            records.extend_from_slice(&born_host);
-            records.extend_from_slice(&[0; 28]); // Store time, host, attempts, prepared offset.
-            records.extend_from_slice(&(body.len() as u32).to_be_bytes());
-            records.extend_from_slice(body);
-            if wide {
-                records.extend_from_slice(&(topic.len() as u16).to_be_bytes());
-            } else {
-                records.push(topic.len() as u8);
-            }
-            records.extend_from_slice(topic.as_bytes());
-            records.extend_from_slice(&(stored as u16).to_be_bytes());
-            records.extend_from_slice(properties.before.as_bytes());
-            records.extend_from_slice(properties.after.as_bytes());
-            if joint {
-                records.push(PIECE_END);
-            }
-            records.extend_from_slice(&self.suffix);
-            count += 1;
+            all_keys += added.keys;
+            messages += added.messages;
+            requests += 1;
             at = stop;
         }
-        if count == 0 {
+        if requests == 0 {
             return Ok(None);
         }
         let topics: Vec<_> = topics
             .into_iter()
-            .map(|topic| (topic.name, topic.largest_queue, topic.messages, topic.bytes, topic.largest))
+            .map(|topic| (topic.name, topic.largest_queue, topic.messages, topic.bytes, topic.least, topic.largest))
             .collect();
         if !all_signed {
             signed.clear();
@@ -452,7 +429,8 @@ impl SendRules {
         let bytes = |data: &[u8]| PyBytes::new(py, data).into_any();
         let parts = [
             at.into_bound_py_any(py)?,
-            count.into_bound_py_any(py)?,
+            messages.into_bound_py_any(py)?,
+            requests.into_bound_py_any(py)?,
             code.into_bound_py_any(py)?,
             user.into_bound_py_any(py)?,
             topics.into_bound_py_any(py)?,
@@ -460,9 +438,9 @@ impl SendRules {
             queues.into_bound_py_any(py)?,
             most_body.into_bound_py_any(py)?,
             bytes(&first),
-            bytes(&records),
-            bytes(&rows),
-            bytes(&hashes),
+            PyByteArray::new(py, &made.records).into_any(),
+            bytes(&made.rows),
+            bytes(&made.hashes),
             bytes(&signed),
         ];
         PyTuple::new(py, parts).map(Some)
@@ -478,7 +456,7 @@ impl SendRules {
         let length = usize::try_from(int(data, at)?).ok()?;
         let mark = int(data, at + 4)? as u32;
         let size = (mark & 0xFF_FFFF) as usize;
-        if length < 4 || length > self.frame || size > length - 4 || size > self.header {
+        if length < 4 || length > self.frame.max(self.batch_frame) || size > length - 4 || size > self.header {
             return None;
         }
         let (begin, stop) = (at + 8, at + 4 + length);
@@ -488,15 +466,181 @@ impl SendRules {
             1 => (compact_head(header)?, 1),
             _ => return None,
         };
+        if length > (if head.code == BATCH { self.batch_frame } else { self.frame }) {
+            return None;
+        }
         Some((head, begin + size, 0..length - 4 - size, stop, serialize))
     }
 
-    fn plain<'a>(&self, fields: &'a Fields<'_>) -> Option<(&'a str, Properties<'a>)> {
-        if !fields.is_plain() {
+    fn topic<'a>(&self, head: &'a Head<'_>) -> Option<&'a str> {
+        if !head.fields.is_plain(head.code) {
             return None;
         }
-        let topic = fields.text(1).filter(|topic| !topic.is_empty() && topic.len() <= MOST_TOPIC)?;
-        Some((topic, Properties::of(fields.text(8)?, &self.special)?))
+        head.fields.text(1).filter(|topic| !topic.is_empty() && topic.len() <= MOST_TOPIC)
+    }
+
+    /// Adds the message of a send; None: something about it is unusual.
+    fn single<'a>(
+        &self,
+        made: &mut Made,
+        request: &Request,
+        fields: &'a Fields<'a>,
+        body: &[u8],
+        flag: i32,
+        serialize: u8,
+    ) -> Option<Added> {
+        let properties = Properties::of(fields.text(8)?, &self.special)?;
+        if made.records.is_empty() {
+            made.first = [properties.before, properties.after].concat().into_bytes();
+        }
+        made.add(self, request, flag, body, &properties, serialize)
+    }
+
+    /// Adds the messages of a batch, as `BatchRules.check` takes them; None: something about them is unusual.
+    fn batch(
+        &self,
+        made: &mut Made,
+        request: &Request,
+        fields: &Fields,
+        body: &[u8],
+        serialize: u8,
+    ) -> Option<Added> {
+        if !matches!(fields.text(8), None | Some("" | "WAIT\x01true" | "WAIT\x01true\x02")) {
+            return None;
+        }
+        let mut all = Added::default();
+        let mut mark = serialize;
+        for message in Messages(body) {
+            let message = message?;
+            if all.messages == self.batch_messages || message.properties.contains(&0) {
+                return None;
+            }
+            let text = std::str::from_utf8(message.properties).ok()?;
+            let found = Indexed::of(text, |name| !self.special.has(name))?;
+            let Indexed { tags, keys, unique } = found;
+            let properties = Properties { before: text, after: "", tags, keys, unique };
+            let added = made.add(self, request, message.flag, message.body, &properties, mark)?;
+            all.messages += 1;
+            all.keys += added.keys;
+            all.bytes += added.bytes;
+            all.least = if all.messages == 1 { added.least } else { all.least.min(added.least) };
+            all.largest = all.largest.max(added.largest);
+            mark = serialize | SAME_REQUEST;
+        }
+        Some(all).filter(|all| all.messages > 0 && all.keys <= self.batch_keys + all.messages)
+    }
+}
+
+/// What the messages of a request have in common.
+struct Request<'a> {
+    topic: &'a str,
+    seed: u32,
+    group: u32,
+    queue_id: i32,
+    sys_flag: i32,
+    born_ms: i64,
+    born_host: [u8; 8],
+    opaque: i32,
+}
+
+/// What a request has added: messages, keys, bytes of the records, of the smallest and of the largest one.
+#[derive(Default)]
+struct Added {
+    messages: usize,
+    keys: usize,
+    bytes: usize,
+    least: usize,
+    largest: usize,
+}
+
+/// What the sends have become.
+#[derive(Default)]
+struct Made {
+    records: Vec<u8>,
+    rows: Vec<u8>,
+    hashes: Vec<u8>,
+    /// Properties of the first message; empty: it came in a batch.
+    first: Vec<u8>,
+}
+
+impl Made {
+    /// Makes room for the requests of `data`, of which the first has `frame` bytes.
+    fn reserve(&mut self, data: usize, frame: usize) {
+        let room = (data + 256).min(1 << 20);
+        self.records = Vec::with_capacity(room);
+        self.rows = Vec::with_capacity((room / frame.max(64) + 1) * ROW);
+        self.hashes = Vec::with_capacity(self.rows.capacity() / ROW * 4);
+    }
+
+    fn ends(&self) -> [usize; 3] {
+        [self.records.len(), self.rows.len(), self.hashes.len()]
+    }
+
+    fn cut(&mut self, ends: [usize; 3]) {
+        self.records.truncate(ends[0]);
+        self.rows.truncate(ends[1]);
+        self.hashes.truncate(ends[2]);
+    }
+
+    /// Adds a message; None: it has more properties or keys than it may have.
+    fn add(
+        &mut self,
+        rules: &SendRules,
+        request: &Request,
+        flag: i32,
+        body: &[u8],
+        properties: &Properties,
+        serialize: u8,
+    ) -> Option<Added> {
+        let words = || properties.keys.split(' ').filter(|key| !key.is_empty());
+        let unique = Some(properties.unique).filter(|key| !key.is_empty());
+        let key_count = words().count();
+        let joint = properties.joint();
+        let stored = properties.len() + usize::from(joint) + rules.suffix.len();
+        if key_count > rules.keys || stored > rules.properties {
+            return None;
+        }
+        let key_count = key_count + usize::from(unique.is_some());
+        let topic = request.topic;
+        let wide = topic.len() > 127;
+        let size = FIXED + usize::from(wide) + 1 + topic.len() + body.len() + stored;
+        let rows = &mut self.rows;
+        rows.extend_from_slice(&(size as u32).to_be_bytes());
+        rows.extend_from_slice(&request.group.to_be_bytes());
+        rows.extend_from_slice(&request.opaque.to_be_bytes());
+        rows.push(serialize);
+        rows.extend_from_slice(&hash_on(0, properties.tags).to_be_bytes());
+        rows.extend_from_slice(&(key_count as u16).to_be_bytes());
+        for key in unique.into_iter().chain(words()) {
+            self.hashes.extend_from_slice(&key_hash(request.seed, key).to_be_bytes());
+        }
+        let records = &mut self.records;
+        records.extend_from_slice(&(size as u32).to_be_bytes());
+        records.extend_from_slice(&(if wide { V2 } else { V1 }).to_be_bytes());
+        records.extend_from_slice(&(crc32fast::hash(body) & 0x7FFF_FFFF).to_be_bytes());
+        records.extend_from_slice(&request.queue_id.to_be_bytes());
+        records.extend_from_slice(&flag.to_be_bytes());
+        records.extend_from_slice(&[0; 16]); // Queue offset and offset in the log.
+        records.extend_from_slice(&(request.sys_flag & !HOSTS).to_be_bytes());
+        records.extend_from_slice(&request.born_ms.to_be_bytes());
+        records.extend_from_slice(&request.born_host);
+        records.extend_from_slice(&[0; 28]); // Store time, host, attempts, prepared offset.
+        records.extend_from_slice(&(body.len() as u32).to_be_bytes());
+        records.extend_from_slice(body);
+        if wide {
+            records.extend_from_slice(&(topic.len() as u16).to_be_bytes());
+        } else {
+            records.push(topic.len() as u8);
+        }
+        records.extend_from_slice(topic.as_bytes());
+        records.extend_from_slice(&(stored as u16).to_be_bytes());
+        records.extend_from_slice(properties.before.as_bytes());
+        records.extend_from_slice(properties.after.as_bytes());
+        if joint {
+            records.push(PIECE_END);
+        }
+        records.extend_from_slice(&rules.suffix);
+        Some(Added { messages: 1, keys: key_count, bytes: size, least: size, largest: size })
     }
 }
 
@@ -504,13 +648,17 @@ fn wrong() -> PyErr {
     PyValueError::new_err("no sends that were split")
 }
 
-type Placed<'py> = (Bound<'py, PyBytes>, Vec<Bound<'py, PyBytes>>, Bound<'py, PyBytes>, Bound<'py, PyBytes>);
+type Placed<'py> = (Vec<Bound<'py, PyBytes>>, Bound<'py, PyBytes>, Bound<'py, PyBytes>);
+
+fn set(cells: &[Cell<u8>], bytes: &[u8]) {
+    cells.iter().zip(bytes).for_each(|(cell, byte)| cell.set(*byte));
+}
 
 #[pyfunction]
 #[allow(clippy::too_many_arguments)]
 pub fn place_sends<'py>(
     py: Python<'py>,
-    records: &[u8],
+    records: PyBuffer<u8>,
     rows: &[u8],
     hashes: &[u8],
     numbers: Vec<i64>,
@@ -520,7 +668,7 @@ pub fn place_sends<'py>(
     now_ms: i64,
     host: [u8; 8],
 ) -> PyResult<Option<Placed<'py>>> {
-    let mut made = records.to_vec();
+    let made = records.as_mut_slice(py).ok_or_else(wrong)?;
     let mut numbers = numbers;
     let mut entries: Vec<Vec<u8>> = numbers.iter().map(|_| Vec::with_capacity(ENTRY)).collect();
     let mut keys = Vec::with_capacity(hashes.len() * 5);
@@ -535,14 +683,14 @@ pub fn place_sends<'py>(
         let own = phys.checked_add(at as i64).ok_or_else(wrong)?;
         let number = numbers.get_mut(group).ok_or_else(wrong)?;
         let following = number.checked_add(1).ok_or_else(wrong)?;
-        let record = made.get_mut(at..at + size).filter(|record| record.len() >= FIXED).ok_or_else(wrong)?;
+        let record = made.get(at..at + size).filter(|record| record.len() >= FIXED).ok_or_else(wrong)?;
         if room < room_min || size + FILLER_MIN > room {
             return Ok(None);
         }
-        record[20..28].copy_from_slice(&number.to_be_bytes());
-        record[28..36].copy_from_slice(&own.to_be_bytes());
-        record[56..64].copy_from_slice(&now_ms.to_be_bytes());
-        record[64..72].copy_from_slice(&host);
+        set(&record[20..28], &number.to_be_bytes());
+        set(&record[28..36], &own.to_be_bytes());
+        set(&record[56..64], &now_ms.to_be_bytes());
+        set(&record[64..72], &host);
         let entry = &mut entries[group];
         entry.extend_from_slice(&own.to_be_bytes());
         entry.extend_from_slice(&row[..4]);
@@ -553,7 +701,7 @@ pub fn place_sends<'py>(
             keys.extend_from_slice(&now_ms.to_be_bytes());
         }
         places.extend_from_slice(&row[8..13]);
-        places.extend_from_slice(&record[12..16]);
+        record[12..16].iter().for_each(|cell| places.push(cell.get()));
         places.extend_from_slice(&number.to_be_bytes());
         places.extend_from_slice(&own.to_be_bytes());
         *number = following;
@@ -564,7 +712,6 @@ pub fn place_sends<'py>(
         return Err(wrong());
     }
     Ok(Some((
-        PyBytes::new(py, &made),
         entries.iter().map(|entry| PyBytes::new(py, entry)).collect(),
         PyBytes::new(py, &keys),
         PyBytes::new(py, &places),
@@ -621,22 +768,31 @@ pub fn send_answers<'py>(
     let mut start = b"{\"code\":".to_vec();
     digits(&mut start, i64::from(code));
     start.extend_from_slice(b",\"extFields\":{\"queueId\":\"");
-    let middle = format!("\",\"TRACE_ON\":\"true\",\"MSG_REGION\":\"{region}\",\"msgId\":\"{host}");
+    let middle = format!("\",\"TRACE_ON\":\"true\",\"MSG_REGION\":\"{region}\",\"msgId\":\"");
     let end = format!(",\"serializeTypeCurrentRPC\":\"JSON\",\"version\":{version}}}");
     let mut made = Vec::with_capacity(places.len() / PLACE * (start.len() + middle.len() + end.len() + 128));
     let (mut text, mut id, mut fields) = (Vec::new(), Vec::new(), Vec::new());
-    for place in places.chunks_exact(PLACE) {
+    let mut rest = places.chunks_exact(PLACE).peekable();
+    while let Some(place) = rest.next() {
         let head = made.len();
         let opaque = int(place, 0).ok_or_else(wrong)?;
         let queue_id = int(place, 5).ok_or_else(wrong)?;
         let number = i64::from_be_bytes(place[9..17].try_into().map_err(|_| wrong())?);
         made.extend_from_slice(&[0; 8]);
-        let serialize = u32::from(place[4]);
+        let serialize = u32::from(place[4] & !SAME_REQUEST);
+        id.clear();
+        id.extend_from_slice(host.as_bytes());
+        hexadecimal(&mut id, &place[17..25]);
+        while let Some(more) = rest.next_if(|more| more[4] & SAME_REQUEST != 0) {
+            id.push(b',');
+            id.extend_from_slice(host.as_bytes());
+            hexadecimal(&mut id, &more[17..25]);
+        }
         if serialize == 0 {
             made.extend_from_slice(&start);
             digits(&mut made, i64::from(queue_id));
             made.extend_from_slice(middle.as_bytes());
-            hexadecimal(&mut made, &place[17..25]);
+            made.extend_from_slice(&id);
             made.extend_from_slice(b"\",\"queueOffset\":\"");
             digits(&mut made, number);
             made.extend_from_slice(b"\"},\"flag\":1,\"language\":\"JAVA\",\"opaque\":");
@@ -649,9 +805,6 @@ pub fn send_answers<'py>(
             made.extend_from_slice(&opaque.to_be_bytes());
             made.extend_from_slice(&[0, 0, 0, 1, 0, 0, 0, 0]); // An answer without a remark.
             fields.clear();
-            id.clear();
-            id.extend_from_slice(host.as_bytes());
-            hexadecimal(&mut id, &place[17..25]);
             field(&mut fields, b"msgId", &id);
             text.clear();
             digits(&mut text, i64::from(queue_id));

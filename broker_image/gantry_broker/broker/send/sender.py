@@ -90,6 +90,7 @@ if TYPE_CHECKING:
     from gantry_broker.store.store import MessageStore
     from gantry_broker.timeslice import TimeSlices
 
+_SEND: Final = int(RequestCode.SEND_MESSAGE)
 _V2: Final = int(RequestCode.SEND_MESSAGE_V2)
 _OK: Final = int(ResponseCode.SUCCESS)
 _BATCH: Final = int(RequestCode.SEND_BATCH_MESSAGE)
@@ -103,6 +104,8 @@ _WAIT: Final = "\x02WAIT\x01true\x02"
 
 KEYS_AT_ONCE: Final = 4_096
 """Keys of the sends that are stored together; the next ones wait for a later pass of the event loop."""
+BATCH_FRAME: Final = 1 << 20
+"""Bytes of the largest frame of a batch that `take_plain` takes."""
 AT_ONCE_S: Final = 0.005
 """The time for which unusual sends of one read are checked and stored together."""
 MOST_ZEROS: Final = LOST - 1
@@ -168,6 +171,7 @@ class Sender:
         self._latencies = latencies
         self._rpc = latencies.rpc.observe
         self._usual = latencies.sends.add
+        self._usual_batches = latencies.sends.add_batches
         """Take the times of nearly all sends."""
         self._slices = slices
         self._sendable: dict[str, tuple[str, int]] = {}
@@ -336,9 +340,10 @@ class Sender:
         """Store and answer plain sends. False: `take` has to look at each of them, and nothing has changed."""
         begun = time.perf_counter()
         sendable = self._sendable
-        for name, largest_queue, _, _, _ in sends.topics:
+        batches = sends.code == _BATCH
+        for name, largest_queue, *_ in sends.topics:
             target = sendable.get(name)
-            if target is None or largest_queue >= target[1]:
+            if target is None or largest_queue >= target[1] or (batches and name.startswith(DLQ_PREFIX)):
                 return False
         if sends.most_body > self._settings.maxMessageSize:
             return False
@@ -355,7 +360,7 @@ class Sender:
         self._store_took()
         self._count_sends(sends)
         # Without the bytes of the read: they would stay in memory until the copies exist.
-        sent = sends.code, sends.messages, sends.first
+        sent = sends.code, sends.messages, sends.requests, sends.first
         self._appended(partial(self._plain_answers, conn, *sent, places, now_ms, begun, appended))
         return True
 
@@ -364,6 +369,7 @@ class Sender:
         conn: Connection,
         request: int,
         messages: int,
+        requests: int,
         first: bytes,
         places: bytes,
         now_ms: int,
@@ -374,17 +380,18 @@ class Sender:
         code = STATUS_CODE[status]
         conn.write(plain_answers(places, code, self._store_host_hex, DEFAULT_REGION, MQ_VERSION))
         now = time.perf_counter()
-        if request == _V2 and code == _OK:
-            self._usual((now - begun, appended - begun, now - appended, messages, now_ms, first))
+        if request != _SEND and code == _OK:
+            usual = self._usual_batches if request == _BATCH else self._usual
+            usual((now - begun, appended - begun, now - appended, messages, requests, now_ms, first))
             return
         self._latencies.append.observe(appended - begun, messages)
         self._latencies.put_ms.observe((appended - begun) * 1000, messages)
-        self._latencies.send.observe(now - begun, messages)
+        self._latencies.send.observe(now - begun, requests)
         if code == _OK:
-            self._latencies.replication.observe(now - appended, messages)
+            self._latencies.replication.observe(now - appended, requests)
         else:
-            self._count_refused(code, messages)
-        self._rpc(request, code, now - begun, messages)
+            self._count_refused(code, requests)
+        self._rpc(request, code, now - begun, requests)
 
     def _plain_batch(self, frame: Frame, born_host: bytes) -> tuple[PlainBatch, int] | None:
         """Return a batch send with nothing unusual, and the number of its index keys; None: the slow path takes it.
@@ -505,9 +512,9 @@ class Sender:
             conn.write(send_answers(code, host, pending))
             now = time.perf_counter()
             if plain and code == _OK:
-                self._usual(
-                    (now - begun, appended - append, now - appended, len(pending), now_ms, cast(Row, puts[0])[7])
-                )
+                sent = len(pending)
+                first = cast(Row, puts[0])[7]
+                self._usual((now - begun, appended - append, now - appended, sent, sent, now_ms, first))
                 return
             self._latencies.append.observe(appended - append, messages)
             self._latencies.put_ms.observe((appended - append) * 1000, messages)
@@ -762,7 +769,8 @@ class Sender:
 
 def plain_rules(suffix: bytes) -> SendRules:
     """Return the rules of plain sends. `suffix`: what is added to the properties of each."""
-    return SendRules(sorted(SPECIAL), suffix, MOST_SENT, MAX_KEYS, KEYS_AT_ONCE, SMALL_FRAME, SMALL_HEADER)
+    batches = BATCH_FRAME, BATCH_PART, MAX_REQUEST_KEYS
+    return SendRules(sorted(SPECIAL), suffix, MOST_SENT, MAX_KEYS, KEYS_AT_ONCE, SMALL_FRAME, SMALL_HEADER, *batches)
 
 
 def _born_ms(text: str) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -101,7 +101,7 @@ class CommitLog:
 
     # Writing
 
-    def write(self, pieces: list[tuple[int, bytes]], end: int) -> None:
+    def write(self, pieces: Sequence[tuple[int, bytes | bytearray]], end: int) -> None:
         """Append pieces (offset, bytes), all or none, and move `end`. No piece may cross a segment.
 
         Raises StoreFull when the disk has no room and OSError when it fails.
