@@ -1,0 +1,62 @@
+"""Planted bugs of the archive. The tests must find each: this proves that they would find a real one."""
+
+from __future__ import annotations
+
+from gantry_broker.archive import archiver, chain, segment, upload
+
+from tests.simulation.mutants import Edit, Mutant
+
+MUTANTS = tuple(
+    Mutant(rule, name, (Edit(module, before, after),))
+    for rule, name, module, before, after in (
+        (
+            1, "what_is_not_confirmed_is_uploaded", upload,
+            "limit = min(view.confirmed, segment_end)\n    if pending", "limit = segment_end\n    if pending",
+        ),
+        (2, "a_member_that_is_behind_goes_on", upload, "if state.end > view.confirmed:", "if False:"),
+        (
+            2, "a_member_of_an_earlier_epoch_cuts", upload,
+            "if view.epochs[-1].epoch < state.epochs[-1].epoch:", "if False:",
+        ),
+        (3, "what_was_undone_stays", upload, "if differs is not None:\n", "if False:\n"),
+        (3, "the_last_difference_counts", upload, "return min(cuts)", "return max(cuts)"),
+        (
+            3, "an_archive_that_is_undone_goes_on", upload,
+            "if differs is not None and differs <= state.start:", "if False:",
+        ),
+        (
+            3, "epochs_that_only_the_archive_has", upload,
+            "if local.get(epoch) != start and start >= log_start]", "if False]",
+        ),
+        (4, "gaps_are_not_written_down", upload, "return MarkGap(state.end, view.start)", "return Wait()"),
+        (5, "nothing_is_merged", upload, "merge = _mergeable(state, view.segment_size, settings.part)", "merge = ()"),
+        (5, "parts_around_a_gap_are_merged", upload, "and part.start == run[-1].end\n", ""),
+        (5, "a_merged_part_is_too_large", upload, "            and size + part.end - part.start <= most\n", ""),
+        (
+            5, "a_merged_part_lies_in_two_segments", upload,
+            "            and part.start // segment_size == run[0].start // segment_size\n", "",
+        ),
+        (6, "the_window_has_no_first_moment", upload, "following.first_ms > horizon", "False"),
+        (6, "young_records_go", upload, "part.last_ms > horizon", "False"),
+        (6, "half_a_segment_goes", upload, "if following.start % state.segment_size == 0:", "if True:"),
+        (6, "a_clock_that_is_ahead_prunes", upload, "now_ms - ahead_ms", "now_ms"),
+        (
+            6, "a_clock_that_is_ahead_cleans", archiver,
+            "self._clock_ms() - self._ahead_ms - GRACE_MS", "self._clock_ms() - GRACE_MS",
+        ),
+        (6, "a_member_that_slept_cleans", archiver, "newest = self._state = self._group.load(state)", "newest = state"),
+        (
+            7, "a_former_owner_writes", archiver,
+            "if identity is not None and identity.uid != self._uid:\n            self._owner = None",
+            "if False:\n            self._owner = None",
+        ),
+        (7, "entries_are_not_read_back", chain, "if written != data:", "if False:"),
+        (7, "numbers_are_used_again", chain, "if self._is_forgotten(state.n):", "if False:"),
+        (7, "half_an_object_counts", chain, "if self.size_of(name) != len(data):", "if False:"),
+        (
+            8, "checksums_are_not_compared", segment,
+            "len(stored) != size or zlib.crc32(stored) != crc", "len(stored) != size",
+        ),
+    )
+)  # fmt: skip
+"""`rule`: of archive/upload.py; 7: one owner writes, each entry once; 8: the format."""
