@@ -39,6 +39,9 @@ START_S: Final = 20.0
 STOP_S: Final = 20.0
 TRIES: Final = 5
 """Starts with other ports, if another program takes a chosen one."""
+LISTEN_TRIES: Final = 300
+LISTEN_S: Final = 0.01
+"""Seconds between two of them."""
 SETTINGS: Final[dict[str, Any]] = {
     # Small files: a test writes little.
     "mappedFileSizeCommitLog": 16 << 20,
@@ -212,6 +215,7 @@ class LocalBroker:
             raise StartFailed(f"it does not lead its group: {answer}")
         while not _registered(name_server):  # noqa: ASYNC110 - it has no event for that
             await asyncio.sleep(0.002)
+        await _listens(config.group_port)
         self.name_servers = f"{HOST}:{name_server.port}"
         if self._wants_grpc:
             self.grpc = await self._start_proxy(stack)
@@ -246,6 +250,22 @@ class LocalBroker:
 def _run(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
     loop.run_forever()
+
+
+async def _listens(port: int | None) -> None:
+    """Wait until the group's port takes connections: it opens a moment after the registration, or another program has
+    taken it meanwhile. Raises OSError.
+    """
+    for last in (*[False] * LISTEN_TRIES, True):
+        try:
+            _, writer = await asyncio.open_connection(HOST, port)
+        except OSError:
+            if last:
+                raise
+            await asyncio.sleep(LISTEN_S)
+        else:
+            writer.close()
+            return
 
 
 def _registered(name_server: NameServer) -> bool:

@@ -121,8 +121,9 @@ def test_a_cluster_of_which_nothing_runs_takes_no_port(tmp_path: Path, monkeypat
     ended = tmp_path / "ended"
     ended.mkdir()
     chooser = (
-        "import sys, pathlib; from gantry_operator.platforms.local import ports; from gantry_operator.plan import plan;"
-        "from gantry_operator.api import load_manifest;"
+        "import sys, pathlib; from gantry_operator.platforms.local import ports;"
+        "from gantry_operator.plan.plan import plan;"
+        "from gantry_operator.api.manifest import load_manifest;"
         "ports._free = lambda port: True;"
         "p = ports.Ports.load(pathlib.Path(sys.argv[1]) / 'ports.json');"
         "p.choose(plan(load_manifest(pathlib.Path(sys.argv[2]))), frozenset())"
