@@ -54,7 +54,7 @@ def test_the_inputs_reach_every_outcome() -> None:
 
 def test_the_sends_reach_every_outcome() -> None:
     several = batches = unusual = compact = placed = ends = refused = 0
-    for seed in range(3_000):
+    for seed in range(5_000):
         (split, made, *_), _ = twins.compare_sends(random.Random(seed), python)
         several += isinstance(split, tuple) and split[1] > 1 and len(split[5]) > 1 and len(split[7]) > 2
         batches += isinstance(split, tuple) and split[1] > split[2]

@@ -119,7 +119,7 @@ def batch_fields(rng: random.Random, topics: tuple[str, ...] = ("T", "orders")) 
     values = send_fields(rng, topics)
     if rng.random() < 0.95:
         values["properties"] = rng.choice(("", "WAIT\x01true", "WAIT\x01true\x02"))
-    values["batch"] = rng.choice(("true", "true", "false"))
+    values["batch"] = rng.choice(("true", "true", "false")) if rng.random() < 0.98 else rng.choice(("False", ""))
     return {**values, "items": True}
 
 
