@@ -508,7 +508,7 @@ class PullService:
         return self._look(pull) if from_end is None else (from_end, _FOUND)
 
     def _look(self, pull: Pull) -> tuple[Got, int]:
-        """As `_read`, for records that `_found` does not have."""
+        """As `_read`, for records that `_read_end` does not have."""
         consumption = pull.consumption
         most = min(consumption.max_count, self._settings.maxTransferCountOnMessageInMemory)
         most_bytes = self._settings.maxTransferBytesOnMessageInMemory
