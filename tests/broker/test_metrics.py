@@ -237,9 +237,10 @@ def test_send_and_append_have_the_trace_of_a_message_in_openmetrics_only() -> No
     latencies = Latencies()
     traced = f"traceparent\x0100-{TRACE}-{SPAN}-01\x02".encode()
     for number in range(3 * MAX_ROWS):
-        assert len(latencies.sends._rows) < MAX_ROWS
-        latencies.sends.add((0.003, 0.0001, 0.002, 2, 2, 1_700_000_000_250, traced if number == 5 else b"CLUSTER\x01c"))
-    latencies.sends.add((9.0, 0.0001, 8.0, 1, 1, 1_700_000_000_500, b""))
+        assert sum(map(len, latencies.sends._rows.values())) < MAX_ROWS
+        first = traced if number == 5 else b"CLUSTER\x01c"
+        latencies.sends.add(RequestCode.SEND_MESSAGE_V2, (0.003, 0.0001, 0.002, 2, 2, 1_700_000_000_250, first))
+    latencies.sends.add(RequestCode.SEND_MESSAGE_V2, (9.0, 0.0001, 8.0, 1, 1, 1_700_000_000_500, b""))
     latencies.sends.settle()
     latencies.sends.settle()  # nothing twice
     families = [

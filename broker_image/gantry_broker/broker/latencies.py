@@ -85,29 +85,24 @@ class SendTimes:
     """
 
     def __init__(self, latencies: Latencies) -> None:
-        latencies.rpc.histogram(RequestCode.SEND_MESSAGE_V2, ResponseCode.SUCCESS)
+        latencies.rpc.histogram(RequestCode.SEND_MESSAGE_V2, ResponseCode.SUCCESS)  # Keeps a place for it.
         self._latencies = latencies
-        self._rows: list[SendRow] = []
-        self._batches: list[SendRow] = []
+        self._rows: dict[int, list[SendRow]] = {
+            int(RequestCode.SEND_MESSAGE_V2): [],
+            int(RequestCode.SEND_BATCH_MESSAGE): [],
+        }
 
-    def add(self, row: SendRow) -> None:
-        """Note the times of the single sends of one read."""
-        rows = self._rows
-        rows.append(row)
-        if len(rows) >= MAX_ROWS:
-            self.settle()
-
-    def add_batches(self, row: SendRow) -> None:
-        """Note the times of the batches of one read."""
-        rows = self._batches
+    def add(self, request: int, row: SendRow) -> None:
+        """Note the times of the sends of one read, all of this request code."""
+        rows = self._rows[request]
         rows.append(row)
         if len(rows) >= MAX_ROWS:
             self.settle()
 
     def settle(self) -> None:
         """Count all rows."""
-        self._settle(RequestCode.SEND_MESSAGE_V2, self._rows)
-        self._settle(RequestCode.SEND_BATCH_MESSAGE, self._batches)
+        for request, rows in self._rows.items():
+            self._settle(request, rows)
 
     def _settle(self, request: int, rows: list[SendRow]) -> None:
         if not rows:

@@ -171,8 +171,7 @@ class Sender:
         self._latencies = latencies
         self._rpc = latencies.rpc.observe
         self._usual = latencies.sends.add
-        self._usual_batches = latencies.sends.add_batches
-        """Take the times of nearly all sends."""
+        """Takes the times of nearly all sends."""
         self._slices = slices
         self._sendable: dict[str, tuple[str, int]] = {}
         """Checked topics with their number of queues; cleared at each change of topics."""
@@ -381,8 +380,7 @@ class Sender:
         conn.write(plain_answers(places, code, self._store_host_hex, DEFAULT_REGION, MQ_VERSION))
         now = time.perf_counter()
         if request != _SEND and code == _OK:
-            usual = self._usual_batches if request == _BATCH else self._usual
-            usual((now - begun, appended - begun, now - appended, messages, requests, now_ms, first))
+            self._usual(request, (now - begun, appended - begun, now - appended, messages, requests, now_ms, first))
             return
         self._latencies.append.observe(appended - begun, messages)
         self._latencies.put_ms.observe((appended - begun) * 1000, messages)
@@ -514,7 +512,7 @@ class Sender:
             if plain and code == _OK:
                 sent = len(pending)
                 first = cast(Row, puts[0])[7]
-                self._usual((now - begun, appended - append, now - appended, sent, sent, now_ms, first))
+                self._usual(_V2, (now - begun, appended - append, now - appended, sent, sent, now_ms, first))
                 return
             self._latencies.append.observe(appended - append, messages)
             self._latencies.put_ms.observe((appended - append) * 1000, messages)
