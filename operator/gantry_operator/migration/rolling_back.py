@@ -187,20 +187,7 @@ class Step:
 
 def still_owed(record: Record, seen: Mapping[str, steps.Seen]) -> dict[str, list[str]]:
     """Return by group the addresses of the former brokers that a rollback could not give their settings back."""
-    if record.phase is not Phase.DONE:
-        return {}
-    found = {
-        name: sorted(
-            steps.owed(
-                group.brokers,
-                SetSource(name, group.permission, MASTER, False),
-                seen[name].brokers if name in seen else {},
-                seen[name].settings if name in seen else {},
-            )
-        )
-        for name, group in record.groups.items()
-    }
-    return {name: addresses for name, addresses in found.items() if addresses}
+    return steps.owed_of(record.groups, seen) if record.phase is Phase.DONE else {}
 
 
 def begin(
@@ -319,7 +306,7 @@ def _leaving(record: Record, seen: Mapping[str, Seen], limits: Limits, now: floa
 
 def _returning(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) -> Step:
     slaves = 0 <= now - record.since < limits.slaves
-    wanted = {name: SetSource(name, group.permission, MASTER, False) for name, group in record.groups.items()}
+    wanted = {name: steps.given_back(name, group) for name, group in record.groups.items()}
     actions = tuple(
         back
         for name, back in wanted.items()

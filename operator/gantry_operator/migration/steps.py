@@ -257,31 +257,44 @@ def owed(
     }
 
 
-def given_back(name: str, group: Group) -> SetSource:
+class Former(Protocol):
+    """What is known of a source from before a cutover."""
+
+    @property
+    def permission(self) -> int | None: ...
+
+    @property
+    def brokers(self) -> Mapping[str, int]: ...
+
+
+def given_back(name: str, group: Former) -> SetSource:
     """Return what a group's source had before the cutover."""
     return SetSource(name, READ | WRITE if group.permission is None else group.permission, MASTER, False)
 
 
 def still_owed(record: Record, seen: Mapping[str, Seen]) -> dict[str, list[str]]:
     """Return by group the addresses of the source's brokers that an abort could not give their settings back."""
-    if record.phase is not Phase.FOLLOWING:
-        return {}
-    found = {
-        name: sorted(owed(group.brokers, given_back(name, group), seen[name].brokers, seen[name].settings))
-        if name in seen
-        else sorted(group.brokers)
-        for name, group in record.groups.items()
-    }
-    return {name: addresses for name, addresses in found.items() if addresses}
+    return owed_of(record.groups, seen) if record.phase is Phase.FOLLOWING else {}
 
 
-def said_owed(found: Mapping[str, Sequence[str]], remedy: str) -> str:
-    """Name brokers of `still_owed` and the remedy; empty: there are none."""
+def owed_of(groups: Mapping[str, Former], seen: Mapping[str, Seen]) -> dict[str, list[str]]:
+    """Return by group the addresses of the known brokers that have not got their settings back."""
+    nothing = Seen()
+    found = {}
+    for name, group in groups.items():
+        now = seen.get(name, nothing)
+        if addresses := sorted(owed(group.brokers, given_back(name, group), now.brokers, now.settings)):
+            found[name] = addresses
+    return found
+
+
+def said_owed(found: Mapping[str, Sequence[str]], remedy: str, *, event: str = "abort") -> str:
+    """Name brokers of `still_owed` and the remedy; empty: there are none. `event`: what gave the others theirs."""
     if not found:
         return ""
     names = "; ".join(f"group {name}: {', '.join(addresses)}" for name, addresses in found.items())
     return (
-        "these brokers of the source were down at the abort, and refuse clients until they have brokerPermission, "
+        f"these brokers of the source were down at the {event}, and refuse clients until they have brokerPermission, "
         f"brokerId and startAcceptSendRequestTimeStamp back: {names}. Start them, then {remedy}"
     )
 
