@@ -275,6 +275,42 @@ def test_a_cluster_is_not_deleted_while_its_source_waits_for_its_settings(tmp_pa
     assert migrate.held_source(folder) == ""
 
 
+def test_a_cluster_that_ends_names_the_brokers_that_lack_their_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/etc")
+    folder = ClusterFolder(tmp_path / "c")
+    folder.make()
+    spec: dict[str, Any] = {
+        "nameServers": {"replicas": 1},
+        "brokerGroups": [{"name": "a", "brokerName": "broker-a", "members": 1}],
+        "bootstrap": {
+            "fromRocketMQ": {"nameServers": ["n:1", "n:2"], "accessKeySecret": "keys", "tls": {"caSecret": "ca"}}
+        },
+    }
+    manifest = {"apiVersion": "gantry.dev/v1alpha1", "kind": "BrokerCluster", "metadata": {"name": "c"}, "spec": spec}
+    folder.manifest.write_text(json.dumps(manifest))
+    assert migrate.lacking_brokers(folder, deleted=True) == ""
+    aborted = steps.Record(groups={"a": steps.Group(6, brokers={"s:1": 1})})
+    (folder.root / migrate.RECORD).write_text(json.dumps(aborted.to_json()))
+    said = migrate.lacking_brokers(folder, deleted=False)
+    assert "were down at the abort" in said
+    assert said.endswith(f"group a: s:1. Start them, then run gantry migrate release {folder.manifest}")
+    # Without its folder the command has all that the manifest had.
+    assert migrate.lacking_brokers(folder, deleted=True).endswith(
+        "run gantry migrate release --name-servers 'n:1;n:2' --brokers broker-a --secret keys "
+        "--ca /etc/gantry/secrets/ca/ca.crt"
+    )
+    (folder.root / migrate.RECORD).unlink()
+    rolled = Record(Phase.DONE, 100, {"a": rolling_back.Group(6, 6, {"s:1": 1})})
+    (folder.root / migrate.ROLLBACK).write_text(json.dumps(rolled.to_json()))
+    assert "were down at the rollback" in migrate.lacking_brokers(folder, deleted=False)
+    # A spec may lose its bootstrap: that keeps no cluster from being stopped.
+    del spec["bootstrap"]
+    folder.manifest.write_text(json.dumps(manifest))
+    assert migrate.lacking_brokers(folder, deleted=False).endswith("release --name-servers ADDRESSES")
+
+
 def test_a_nameserver_that_is_gone_leaves_no_client_without_a_broker() -> None:
     """Gantry is out of the routes by then, and the former brokers wait for their place."""
     aside = Seen(

@@ -30,7 +30,7 @@ def down(directory: Path | None, name: str | None, delete_data: bool) -> None:
     held = held_source(folder)
     if held and delete_data:
         raise CliError(f"{held}. When the source is gone for good, delete {folder.root / RECORD}, then try again")
-    lacking = lacking_brokers(folder)
+    lacking = lacking_brokers(folder, deleted=delete_data)
     with Progress("stopping"), _without_supervisor(folder):
         said = _end_all(folder, delete_data)
     say(said)

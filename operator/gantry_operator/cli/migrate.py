@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -87,6 +88,11 @@ def _source(cluster: BrokerCluster, where: str) -> FromRocketMQ:
             Exit.USAGE,
         )
     return source
+
+
+def _brokers(cluster: BrokerCluster, source: FromRocketMQ) -> list[str]:
+    """Return the source's brokerNames."""
+    return [source.broker_of(group.name, group.broker_name) for group in cluster.spec.brokerGroups]
 
 
 def _place(source: FromRocketMQ) -> SourcePlace:
@@ -174,19 +180,37 @@ def held_source(folder: ClusterFolder) -> str:
     )
 
 
-def lacking_brokers(folder: ClusterFolder) -> str:
+def lacking_brokers(folder: ClusterFolder, *, deleted: bool) -> str:
     """Return which of the source's brokers were away when an abort or a rollback gave the others their settings back,
-    and the command for them; empty: none. Raises CliError.
+    and the command for them; empty: none. `deleted`: the folder goes, with its manifest. Raises CliError.
     """
     from gantry_operator.migration import rolling_back
     from gantry_operator.migration.steps import said_owed, still_owed
+
+    left, event = still_owed(_read_record(folder), {}), "abort"
+    if not left:
+        left, event = rolling_back.still_owed(_read_rollback(folder), {}), "rollback"
+    return said_owed(left, f"run {_release_command(folder, deleted=deleted)}", event=event) if left else ""
+
+
+def _release_command(folder: ClusterFolder, *, deleted: bool = False) -> str:
+    """Return the command that gives the source what it lacks without the cluster, and without its folder if that is
+    `deleted`. A manifest may have lost its source since.
+    """
+    from gantry_operator.platforms.local.folder import secret_folder
     from gantry_operator.platforms.local.manifest import load_saved
 
-    left = still_owed(_read_record(folder), {}) or rolling_back.still_owed(_read_rollback(folder), {})
-    if not left:
-        return ""
-    servers = ";".join(_source(load_saved(folder), str(folder.manifest)).nameServers)
-    return said_owed(left, f"run gantry migrate release --name-servers '{servers}'")
+    try:
+        cluster = load_saved(folder)
+        source = _source(cluster, str(folder.manifest))
+    except (CliError, OSError, ValueError):
+        return "gantry migrate release --name-servers ADDRESSES"
+    words = [str(folder.manifest)]
+    if deleted:
+        words = ["--name-servers", ";".join(source.nameServers), "--brokers", ",".join(_brokers(cluster, source))]
+        words += [] if source.accessKeySecret is None else ["--secret", source.accessKeySecret]
+        words += [] if source.tls is None else ["--ca", str(secret_folder(source.tls.caSecret) / "ca.crt")]
+    return shlex.join(["gantry", "migrate", "release", *words])
 
 
 @contextlib.contextmanager
@@ -331,9 +355,7 @@ def _start_by_messages(
         raise CliError(f"{file} has spec.bootstrap: by messages a cluster begins empty, take it out", Exit.USAGE)
     if not servers:
         raise CliError("--by messages needs --from with the addresses of the source's NameServers", Exit.USAGE)
-    names = None if topics is None else tuple(name.strip() for name in topics.split(",") if name.strip())
-    if names == ():
-        raise CliError("--topics names no topic", Exit.USAGE)
+    names = None if topics is None else tuple(_topics(topics))
     _keys(secret)
     folder = default_folder(cluster.name) if directory is None else ClusterFolder(directory.expanduser().resolve())
     wanted = by_messages.Record(servers, secret, names)
@@ -559,7 +581,7 @@ def _after_rollback(folder: ClusterFolder, left: dict[str, list[str]]) -> str:
     """Name the source's brokers that a rollback could not give back, and the command that does."""
     from gantry_operator.migration.steps import said_owed
 
-    return said_owed(left, f"run gantry migrate release {folder.manifest}")
+    return said_owed(left, f"run {_release_command(folder)}", event="rollback")
 
 
 class _Copied(NamedTuple):
@@ -795,7 +817,7 @@ def abort(
     except steps.Refused as error:
         raise CliError(str(error)) from None
     say("the source has its permission back")
-    if left := {name: sorted(group.brokers) for name, group in ended.groups.items()}:
+    if left := steps.still_owed(ended, {}):
         note(steps.said_owed(left, "run gantry migrate abort"))
 
 
@@ -840,7 +862,7 @@ def release(
             raise CliError("--secret and --ca are for --name-servers: the manifest has its own", Exit.USAGE)
         cluster, source = _load(file)
         place = _place(source)
-        wanted = wanted or [source.broker_of(group.name, group.broker_name) for group in cluster.spec.brokerGroups]
+        wanted = wanted or _brokers(cluster, source)
     else:
         servers = _listed(name_servers, ";", "--name-servers names no NameServer")
         place = SourcePlace(tuple(servers), _keys(secret), None if ca is None else TlsOptions(ca_file=ca))
@@ -875,6 +897,10 @@ def _listed(text: str | None, separator: str, problem: str) -> list[str]:
     if text is not None and not words:
         raise CliError(problem, Exit.USAGE)
     return words
+
+
+def _topics(text: str) -> list[str]:
+    return _listed(text, ",", "--topics names no topic")
 
 
 @migrate_app.command()
@@ -946,7 +972,7 @@ def rollback(
         raise CliError(str(error)) from None
     if ended.phase is rolling_back.Phase.DONE:
         say("the source leads again. Next: when its clients work, stop the cluster (gantry down)")
-        if left := {name: sorted(group.brokers) for name, group in ended.groups.items() if group.brokers}:
+        if left := rolling_back.still_owed(ended, {}):
             note(_after_rollback(folder, left))
     else:
         say("Gantry has its clients; the source stands aside")
@@ -997,7 +1023,7 @@ def users(
     from gantry_operator.migration import users as users_of
 
     cluster, source = _load(file)
-    brokers = [source.broker_of(group.name, group.broker_name) for group in cluster.spec.brokerGroups]
+    brokers = _brokers(cluster, source)
     known: dict[str, str] = {}
     taken: set[str] = set()
     if not dry_run:
@@ -1052,9 +1078,7 @@ def copy(
     from gantry_operator.cli.target import run_async
     from gantry_operator.migration.steps import Refused
 
-    names = [name.strip() for name in topics.split(",") if name.strip()]
-    if not names:
-        raise CliError("--topics names no topic", Exit.USAGE)
+    names = _topics(topics)
     try:
         run_async(_copy((source, source_secret), (target, target_secret), names, state, follow, groups))
     except Refused as error:
