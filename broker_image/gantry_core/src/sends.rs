@@ -339,7 +339,7 @@ impl SendRules {
         let (mut of_topic, mut queues) = (Vec::new(), Vec::new());
         let mut made = Made::default();
         let (mut at, mut requests, mut messages, mut all_keys, mut most_body) = (0, 0, 0, 0, 0);
-        let (mut code, mut user, mut first) = (0, None, Vec::new());
+        let (mut code, mut user) = (0, None);
         let (mut signed, mut all_signed) = (Vec::new(), true);
         while requests < most {
             let (head, header, body, stop, serialize) = match self.frame_at(data, at) {
@@ -392,7 +392,6 @@ impl SendRules {
             if requests == 0 {
                 code = head.code;
                 user = own.map(str::to_owned);
-                first = made.first.to_vec();
             }
             if known.is_none() {
                 let name = topic.to_owned();
@@ -437,7 +436,7 @@ impl SendRules {
             of_topic.into_bound_py_any(py)?,
             queues.into_bound_py_any(py)?,
             most_body.into_bound_py_any(py)?,
-            bytes(&first),
+            bytes(&made.first),
             PyByteArray::new(py, &made.records).into_any(),
             bytes(&made.rows),
             bytes(&made.hashes),
