@@ -105,9 +105,9 @@ bodies = st.lists(st.dictionaries(st.sampled_from("abcd"), json_values, min_size
 
 @given(bodies)
 def test_an_inferred_schema_takes_every_body_it_was_inferred_from(found: list[dict[str, Any]]) -> None:
-    field = infer(found[0])
+    field = infer([found[0]])
     for body in found[1:]:
-        field = merge(field, infer(body))
+        field = merge(field, infer([body]))
     schema = parse_schema(to_schema(settle(field)))
     assert parse_schema(to_schema(schema)) == schema
     for body in found:

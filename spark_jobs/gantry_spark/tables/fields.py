@@ -285,23 +285,10 @@ def _kind_of(value: Any) -> str:
     return "null"
 
 
-def infer(value: Any, name: str = SYSTEM, depth: int = 0) -> Field:
-    """Return the field that a JSON value fits. Of null the kind is `unknown`. Odd and deep values are JSON text."""
-    kind = _kind_of(value)
-    if value is None:
-        return Field(name, "unknown")
-    if kind in ("string", "number", "boolean") or (kind == "integer" and value in _INT64):
-        return Field(name, kind)
-    if depth < MAX_DEPTH and isinstance(value, dict) and "" not in value:
-        found = Field(name, "object", fields=tuple(infer(v, n, depth + 1) for n, v in value.items()))
-        return found if _are_distinct(found) else Field(name, "json")
-    if depth < MAX_DEPTH and isinstance(value, list):
-        return Field(name, "array", item=_infer_all(value, "element", depth + 1))
-    return Field(name, "json")
-
-
-def _infer_all(values: Iterable[Any], name: str, depth: int) -> Field:
-    """Return the field that all values fit. It looks at each part of them once: one body may have a million objects."""
+def infer(values: Iterable[Any], name: str = SYSTEM, depth: int = 0) -> Field:
+    """Return the field that all JSON values fit. Of null the kind is `unknown`. Odd and deep values are JSON text. It
+    looks at each part of them once: one body may have a million objects.
+    """
     found = Field(name, "unknown")
     objects, lists = False, False
     by_name: dict[str, list[Any]] = {}
@@ -315,15 +302,25 @@ def _infer_all(values: Iterable[Any], name: str, depth: int) -> Field:
             lists = True
             items += value
         else:
-            found = merge(found, infer(value, name, depth))
+            found = merge(found, _simple(value, name))
     if objects and len(by_name) >= MAX_FIELDS:
         return Field(name, "json")
     if objects:
-        whole = Field(name, "object", fields=tuple(_infer_all(v, n, depth + 1) for n, v in by_name.items()))
+        whole = Field(name, "object", fields=tuple(infer(v, n, depth + 1) for n, v in by_name.items()))
         found = merge(found, whole if _are_distinct(whole) else Field(name, "json"))
     if lists:
-        found = merge(found, Field(name, "array", item=_infer_all(items, "element", depth + 1)))
+        found = merge(found, Field(name, "array", item=infer(items, "element", depth + 1)))
     return found
+
+
+def _simple(value: Any, name: str) -> Field:
+    """Return the field of a value without parts. One with parts comes here when it is odd or too deep."""
+    kind = _kind_of(value)
+    if value is None:
+        return Field(name, "unknown")
+    if kind in ("string", "number", "boolean") or (kind == "integer" and value in _INT64):
+        return Field(name, kind)
+    return Field(name, "json")
 
 
 def merge(a: Field, b: Field) -> Field:
@@ -401,7 +398,7 @@ def _unknown_within(field: Field, values: Iterable[Any], depth: int) -> Field | 
     more = []
     for name, some in by_name.items():
         there = known.get(name)
-        found = _infer_all(some, name, depth + 1) if there is None else _unknown_within(there, some, depth + 1)
+        found = infer(some, name, depth + 1) if there is None else _unknown_within(there, some, depth + 1)
         if found is not None:
             more.append(found)
     return Field(field.name, "object", fields=tuple(more)) if more else None
