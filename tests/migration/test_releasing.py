@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from gantry_broker.client import BrokerError
 from gantry_broker.protocol.codes import FORMER_MASTER_ID
 from gantry_operator.cli.errors import CliError
 from gantry_operator.cli.migrate import release
+from gantry_operator.migration import releasing
 from gantry_operator.migration.edge import ACCEPTS_FROM, NEVER_MS
 from gantry_operator.migration.releasing import Found, lines, wanted
 
@@ -85,6 +88,23 @@ def test_clients_get_no_second_master(leader: Found, said: str) -> None:
 def test_a_broker_that_does_not_answer_is_named() -> None:
     (line,) = lines([SILENT])
     assert (line.state, "wait for two minutes" in line.note) == ("refused", True)
+
+
+async def test_a_broker_that_asks_for_other_keys_is_not_taken_for_a_dead_one() -> None:
+    class Admin:
+        async def runtime_info(self, address: str) -> dict[str, str]:
+            if address == "s:2":
+                raise OSError("no connection")
+            raise BrokerError("BROKER_RUNTIME_INFO", 1, "No accessKey is configured")
+
+    found = [await releasing._ask(cast(Any, Admin()), "broker-a", f"s:{n}", n - 1) for n in (1, 2)]
+    first, second = lines(found)
+    assert (first.state, second.state) == ("refused", "refused")
+    assert "No accessKey is configured" in first.note
+    assert "give the keys of an administrator" in first.note
+    assert "it does not answer" in second.note
+    (aside, _) = lines([replace(ASIDE, address="s:3"), found[0]])[::-1]
+    assert (aside.state, "s:1 leads the group, may be Gantry and refuses to answer" in aside.note) == ("refused", True)
 
 
 def test_words_that_cannot_be_are_refused_before_anything_is_asked(tmp_path: Path) -> None:

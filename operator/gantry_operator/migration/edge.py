@@ -92,6 +92,15 @@ def settings_in(config: Mapping[str, str]) -> SourceSettings:
     )
 
 
+def config_of(permission: int, broker_id: int, *, refuses: bool) -> dict[str, str]:
+    """Return the part of a broker's configuration that `settings_in` reads."""
+    return {
+        ACCEPTS_FROM: str(NEVER_MS if refuses else 0),
+        "brokerId": str(broker_id),
+        "brokerPermission": str(permission),
+    }
+
+
 class Edge:
     """Looks and acts for a migration. Use it as an async context manager."""
 
@@ -295,11 +304,7 @@ class Edge:
         if source is None:
             raise Refused(f"group {group.name}: the source's NameServers know no master of {group.broker}")
         admin = next(iter(self._admins.values()))
-        changes = {
-            ACCEPTS_FROM: str(NEVER_MS if action.refuses else 0),
-            "brokerId": str(action.broker_id),
-            "brokerPermission": str(action.permission),
-        }
+        changes = config_of(action.permission, action.broker_id, refuses=action.refuses)
         wanted = {source: changes}
         for address, number in self.others(group, routes, source).items():
             if own := number % FORMER_MASTER_ID:

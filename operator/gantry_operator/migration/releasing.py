@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
-from gantry_broker.client import Admin
+from gantry_broker.client import Admin, BrokerError
 from gantry_broker.protocol.codes import FORMER_MASTER_ID
 from gantry_broker.protocol.digits import whole_number
 
@@ -20,6 +20,7 @@ from gantry_operator.migration.edge import (
     NEVER_MS,
     SourcePlace,
     SourceSettings,
+    config_of,
     settings_in,
 )
 from gantry_operator.migration.steps import MASTER, READ, WRITE, Refused
@@ -35,7 +36,7 @@ State = Literal["released", "to release", "as it was", "refused"]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A broker in the routes, with what it says of itself. `config`: None where it does not answer."""
+    """A broker in the routes, with what it says of itself. `config`: None where it does not say it."""
 
     broker: str
     address: str
@@ -43,6 +44,8 @@ class Found:
     """The `brokerId` in the routes; where NameServers differ, that of a cutover."""
     config: Mapping[str, str] | None
     is_gantrys: bool = False
+    refusal: str = ""
+    """What it answers in place of its settings, where it asks for other keys."""
 
     @property
     def settings(self) -> SourceSettings:
@@ -93,9 +96,11 @@ def lines(found: Sequence[Found]) -> list[Line]:
 def _state(one: Found, found: Sequence[Found]) -> tuple[State, str]:
     if one.is_gantrys:
         return "as it was", "a broker of Gantry"
+    if one.refusal:
+        return "refused", f"it refuses to answer ({one.refusal}): give the keys of an administrator of the source"
     if one.config is None:
         return "refused", "it does not answer: end it or start it again, wait for two minutes, then try again"
-    has = ", ".join(f"{name}={one.config.get(name, '?')}" for name in ("brokerPermission", "brokerId", ACCEPTS_FROM))
+    has = _shown(one.config)
     if one.is_carrier:
         return "refused", CARRIES.format(one.address)
     if not one.is_altered:
@@ -108,6 +113,8 @@ def _state(one: Found, found: Sequence[Found]) -> tuple[State, str]:
                 f"Gantry leads the group at {other.address}: go back with gantry migrate rollback, or delete that "
                 "cluster first"
             )
+        if other.refusal:
+            return "refused", f"{other.address} leads the group, may be Gantry and refuses to answer ({other.refusal})"
         if other.config is None:
             return "refused", f"{other.address} leads the group and does not answer: it may be Gantry. End it first"
         if other.is_carrier:
@@ -115,14 +122,14 @@ def _state(one: Found, found: Sequence[Found]) -> tuple[State, str]:
     return "to release", has
 
 
+def _shown(config: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={config.get(name, '?')}" for name in ("brokerPermission", "brokerId", ACCEPTS_FROM))
+
+
 def wanted(one: Found, permission: int) -> dict[str, str]:
     """Return the settings that it gets."""
     number = one.number if one.number >= FORMER_MASTER_ID else (one.settings.broker_id or one.number)
-    return {
-        ACCEPTS_FROM: "0",
-        "brokerId": str(number % FORMER_MASTER_ID),
-        "brokerPermission": str(permission),
-    }
+    return config_of(permission, number % FORMER_MASTER_ID, refuses=False)
 
 
 async def look(place: SourcePlace, brokers: Sequence[str] = ()) -> list[Found]:
@@ -162,6 +169,8 @@ async def _ask(admin: Admin, broker: str, address: str, number: int) -> Found:
         if whole_number(runtime.get(GANTRYS, "")) is not None:
             return Found(broker, address, number, None, is_gantrys=True)
         return Found(broker, address, number, await admin.broker_config(address))
+    except BrokerError as error:
+        return Found(broker, address, number, None, refusal=str(error))
     except FAILURES:
         return Found(broker, address, number, None)
 
@@ -179,10 +188,7 @@ async def release(place: SourcePlace, found: Sequence[Found], permission: int) -
                 except FAILURES as error:
                     line = line._replace(state="refused", note=f"it did not take {changes}: {error}")
                 else:
-                    has = ", ".join(
-                        f"{name}={changes[name]}" for name in ("brokerPermission", "brokerId", ACCEPTS_FROM)
-                    )
-                    line = line._replace(state="released", note=has)
+                    line = line._replace(state="released", note=_shown(changes))
             made.append(line)
     return made
 
