@@ -259,12 +259,12 @@ def test_rows_of_many_values_are_written_in_parts(
 def test_a_list_of_objects_with_many_names_is_looked_at_once() -> None:
     """A body of a few MiB took hours."""
     many = [{f"n{i}": i} for i in range(200_000)]
-    assert infer(many).item == fields_module.Field("element", "json")
+    assert infer([many]).item == fields_module.Field("element", "json")
     wide = [{f"n{i}": i for i in range(900)}, *({} for _ in range(200_000))]
-    found = infer(wide).item
+    found = infer([wide]).item
     assert found is not None
     assert len(found.fields) == 900
-    table = fields_module.Field("t", "object", fields=(fields_module.settle(infer([{"a": 1}], "l")),))
+    table = fields_module.Field("t", "object", fields=(fields_module.settle(infer([[{"a": 1}]], "l")),))
     more = unknown_fields(table, {"l": [{"a": 1, "b": 2}, {"c": None}, {"b": 2.5, "d": [1]}, *wide]})
     assert more is not None
     item = more.fields[0].item
@@ -309,7 +309,7 @@ def test_an_error_of_a_worker_has_its_own_reason() -> None:
     java = "An error occurred while calling o1.collect.\n: org.apache.spark.SparkException: Job aborted\n"
     for name, reason in (
         ("errors.SourceError", "SourceFailed"), ("topics.wire.Broken", "SourceFailed"),
-        ("tables.fields.BadSchema", "BadSchema"),
+        ("topics.wire.Refused", "SourceFailed"), ("tables.fields.BadSchema", "BadSchema"),
     ):  # fmt: skip
         assert reason_of(RuntimeError(f"{java}Traceback\ngantry_spark.{name}: why\n")) == reason
     assert reason_of(RuntimeError(java)) == "Failed"

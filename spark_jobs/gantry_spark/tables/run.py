@@ -42,10 +42,9 @@ LEAST_PAUSE_S: Final = 1.0
 """Seconds between two looks at the topic of a continuous table that has everything."""
 AFTER_FAILURE_S: Final = 30.0
 """Seconds after which a lasting run tries a table again that failed."""
-
-
 _IN_WORKERS: Final[dict[str, Reason]] = {
-    "SourceError": "SourceFailed", "Broken": "SourceFailed", "Expired": "SourceFailed", "BadSchema": "BadSchema",
+    "SourceError": "SourceFailed", "Broken": "SourceFailed", "Refused": "SourceFailed", "Expired": "SourceFailed",
+    "BadSchema": "BadSchema",
 }  # fmt: skip
 """Words for errors that Spark's workers raise, and that arrive here as an exception of Java's."""
 
@@ -114,8 +113,6 @@ def spec_of(order: RunOrder, table: TableOrder) -> TableSpec:
 
 def reason_of(error: Exception) -> Reason:
     """Return the word for what a table failed by."""
-    if (in_worker := _IN_WORKERS.get(error_name(error))) is not None:
-        return in_worker
     if isinstance(error, SchemaProposed):
         return "SchemaProposed"
     if isinstance(error, BadRecord):
@@ -128,7 +125,7 @@ def reason_of(error: Exception) -> Reason:
         return "CatalogFailed"
     if isinstance(error, SourceError):
         return "SourceFailed"
-    return "Failed"
+    return _IN_WORKERS.get(error_name(error), "Failed")
 
 
 class Run:
