@@ -21,6 +21,15 @@ TIMEOUT_S: Final = 5.0
 _MAX_FRAME_BYTES: Final = 64 * 1024 * 1024
 
 
+def host_and_port(address: str) -> tuple[str, int]:
+    """Return the parts of "host:port" (IPv6 with or without brackets). Raises SourceError."""
+    host, _, port = address.rpartition(":")
+    number = whole_number(port, 1, 65_535)
+    if not host or number is None:
+        raise SourceError(f"{address[:80]!r} is no address; write host:port")
+    return host.strip("[]"), number
+
+
 def call(
     address: str,
     code: int,
@@ -29,13 +38,9 @@ def call(
     trust: Trust = PLAINTEXT,
 ) -> Frame:
     """Send one request to `host:port` and return the response. Raises SourceError without a successful response."""
-    host, _, port = address.rpartition(":")
-    number = whole_number(port, 1, 65_535)
-    if not host or number is None:
-        raise SourceError(f"{address!r} is not an address: write host:port")
-    host = host.strip("[]")
+    place = host_and_port(address)
     try:
-        with trust.wrap(socket.create_connection((host, number), timeout=timeout), host) as connection:
+        with trust.wrap(socket.create_connection(place, timeout=timeout), place[0]) as connection:
             request = Frame(code, opaque=1, ext=dict(ext or {}))
             trust.sign(request)
             connection.sendall(encode_frame(request))

@@ -13,6 +13,7 @@ from gantry_broker.protocol.digits import whole_number
 from gantry_broker.protocol.plausible import MAX_OFFSET
 
 from gantry_spark.errors import SourceError
+from gantry_spark.remoting import host_and_port
 from gantry_spark.topics.queues import EARLIEST, LATEST, Offsets, parse_position
 from gantry_spark.topics.ways import Logs
 from gantry_spark.trust import Trust
@@ -76,9 +77,10 @@ class Access:
         self.name_servers = tuple(s.strip() for s in (servers or cluster).replace(",", ";").split(";") if s.strip())
         option = "nameServers" if servers else "cluster"
         for one in self.name_servers or ("",):
-            host, _, port = one.rpartition(":")
-            if not host or whole_number(port, 1, 65_535) is None:
-                raise SourceError(f"option {option}: {one[:80]!r} is no address; write host:port;host:port")
+            try:
+                host_and_port(one)
+            except SourceError as error:
+                raise SourceError(f"option {option}: {error};host:port") from None
         access, secret = given.text("accessKey"), given.text("secretKey")
         file = given.text("credentialsFile") or None
         if bool(access) != bool(secret):

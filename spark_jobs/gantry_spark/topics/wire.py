@@ -23,13 +23,13 @@ from gantry_broker.protocol.codes import (
     RequestCode,
     ResponseCode,
 )
-from gantry_broker.protocol.digits import whole_number
 from gantry_broker.protocol.fastjson import JsonError, MessageQueue, loads
 from gantry_broker.protocol.fields import BodyError
 from gantry_broker.protocol.frame import Frame, FrameDecoder, FrameError, encode_frame
 from gantry_broker.protocol.headers import OffsetAnswer, QueueHeader
 
 from gantry_spark.errors import SourceError
+from gantry_spark.remoting import host_and_port
 from gantry_spark.topics.queues import Bounds
 from gantry_spark.trust import Trust
 
@@ -82,15 +82,11 @@ class Connection:
     def __init__(self, address: str, trust: Trust) -> None:
         """Connect. Raises Broken, or SourceError for an address that is none."""
         self.address = address
-        host, _, port = address.rpartition(":")
-        number = whole_number(port, 1, 65_535)
-        if not host or number is None:
-            raise SourceError(f"{address[:80]!r} is not an address: write host:port")
-        host = host.strip("[]")
+        place = host_and_port(address)
         try:
-            raw = socket.create_connection((host, number), timeout=CONNECT_S)
+            raw = socket.create_connection(place, timeout=CONNECT_S)
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._socket = trust.wrap(raw, host)
+            self._socket = trust.wrap(raw, place[0])
             self._socket.settimeout(SILENCE_S)
         except OSError as error:
             raise Broken(f"{address} does not answer: {error}") from None
