@@ -81,6 +81,8 @@ def _refused(path: Any, *_: Any, **__: Any) -> Any:
 def test_each_error_of_a_disk_has_its_remedy(tmp_path: Path, number: int, remedy: str) -> None:
     said = in_words(OSError(number, os.strerror(number), str(tmp_path / "a/file")))
     assert remedy in said
+    # Reads fail so, too, on a disk that is broken; on a full one only writes do.
+    assert ("cannot be read or written" in said) is (number == errno.EIO)
     assert str(tmp_path / "a/file") in said
 
 

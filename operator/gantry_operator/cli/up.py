@@ -29,6 +29,7 @@ from gantry_operator.platforms.local.folder import (
     read_json,
 )
 from gantry_operator.platforms.local.supervisor_lock import AlreadySupervised, take_lock
+from gantry_operator.registry.disk_errors import in_words
 
 POLL_S = 0.05
 
@@ -143,8 +144,6 @@ def _claim(folder: ClusterFolder) -> IO[str]:
             "another command uses this cluster, or another `gantry up` is just starting: try again"
         ) from None
     except OSError as error:
-        from gantry_operator.registry.disk_errors import in_words
-
         raise CliError(f"{folder.root} cannot be used: {in_words(error)}") from None
 
 
@@ -173,8 +172,6 @@ def _prepare(folder: ClusterFolder, cluster: BrokerCluster) -> None:
             "version, or use another --dir"
         ) from None
     except OSError as error:
-        from gantry_operator.registry.disk_errors import in_words
-
         raise CliError(f"{folder.root} cannot be used: {in_words(error)}") from None
 
 

@@ -37,7 +37,8 @@ def in_words(error: OSError) -> str:
 
 
 def _sentence(number: int, file: str) -> str:
-    return f"{file} cannot be written: the disk at {_disk_of(file)} {_REMEDIES[number]}"
+    what = "read or written" if number == errno.EIO else "written"
+    return f"{file} cannot be {what}: the disk at {_disk_of(file)} {_REMEDIES[number]}"
 
 
 def _disk_of(file: str) -> str:
