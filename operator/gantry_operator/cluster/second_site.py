@@ -132,8 +132,7 @@ def member_site(name: str, group: str, status: Mapping[str, Any]) -> MemberSite 
 
 def follows_archive(status: Mapping[str, Any] | None) -> bool:
     """Whether a member is part of a standby, and has read its archive. `status`: a line of its status."""
-    site = (status or {}).get("site")
-    return isinstance(site, Mapping) and site.get("role") == "Standby" and site.get("follows") is True
+    return status is not None and is_standby(status) and status["site"].get("follows") is True
 
 
 def is_standby(status: Mapping[str, Any] | None) -> bool:
