@@ -190,13 +190,14 @@ def lacking_brokers(folder: ClusterFolder, *, deleted: bool) -> str:
     left, event = still_owed(_read_record(folder), {}), "abort"
     if not left:
         left, event = rolling_back.still_owed(_read_rollback(folder), {}), "rollback"
-    return said_owed(left, f"run {_release_command(folder, deleted=deleted)}", event=event) if left else ""
+    return said_owed(left, _release(folder, deleted=deleted), event=event) if left else ""
 
 
-def _release_command(folder: ClusterFolder, *, deleted: bool = False) -> str:
-    """Return the command that gives the source what it lacks without the cluster, and without its folder if that is
+def _release(folder: ClusterFolder, *, deleted: bool = False) -> str:
+    """Say which command gives the source what it lacks without the cluster, and without its folder if that is
     `deleted`. A manifest may have lost its source since.
     """
+    from gantry_operator.migration.steps import RELEASE
     from gantry_operator.platforms.local.folder import secret_folder
     from gantry_operator.platforms.local.manifest import load_saved
 
@@ -204,13 +205,13 @@ def _release_command(folder: ClusterFolder, *, deleted: bool = False) -> str:
         cluster = load_saved(folder)
         source = _source(cluster, str(folder.manifest))
     except (CliError, OSError, ValueError):
-        return "gantry migrate release --name-servers ADDRESSES"
+        return RELEASE
     words = [str(folder.manifest)]
     if deleted:
         words = ["--name-servers", ";".join(source.nameServers), "--brokers", ",".join(_brokers(cluster, source))]
         words += [] if source.accessKeySecret is None else ["--secret", source.accessKeySecret]
         words += [] if source.tls is None else ["--ca", str(secret_folder(source.tls.caSecret) / "ca.crt")]
-    return shlex.join(["gantry", "migrate", "release", *words])
+    return f"run gantry migrate release {shlex.join(words)}"
 
 
 @contextlib.contextmanager
@@ -581,7 +582,7 @@ def _after_rollback(folder: ClusterFolder, left: dict[str, list[str]]) -> str:
     """Name the source's brokers that a rollback could not give back, and the command that does."""
     from gantry_operator.migration.steps import said_owed
 
-    return said_owed(left, f"run {_release_command(folder)}", event="rollback")
+    return said_owed(left, _release(folder), event="rollback")
 
 
 class _Copied(NamedTuple):

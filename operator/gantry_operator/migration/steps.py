@@ -257,6 +257,10 @@ def owed(
     }
 
 
+RELEASE: Final = "run gantry migrate release --name-servers ADDRESSES"
+"""What gives a source its settings back without the cluster, where no more is known."""
+
+
 class Former(Protocol):
     """What is known of a source from before a cutover."""
 

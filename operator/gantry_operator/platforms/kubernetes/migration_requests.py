@@ -37,8 +37,6 @@ ONE_WAY = {
     Phase.ABORTING: "the source has not all of its settings back",
 }
 """Phases that are tried until they end: a person could ask for nothing else."""
-RELEASE = "run gantry migrate release --name-servers ADDRESSES"
-"""What gives a source its settings back without the cluster."""
 GIVE_BACK_S = 60.0
 """Seconds for the sources of a cluster that is deleted."""
 AGAIN_S = 2.0
@@ -128,10 +126,11 @@ class MigrationRequests(AnnotationRequests):
             async with self._open_edge() as edge:
                 ended = await drive(edge, steps.abort(record, time.time()), Limits(), save, timeout=GIVE_BACK_S)
             if left := steps.still_owed(ended, {}):
-                self._warn(steps.said_owed(left, RELEASE))
+                self._warn(steps.said_owed(left, steps.RELEASE))
         except (Refused, ApiError, ApiUnavailable) as error:
             text = (
-                f"the cluster was deleted in a cutover, and the source has not its settings back ({error}): {RELEASE}"
+                f"the cluster was deleted in a cutover, and the source has not its settings back ({error}): "
+                f"{steps.RELEASE}"
             )
             self._warn(text)
 
