@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 from collections.abc import Iterator
@@ -138,10 +139,9 @@ def moved(request: pytest.FixtureRequest, java_side: Path, tmp_path: Path) -> It
         pytest.skip(f"the migration from Apache RocketMQ is not tested here: {error}")
 
 
-@pytest.mark.timeout(290)
-def test_a_slave_that_is_down_at_an_abort_gets_its_settings_back_later(moved: tuple[Scene, str, str]) -> None:
-    made, server, client = moved
-    clients = made.driver(client)
+@contextlib.contextmanager
+def in_a_cutover(made: Scene, clients: Driver, server: str) -> Iterator[Started]:
+    """A source with a slave, in a cutover that was killed after writes ended. Yields the slave."""
     create(made, clients, "Orders")
     put(clients, topic="Orders", count=100, run="run")
     with rocketmq.slave(made.base / "slave", made.source, settings=SMALL, server=server) as slave:
@@ -149,6 +149,14 @@ def test_a_slave_that_is_down_at_an_abort_gets_its_settings_back_later(moved: tu
         made.until_following()
         cut_at(made, "writes-off")
         until("the slave stands aside", lambda: settings(clients)["brokerId"] == "901", 60, [])
+        yield slave
+
+
+@pytest.mark.timeout(290)
+def test_a_slave_that_is_down_at_an_abort_gets_its_settings_back_later(moved: tuple[Scene, str, str]) -> None:
+    made, server, client = moved
+    clients = made.driver(client)
+    with in_a_cutover(made, clients, server) as slave:
         words = [w.decode() for w in Path(f"/proc/{slave.popen.pid}/cmdline").read_bytes().split(b"\0")[:-1]]
         slave.popen.kill()
         slave.popen.wait()
@@ -178,13 +186,7 @@ def test_a_slave_that_is_down_at_an_abort_gets_its_settings_back_later(moved: tu
 def test_a_source_whose_cluster_is_gone_gets_its_settings_back(moved: tuple[Scene, str, str]) -> None:
     made, server, client = moved
     clients = made.driver(client)
-    create(made, clients, "Orders")
-    put(clients, topic="Orders", count=100, run="run")
-    with rocketmq.slave(made.base / "slave", made.source, settings=SMALL, server=server):
-        made.start()
-        made.until_following()
-        cut_at(made, "writes-off")
-        until("the source takes nothing", lambda: settings(clients)["brokerId"] == "901", 60, [])
+    with in_a_cutover(made, clients, server):
         refused = made.gantry("migrate", "release", "--name-servers", made.source.namesrv, "--yes", check=False)
         assert refused.returncode == 1
         assert "Gantry passes clients on" in refused.stderr
