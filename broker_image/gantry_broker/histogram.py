@@ -77,9 +77,11 @@ class Histogram:
 
     def observe_alike(self, times: int, total: float, least: float, most: float) -> bool:
         """Count `times` values from `least` to `most`, if they all lie in one bucket. `total`: their sum."""
-        bucket = bisect_left(self._bounds, least)
-        if bucket < len(self._bounds) and most > self._bounds[bucket]:
-            return False
+        bounds, bucket = self._bounds, 0
+        if most > bounds[0]:
+            bucket = bisect_left(bounds, least)
+            if bucket < len(bounds) and most > bounds[bucket]:
+                return False
         self._counts[bucket] += times
         self.sum += total
         return True

@@ -479,6 +479,7 @@ impl SendRules {
     }
 
     /// Adds the message of a send; None: something about it is unusual.
+    #[inline(always)]
     fn single<'a>(
         &self,
         made: &mut Made,
@@ -582,6 +583,7 @@ impl Made {
     }
 
     /// Adds a message; None: it has more properties or keys than it may have.
+    #[inline(always)]
     fn add(
         &mut self,
         rules: &SendRules,

@@ -340,9 +340,9 @@ class Sender:
         begun = time.perf_counter()
         sendable = self._sendable
         batches = sends.code == _BATCH
-        for name, largest_queue, *_ in sends.topics:
-            target = sendable.get(name)
-            if target is None or largest_queue >= target[1] or (batches and name.startswith(DLQ_PREFIX)):
+        for topic in sends.topics:
+            target = sendable.get(topic[0])
+            if target is None or topic[1] >= target[1] or (batches and topic[0].startswith(DLQ_PREFIX)):
                 return False
         if sends.most_body > self._settings.maxMessageSize:
             return False
@@ -359,8 +359,10 @@ class Sender:
         self._store_took()
         self._count_sends(sends)
         # Without the bytes of the read: they would stay in memory until the copies exist.
-        sent = sends.code, sends.messages, sends.requests, sends.first
-        self._appended(partial(self._plain_answers, conn, *sent, places, now_ms, begun, appended))
+        code, messages, requests, first = sends.code, sends.messages, sends.requests, sends.first
+        self._appended(
+            partial(self._plain_answers, conn, code, messages, requests, first, places, now_ms, begun, appended)
+        )
         return True
 
     def _plain_answers(
