@@ -36,6 +36,10 @@ MUTANTS = tuple(
             5, "a_merged_part_lies_in_two_segments", upload,
             "            and part.start // segment_size == run[0].start // segment_size\n", "",
         ),
+        (
+            5, "a_damaged_part_is_merged", upload,
+            "whole = part is not None and part.name not in state.damaged", "whole = part is not None",
+        ),
         (6, "the_window_has_no_first_moment", upload, "following.first_ms > horizon", "False"),
         (6, "young_records_go", upload, "part.last_ms > horizon", "False"),
         (6, "half_a_segment_goes", upload, "if following.start % state.segment_size == 0:", "if True:"),
@@ -45,18 +49,23 @@ MUTANTS = tuple(
             "self._clock_ms() - self._ahead_ms - GRACE_MS", "self._clock_ms() - GRACE_MS",
         ),
         (6, "a_member_that_slept_cleans", archiver, "newest = self._state = self._group.load(state)", "newest = state"),
+        (7, "what_the_disk_has_in_part_is_repaired", upload, "if view.start <= part.start and part.end", "if part.end"),
+        (7, "nothing_is_repaired", archiver, "damaged = upload.repairable(state, view, frozenset(self._unreadable))",
+            "damaged = None"),
+        (7, "damage_is_not_written_down", archiver,
+            "self._write(state, Change(damaged=tuple(sorted(names))), view, ())", "pass"),
         (
-            7, "a_former_owner_writes", archiver,
+            8, "a_former_owner_writes", archiver,
             "if identity is not None and identity.uid != self._uid:\n            self._owner = None",
             "if False:\n            self._owner = None",
         ),
-        (7, "entries_are_not_read_back", chain, "if written != data:", "if False:"),
-        (7, "numbers_are_used_again", chain, "if self._is_forgotten(state.n):", "if False:"),
-        (7, "half_an_object_counts", chain, "if self.size_of(name) != len(data):", "if False:"),
+        (8, "entries_are_not_read_back", chain, "if written != data:", "if False:"),
+        (8, "numbers_are_used_again", chain, "if self._is_forgotten(state.n):", "if False:"),
+        (8, "half_an_object_counts", chain, "if self.size_of(name) != len(data):", "if False:"),
         (
-            8, "checksums_are_not_compared", segment,
+            9, "checksums_are_not_compared", segment,
             "len(stored) != size or zlib.crc32(stored) != crc", "len(stored) != size",
         ),
     )
 )  # fmt: skip
-"""`rule`: of archive/upload.py; 7: one owner writes, each entry once; 8: the format."""
+"""`rule`: of archive/upload.py; 8: one owner writes, each entry once; 9: the format."""

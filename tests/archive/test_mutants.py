@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tests.archive import test_damage as damage
 from tests.archive import test_histories as histories
 from tests.archive import test_upload as rules
 from tests.archive.mutants import MUTANTS
@@ -15,6 +17,8 @@ from tests.simulation.mutants import Mutant, plant
 
 MOST = 40
 """Histories that a planted bug may survive."""
+DAMAGED = 4
+"""Histories of damaged objects, as well."""
 BESIDE = (
     histories.test_a_clock_that_is_ahead_removes_nothing,
     partial(histories.test_a_member_that_slept_for_days_removes_nothing_of_the_others, promoted=False),
@@ -27,10 +31,12 @@ BESIDE = (
 
 def checks() -> Iterator[Callable[[Path], None]]:
     """The quick ones first. Each has a folder of its own."""
-    for name, check in vars(rules).items():
-        if name.startswith("test_"):
+    for name, check in [*vars(rules).items(), *vars(damage).items()]:
+        if name.startswith("test_") and not inspect.signature(check).parameters:
             yield lambda folder, check=check: check()  # type: ignore[misc]
     yield from BESIDE
+    for seed in range(DAMAGED):
+        yield partial(damage.check_damage, seed)
     for seed in range(MOST):
         yield partial(histories.check_history, seed)
 

@@ -62,6 +62,7 @@ def test_what_is_found_is_in_the_archive_and_the_uploading_member_reports_it(tmp
     log = filled(tmp_path)
     archive, group = log.archive, log.archive.group("a")
     state, objects = group.load(), log.archive.objects
+    objects.now_ms = log.now  # type: ignore[attr-defined]
     assert group.last_verification() is None
     found = verify_group(archive, "a", lambda size: None)
     assert found is not None
@@ -74,12 +75,12 @@ def test_what_is_found_is_in_the_archive_and_the_uploading_member_reports_it(tmp
     objects.objects[broken] = objects.objects[broken][:-100] + bytes(100)  # type: ignore[attr-defined]
     objects.delete(lost)
     for _ in range(VERIFICATIONS + 3):
-        time.sleep(0.002)  # Each result is named by its time.
         verify_group(archive, "a", lambda size: None)
     assert len(list(objects.list("groups/a/verified/"))) == VERIFICATIONS
     log.archiver._verified_at = -1e9
     log.archiver._look_for_verification()
     report = archiving.replace(log.archiver.report, known=True, verification=log.archiver._verification)
+    report = archiving.of_manifest(report, state)
     families = archive_families(report, ArchiveConfig(url="file:///x", uid="u"), lambda value: [({}, value)])  # type: ignore[arg-type,return-value]
     values = {name: rows[0][1] for name, _, _, rows in families}
     assert values["gantry_archive_faults"] == 2
@@ -94,7 +95,65 @@ def test_what_is_found_is_in_the_archive_and_the_uploading_member_reports_it(tmp
     condition = archive_condition([GroupRow(name="a", archive=row)], made())
     assert condition is not None
     assert condition[:2] == ("False", "Damaged")
-    assert "group a: 2 objects are damaged or missing (1970-01-01T00:00:05Z): it is gone" in condition[2]
+    assert "group a: 2 objects are damaged or missing (verified 1970-01-01T00:00:05Z): it is gone" in condition[2]
+
+
+@pytest.mark.parametrize("former", ["ahead", "behind"])
+def test_the_last_result_counts_whatever_the_clocks_of_verifiers_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, former: str
+) -> None:
+    """One machine's clock is 30 years ahead. Its result hides no later one, and has the time of the store."""
+    log = filled(tmp_path)
+    group = log.archive.group("a")
+    store_ms = log.archive.objects.now_ms = log.now  # type: ignore[attr-defined]
+    clocks = [log.now + 30 * 365 * 86_400_000, log.now]
+    for ms in clocks if former == "ahead" else reversed(clocks):
+        monkeypatch.setattr(time, "time_ns", lambda ms=ms: ms * 1_000_000)
+        verify_group(log.archive, "a", lambda size: None)
+    first = group.last_verification()
+    assert first is not None
+    assert (first.at_ms, first.faults) == (store_ms, 0)
+    log.archive.objects.delete(f"groups/a/parts/{group.load().parts[0].name}")
+    verify_group(log.archive, "a", lambda size: None)
+    last = group.last_verification(first)
+    assert last is not None
+    assert (last.number, last.faults) == (first.number + 1, 1)
+
+
+def test_results_whose_names_are_times_are_continued(tmp_path: Path) -> None:
+    """As former versions wrote them, one by a clock that was ahead."""
+    log = filled(tmp_path)
+    group, objects = log.archive.group("a"), log.archive.objects
+    for ms in (5_000, 99_999_999_999_999):
+        name = f"groups/a/verified/{ms:016d}.json"
+        objects.create(name, Verification(ms, 1, 1, 1, 1, 1, 7).to_json())
+    objects.create("groups/a/verified/notes.txt", b"of somebody else")
+    old = group.last_verification()
+    assert old is not None
+    assert (old.at_ms, old.faults) == (99_999_999_999_999, 7)
+    verify_group(log.archive, "a", lambda size: None)
+    found = group.last_verification(old)
+    assert found is not None
+    assert (found.number, found.faults) == (100_000_000_000_000, 0)
+    for _ in range(VERIFICATIONS + 3):
+        verify_group(log.archive, "a", lambda size: None)
+    assert len(list(objects.list("groups/a/verified/"))) == VERIFICATIONS + 1
+    last = group.last_verification()
+    assert last is not None
+    assert last.number == 100_000_000_000_000 + VERIFICATIONS + 3
+
+
+def test_two_verifications_that_end_at_once_both_stay(tmp_path: Path) -> None:
+    """The listing of the second one lacks the result of the first."""
+    log = filled(tmp_path)
+    group = log.archive.group("a")
+    for faults in (0, 1):
+        log.archive.objects.lag = 1  # type: ignore[attr-defined]
+        group.note_verification(Verification(5, 1, 1, 1, 1, 1, faults))
+    log.archive.objects.lag = 0  # type: ignore[attr-defined]
+    found = group.last_verification()
+    assert found is not None
+    assert (found.number, found.faults) == (2, 1)
 
 
 def test_a_part_that_leaves_the_archive_meanwhile_is_no_fault(tmp_path: Path) -> None:
@@ -177,6 +236,8 @@ def test_a_run_that_cannot_read_the_archive_fails_and_damage_does_not(tmp_path: 
         ("0 * * * *", "2026-03-03T00:10:00Z", None, "2026-03-03T02:01:00Z", True),
         ("0 * * * *", "2026-03-03T00:10:00Z", "2026-03-03T05:01:00Z", "2026-03-03T06:30:00Z", False),
         ("0 * * * *", "2026-03-03T00:10:00Z", "2026-03-03T05:01:00Z", "2026-03-03T07:01:00Z", True),
+        # The clock of the verifier was 30 years ahead: nobody knows when that was.
+        ("0 3 * * 0", "2026-03-03T00:00:00Z", "2056-03-01T03:20:00Z", "2026-03-09T04:00:00Z", True),
     ],
 )
 def test_a_verification_that_does_not_come_is_said(

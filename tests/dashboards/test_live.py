@@ -23,14 +23,13 @@ ROOT: Final = Path(__file__).parents[2]
 WAIT_S: Final = 90
 
 NO_DATA: Final = {
-    "gantry_archive_faults": "an archive has them once it was read back",
     "gantry_operator_archive_verification_overdue": "an archive that is verified on a schedule has it",
     "gantry_certificate_expiry_timestamp_seconds": "brokers without TLS have no certificate",
     "gantry_proxy_refused_total": "a reason has a series once a proxy refused for it",
     "gantry_sends_refused_total": "a code has a series once a send was refused with it",
     'gantry_operator_reconciles_total{outcome="error"}': "an outcome has a series once a pass ended with it",
 }
-"""Series of alerts that a healthy cluster does not have without TLS and before its archive is verified."""
+"""Series of alerts that a healthy cluster does not have without TLS and without a schedule for its archive."""
 
 
 @pytest.fixture(scope="module")

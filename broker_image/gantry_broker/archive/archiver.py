@@ -23,7 +23,8 @@ from typing import Final, NamedTuple
 
 from gantry_broker.archive import chain, upload
 from gantry_broker.archive.chain import Archive, GroupArchive
-from gantry_broker.archive.errors import ArchiveError, Damaged, Fenced, Overtaken
+from gantry_broker.archive.errors import ArchiveError, Damaged, Fenced, Missing, Overtaken
+from gantry_broker.archive.inspection import check_part
 from gantry_broker.archive.manifest import Change, Gap, Owner, Part, State
 from gantry_broker.archive.segment import BLOCK, LEVEL, SegmentWriter, read_range
 from gantry_broker.archive.threads import in_background, in_daemon_thread
@@ -40,7 +41,7 @@ from gantry_broker.archive.upload import (
     Waiting,
     full_part,
 )
-from gantry_broker.archive.verified import Verification
+from gantry_broker.archive.verified import Verification, faults_left
 from gantry_broker.store.log.epochs import EpochStart
 from gantry_broker.store.log.read_only_log import ReadOnlyLog
 from gantry_broker.store.log.record_reader import size_of_first
@@ -115,11 +116,15 @@ class Report:
     last_upload_ms: int = 0
     verification: Verification | None = None
     """What the last verification of the archive found; None: there was none, or this member does not upload."""
+    faults: int = 0
+    """Objects that are damaged or missing, as far as is known. `fault`: about one of them."""
+    fault: str = ""
     epochs: tuple[EpochStart, ...] = field(default=(), repr=False)
 
 
 def of_manifest(report: Report, state: State) -> Report:
     """Return the report with what a manifest says."""
+    faults, fault = faults_left(report.verification, state)
     return replace(
         report,
         known=True,
@@ -130,6 +135,8 @@ def of_manifest(report: Report, state: State) -> Report:
         size=state.size,
         parts=len(state.parts),
         gaps=len(state.gaps),
+        faults=faults,
+        fault=fault,
     )
 
 
@@ -204,6 +211,13 @@ class Archiver:
         self._compared = 0.0
         self._verification: Verification | None = None
         self._verified_at = -math.inf
+        self._suspects: list[str] = []
+        """Names of parts that may be damaged, or be whole again."""
+        self._examined = 0
+        """The number of the verification whose parts were looked at."""
+        self._suspected_at = -math.inf
+        self._unreadable: set[str] = set()
+        """Names of damaged parts whose records the disk does not give, either."""
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._stopping = threading.Event()
@@ -309,6 +323,8 @@ class Archiver:
                 epochs=state.epochs,
                 closed=state.closed if state.owner is not None and state.owner.uid == self._uid else "",
             )
+        elif self._noted is not None and report.verification is not before.verification:
+            report = of_manifest(report, self._noted)
         self.report = report
 
     # In the thread
@@ -339,7 +355,9 @@ class Archiver:
         if isinstance(step, Prune) and self._compare_clocks():
             step = self._decide(state, view, settings)
         match step:
-            case Wait():
+            case Wait(why):
+                if not why and self._mend(state, view):
+                    return True
                 self._clean(state)
                 return False
             case Begin(base, epochs, cut):
@@ -542,25 +560,106 @@ class Archiver:
             self._stopping.wait(size / rate)
 
     def _merge(self, state: State, parts: tuple[Part, ...], view: View) -> None:
+        """Replace parts by one. One that cannot be read is named in the manifest instead: others are merged next."""
         writer = self._writer(parts[0].start, view)
         for part in parts:
-            reader = self._group.whole(part)
-            directory = reader.directory()
-            for _, data in read_range(reader, directory, part.start, part.end):
-                writer.add(data)
+            try:
+                self._copy(writer, part, part.end, view)
+            except (Damaged, Missing) as error:
+                log.error("the archive: %s stays as it is, since it cannot be read back: %s", part.name, error)
+                self._write(state, Change(damaged=(*sorted(state.damaged), part.name)), view, ())
+                return
         # The former objects stay for a day (`_clean`): a reader that began before may still read them.
         self._put(state, writer, view, removed=tuple(p.name for p in parts))
+
+    def _copy(self, writer: SegmentWriter, part: Part, upto: int, view: View) -> None:
+        """Add the log up to an offset, which a part has, to an object: from the disk if it still has all of the part,
+        else from the archive. Raises Damaged or Missing when neither gives it, ArchiveError.
+        """
+        if view.start <= part.start:
+            with contextlib.suppress(Damaged, OSError):
+                self._add_from_disk(writer, upto, view)
+                return
+        for again in (True, False):  # One wrong answer of the store is no damage.
+            try:
+                reader = self._group.whole(part)
+                for _, data in read_range(reader, reader.directory(), writer.end, upto):
+                    writer.add(data)
+            except (Damaged, Missing):
+                if not again:
+                    raise
+            else:
+                return
+
+    def _add_from_disk(self, writer: SegmentWriter, upto: int, view: View) -> None:
+        """Add the log up to an offset to an object. Raises Damaged when the disk does not give it, OSError."""
+        with ReadOnlyLog(self._log_dir, view.segment_size) as disk:
+            while writer.end < upto:
+                self._add_block(writer, disk, upto)
+
+    def _mend(self, state: State, view: View) -> bool:
+        """Look after parts that may be damaged, one at a time: name them in the manifest, and upload those once more
+        whose records the disk still has. False: there is nothing to do. Raises ArchiveError.
+        """
+        self._look_for_suspects(state)
+        if self._suspects:
+            part = next((part for part in state.parts if part.name == self._suspects[-1]), None)
+            if part is not None and self._is_damaged(state, part) != (part.name in state.damaged):
+                names = state.damaged ^ {part.name}
+                self._write(state, Change(damaged=tuple(sorted(names))), view, ())
+            self._suspects.pop()
+            return True
+        damaged = upload.repairable(state, view, frozenset(self._unreadable))
+        if damaged is None:
+            return False
+        writer = self._writer(damaged.start, view)
+        try:
+            self._add_from_disk(writer, damaged.end, view)
+        except (Damaged, OSError) as error:
+            log.error("the archive: the disk does not give the records of %s, either: %s", damaged.name, error)
+            self._unreadable.add(damaged.name)
+            return True
+        self._put(state, writer, view, removed=(damaged.name,))
+        log.warning("the archive: %s was damaged, and is uploaded once more", damaged.name)
+        return True
+
+    def _look_for_suspects(self, state: State) -> None:
+        """Suspect what a new verification names, and once in `CLEAN_S` what the manifest names: somebody may have
+        brought the object back.
+        """
+        now, found = time.monotonic(), self._verification
+        if found is not None and found.number != self._examined:
+            self._examined = found.number
+            self._suspects += found.damaged
+        if state.damaged and now - self._suspected_at >= CLEAN_S:
+            self._suspected_at = now
+            self._suspects += sorted(state.damaged)
+
+    def _is_damaged(self, state: State, part: Part) -> bool:
+        """Read a part back, twice if need be. Raises ArchiveError when the store does not answer."""
+        for _ in range(2):
+            try:
+                check_part(self._group, state, part)
+            except (Damaged, Missing) as error:
+                log.warning("the archive: %s", error)
+            else:
+                return False
+        return True
 
     def _cut(self, state: State, at: int, across: Part | None, view: View) -> None:
         added: tuple[Part, ...] = ()
         if across is not None:
             writer = self._writer(across.start, view)
-            reader = self._group.whole(across)
-            for _, data in read_range(reader, reader.directory(), across.start, at):
-                writer.add(data)
-            data, directory = writer.finish()
-            epoch = max((e.epoch for e in state.epochs if e.start < at), default=0)
-            added = (self._group.put_part(data, directory, epoch),)
+            try:
+                self._copy(writer, across, at, view)
+            except (Damaged, Missing) as error:
+                # What the disk has behind its start is uploaded next, and what it lacks becomes a gap.
+                log.error("the archive: %s is cut off, since it cannot be read back: %s", across.name, error)
+                at = across.start
+            else:
+                data, directory = writer.finish()
+                epoch = max((e.epoch for e in state.epochs if e.start < at), default=0)
+                added = (self._group.put_part(data, directory, epoch),)
         removed = () if across is None else (across.name,)
         self._write(state, Change(cut=at, added=added, removed=removed), view, ())
 
@@ -580,6 +679,7 @@ class Archiver:
         self._cleaned = now
         self._group.forget_entries(newest)
         self._group.remove_parts(self._group.orphans(newest, before_ms))
+        self._group.forget_clocks(before_ms)
 
 
 def _epoch_of(view: View, end: int) -> int:

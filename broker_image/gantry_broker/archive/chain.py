@@ -4,7 +4,7 @@ identity/00000001.json                     who owns the archive; the highest num
 groups/a/manifest/000000000001.json        entries of the manifest of group a
 groups/a/parts/START-END-EPOCH-RANDOM.gar  ranges of its log
 groups/a/clock/RANDOM                      exists for a moment: its time shows the store's clock
-groups/a/verified/TIME.json                what a verification found
+groups/a/verified/NUMBER.json              what a verification found; the highest number counts
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import logging
 import re
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import orjson
@@ -356,27 +356,49 @@ class GroupArchive:
         finally:
             self._objects.delete(name)
 
+    def forget_clocks(self, before_ms: int) -> None:
+        """Remove what `clock_ms` wrote before this time and could not remove. Raises ArchiveError."""
+        for found in self._objects.list(f"{self._prefix}clock/"):
+            if found.modified_ms < before_ms:
+                self._objects.delete(found.name)
+
     # Verifications
 
     def note_verification(self, result: Verification) -> None:
-        """Write what a verification found, and remove the oldest results. Raises ArchiveError."""
-        name = f"{self._prefix}verified/{result.at_ms:016d}.json"
-        self._objects.create(name, self.sealer.seal(result.to_json(), name.encode()))
-        known = [found.name for found in self._objects.list(f"{self._prefix}verified/")]
-        for old in known[:-VERIFICATIONS]:
-            self._objects.delete(old)
+        """Write what a verification found behind all other results, and remove the oldest ones. Raises ArchiveError."""
+        known = self._verifications()
+        first = known[-1] + 1 if known else 1
+        for number in range(first, first + MAX_PROBES):  # Another run may end now, and the listing may lag behind.
+            name = self._verification(number)
+            if self._objects.create(name, self.sealer.seal(result.to_json(), name.encode())):
+                break
+        else:
+            raise ArchiveError(f"group {self.name}: it has over {MAX_PROBES} verifications that no listing has")
+        for old in known[: max(len(known) + 1 - VERIFICATIONS, 0)]:
+            self._objects.delete(self._verification(old))
 
     def last_verification(self, known: Verification | None = None) -> Verification | None:
         """Return what the last verification found; None: there was none. `known` is not read again. Raises
         ArchiveError.
         """
-        newest = max((found.name for found in self._objects.list(f"{self._prefix}verified/")), default=None)
-        if newest is None:
+        numbers = self._verifications()
+        if not numbers:
             return None
-        if known is not None and _number(newest) == known.at_ms:
+        number = numbers[-1]
+        if known is not None and known.number == number:
             return known
-        stored = self._objects.get(newest, MAX_SIZE + SEALED)
-        return Verification.from_json(newest, self.sealer.open(stored, newest.encode()))
+        name = self._verification(number)
+        data = self.sealer.open(self._objects.get(name, MAX_SIZE + SEALED), name.encode())
+        return replace(Verification.from_json(name, data), number=number)
+
+    def _verifications(self) -> list[int]:
+        """Return the numbers of the results that the listing has, in order."""
+        names = [found.name for found in self._objects.list(f"{self._prefix}verified/")]
+        numbers = ((whole_number(name.rpartition("/")[2].removesuffix(".json")), name) for name in names)
+        return sorted(n for n, name in numbers if n is not None and self._verification(n) == name)
+
+    def _verification(self, number: int) -> str:
+        return f"{self._prefix}verified/{number:016d}.json"
 
     def _part(self, name: str) -> str:
         return f"{self._prefix}parts/{name}"

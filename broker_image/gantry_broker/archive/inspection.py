@@ -44,6 +44,8 @@ class Verified:
     bytes: int
     records: int
     faults: tuple[str, ...] = field(default=())
+    damaged: tuple[str, ...] = field(default=())
+    """The name of the object of each fault."""
 
 
 def contents(group: GroupArchive, state: State, target: Target) -> GroupContents:
@@ -78,20 +80,19 @@ def verify(group: GroupArchive, state: State, progress: Callable[[int], None] = 
     `progress` gets the size of each object once it is read. An object that is damaged or missing is noted, and the next
     one is read. Raises Unavailable.
     """
-    faults, done, records, read = [], 0, 0, 0
+    faults, damaged, done, records, read = [], [], 0, 0, 0
     for part in state.parts:
         try:
-            records += _verify(group, state, part)
-        except Damaged as error:
-            faults.append(str(error))
-        except Missing as error:
-            if part.name not in {known.name for known in group.load(state).parts}:
+            records += check_part(group, state, part)
+        except (Damaged, Missing) as error:
+            if isinstance(error, Missing) and part.name not in {known.name for known in group.load(state).parts}:
                 continue  # It was merged with others, or retention has removed it, since the manifest was read.
             faults.append(str(error))
+            damaged.append(part.name)
         read += 1
         done += part.size
         progress(part.size)
-    return Verified(group.name, read, done, records, tuple(faults))
+    return Verified(group.name, read, done, records, tuple(faults), tuple(damaged))
 
 
 def prune(archive: Archive, group: GroupArchive, state: State, older_than_ms: int, now_ms: int) -> State:
@@ -117,8 +118,8 @@ def prune(archive: Archive, group: GroupArchive, state: State, older_than_ms: in
     return new
 
 
-def _verify(group: GroupArchive, state: State, part: Part) -> int:
-    """Return the records of a part's queues. Raises Damaged."""
+def check_part(group: GroupArchive, state: State, part: Part) -> int:
+    """Read a part back whole, and return the records of its queues. Raises Damaged, Missing, ArchiveError."""
     reader = group.whole(part)
     directory = reader.directory()
     if (directory.start, directory.end) != (part.start, part.end):

@@ -61,7 +61,7 @@ class Owner(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What one entry changes, in this order: cut, base, gap, added, removed."""
+    """What one entry changes, in this order: cut, base, gap, added, removed, start, damaged."""
 
     cut: int | None = None
     """The log was truncated here by an unclean promotion: parts above go, one across it is named in `removed`."""
@@ -74,6 +74,8 @@ class Change(NamedTuple):
     """Retention: everything below this offset leaves the archive."""
     closed: str = ""
     """The owner hands over: nothing follows from it. The text is the token that the next owner names."""
+    damaged: tuple[str, ...] | None = None
+    """The parts that cannot be read back, all of them; None: no change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,8 @@ class State:
     at_ms: int = 0
     """When entry `n` was written, by its writer's clock."""
     closed: str = ""
+    damaged: frozenset[str] = frozenset()
+    """Names of the parts that cannot be read back. Writers leave them as they are."""
 
     @property
     def start(self) -> int:
@@ -184,7 +188,9 @@ class State:
         if change.start is not None:
             parts = [p for p in parts if p.end > change.start]
             gaps = [g for g in gaps if g.end > change.start]
-        state = replace(state, parts=tuple(parts), gaps=tuple(gaps), epochs=tuple(all_epochs))
+        damaged = self.damaged if change.damaged is None else frozenset(change.damaged)
+        damaged &= {p.name for p in parts}
+        state = replace(state, parts=tuple(parts), gaps=tuple(gaps), epochs=tuple(all_epochs), damaged=damaged)
         state.check_invariants()
         return state
 
@@ -241,6 +247,7 @@ def encode(state: State, change: Change, epochs: Sequence[EpochStart]) -> bytes:
             "removed": list(change.removed),
             "start": change.start,
             "closed": change.closed,
+            "damaged": None if change.damaged is None else list(change.damaged),
             "whole": _whole(state) if state.n % WHOLE_EVERY == 0 else None,
         }
     )
@@ -257,6 +264,7 @@ def _whole(state: State) -> dict[str, Any]:
         "gaps": [list(g) for g in state.gaps],
         "atMs": state.at_ms,
         "closed": state.closed,
+        "damaged": sorted(state.damaged),
     }
 
 
@@ -284,6 +292,7 @@ def _change(value: dict[str, Any]) -> tuple[Change, Owner, int, list[EpochStart]
             tuple(_name(name) for name in value["removed"]),
             None if value["start"] is None else plausible.offset("start", value["start"]),
             _text(value["closed"]),
+            None if value.get("damaged") is None else tuple(_name(name) for name in value["damaged"]),
         )
         owner = _owner(value["owner"])
         epochs = list(_epochs(value["epochs"]))
@@ -304,6 +313,7 @@ def _state(value: dict[str, Any]) -> State:
             tuple(_gap(g) for g in value["gaps"]),
             natural(value["atMs"]),
             _text(value["closed"]),
+            frozenset(_name(name) for name in value.get("damaged") or ()),
         )
     except (KeyError, TypeError, ValueError, StoreError) as error:
         raise Damaged(f"the whole state in an entry is invalid: {error!r}") from None

@@ -6,10 +6,12 @@ The rules:
 3. After an unclean promotion the archive is cut where the new history begins, by a member that is in a later epoch.
    Where that is at or below its start, all of it is undone, and it begins once more.
 4. Bytes that the disk no longer has and the archive never had become a gap, which the manifest names.
-5. Small parts that follow each other are merged, so that their number grows with the log, not with time.
+5. Small parts that follow each other are merged, so that their number grows with the log, not with time. A part that
+   cannot be read back stays as it is, and is named in the manifest.
 6. Retention removes whole segments, all of whose records are older than the recovery window, from the oldest on. One
    record of a clock that was wrong removes nothing younger, nor does a member whose clock is ahead: the object store's
    clock counts.
+7. A part that cannot be read back is uploaded once more by a member whose disk still has its records.
 """
 
 from __future__ import annotations
@@ -181,6 +183,15 @@ def full_part(at: int, view: View, part: int) -> tuple[int, int] | None:
     return (at, limit) if limit - at >= part or view.confirmed >= segment_end else None
 
 
+def repairable(state: State, view: View, without: frozenset[str]) -> Part | None:
+    """Return the first damaged part whose records this log still has; None: there is none. It counts only where
+    `next_step` finds nothing else to do: the log and the archive then have one history. `without`: parts whose records
+    the disk does not give, either.
+    """
+    damaged = (part for part in state.parts if part.name in state.damaged and part.name not in without)
+    return next((part for part in damaged if view.start <= part.start and part.end <= view.confirmed), None)
+
+
 def _before(view: View) -> LeaderEpochs:
     return tuple(e for e in view.epochs if e.start <= view.start)
 
@@ -221,8 +232,10 @@ def _mergeable(state: State, segment_size: int, most: int) -> tuple[Part, ...]:
     run: list[Part] = []
     size = 0
     for part in (*state.parts, None):
+        whole = part is not None and part.name not in state.damaged
         fits = (
             part is not None
+            and whole
             and bool(run)
             and part.start == run[-1].end
             and part.start // segment_size == run[0].start // segment_size
@@ -236,8 +249,7 @@ def _mergeable(state: State, segment_size: int, most: int) -> tuple[Part, ...]:
                 continue
         if len(run) >= MERGE_AT or (len(run) > 1 and (run[0].start // segment_size + 1) * segment_size <= state.end):
             return tuple(run)
-        if part is not None:
-            run, size = [part], part.end - part.start
+        run, size = ([part], part.end - part.start) if part is not None and whole else ([], 0)
     return ()
 
 

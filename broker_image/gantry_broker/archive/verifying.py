@@ -21,7 +21,7 @@ from gantry_broker.archive.errors import ArchiveError
 from gantry_broker.archive.inspection import Verified, verify
 from gantry_broker.archive.manifest import State
 from gantry_broker.archive.opening import open_archive
-from gantry_broker.archive.verified import Verification, shortened
+from gantry_broker.archive.verified import MAX_DAMAGED, Verification, shortened
 from gantry_broker.config import VerifyOrder
 
 log = logging.getLogger(__name__)
@@ -46,10 +46,10 @@ class Pace:
             self.sleep(self.free_at - now)
 
 
-def result_of(state: State, found: Verified) -> Verification:
-    """Return what is noted in the archive of a verification that ends now."""
+def result_of(state: State, found: Verified, at_ms: int) -> Verification:
+    """Return what is noted in the archive of a verification that ended at a time of the store's clock."""
     return Verification(
-        at_ms=time.time_ns() // 1_000_000,
+        at_ms=at_ms,
         end=state.end,
         until_ms=state.last_ms,
         objects=found.parts,
@@ -57,6 +57,7 @@ def result_of(state: State, found: Verified) -> Verification:
         records=found.records,
         faults=len(found.faults),
         first_faults=shortened(found.faults),
+        damaged=found.damaged[:MAX_DAMAGED],
     )
 
 
@@ -67,7 +68,7 @@ def verify_group(archive: Archive, name: str, progress: Callable[[int], None]) -
     if not state.parts:
         return None
     found = verify(group, state, progress)
-    group.note_verification(result_of(state, found))
+    group.note_verification(result_of(state, found, group.clock_ms()))
     return found
 
 

@@ -185,8 +185,8 @@ class ArchiveStatus(_Model):
     verified_ms: int = Field(0, description="When all of it was read back last; 0: never, or not known here.")
     verified_until_ms: int = Field(0, description="Store time of the last record that was read then.")
     verified_end: Offset = 0
-    faults: int = Field(0, description="Objects that were damaged or missing then.")
-    fault: str = Field("", description="The first of them.")
+    faults: int = Field(0, description="Objects that are damaged or missing, as far as is known.")
+    fault: str = Field("", description="One of them.")
     reads_to: Offset = Field(0, description="Old messages of the log up to here can be read from it.")
     read_messages: int = Field(0, description="Messages for clients that were read from it since the start.")
     read_bytes: int = Field(0, description="Their bytes.")

@@ -98,8 +98,8 @@ class ArchiveRow(Observed):
     verifiedOffset: int | None = Field(None, description="Offset behind that record.")
     verifySince: str | None = Field(None, description="Since when the schedule of archive.verify applies.")
     overdue: bool = Field(False, description="A verification that was due has not come.")
-    faults: int = Field(0, description="Objects that were damaged or missing then.")
-    fault: str = Field("", description="The first of them.")
+    faults: int = Field(0, description="Objects that are damaged or missing, as far as is known.")
+    fault: str = Field("", description="One of them.")
     readMessages: int | None = Field(
         None, description="Messages for clients that its members have read from it since their starts."
     )

@@ -172,6 +172,7 @@ def status(
             "bytes": s.size,
             "objects": len(s.parts),
             "gaps": [list(g) for g in s.gaps],
+            "damaged": sorted(s.damaged),
             "written": time_text(s.at_ms),
         }
         for n, s in states.items()
@@ -183,12 +184,21 @@ def status(
     if identity is not None:
         say(f"archive of cluster {identity.cluster} ({identity.uid})\n")
     print_table(
-        ["GROUP", "RECOVERABLE FROM", "UNTIL", "END", "SIZE", "OBJECTS", "GAPS"],
+        ["GROUP", "RECOVERABLE FROM", "UNTIL", "END", "SIZE", "OBJECTS", "GAPS", "DAMAGED"],
         [
-            [r["group"], r["recoverableFrom"], r["until"], r["end"], size(s.size), r["objects"], len(s.gaps)]
+            [
+                r["group"],
+                r["recoverableFrom"],
+                r["until"],
+                r["end"],
+                size(s.size),
+                r["objects"],
+                len(s.gaps),
+                len(s.damaged),
+            ]
             for r, s in zip(rows, states.values(), strict=True)
         ],
-        right=["END", "OBJECTS", "GAPS"],
+        right=["END", "OBJECTS", "GAPS", "DAMAGED"],
     )
 
 
@@ -203,12 +213,24 @@ def list_parts(
     with one_line_errors():
         found = {n: archive.group(n).load() for n in groups_of(archive, group)}
     if output == Output.json:
-        print_json([{"group": n, **p._asdict()} for n, s in found.items() for p in s.parts])
+        print_json(
+            [{"group": n, **p._asdict(), "damaged": p.name in s.damaged} for n, s in found.items() for p in s.parts]
+        )
         return
     print_table(
-        ["GROUP", "START", "END", "EPOCH", "RECORDS", "SIZE", "FROM", "UNTIL"],
+        ["GROUP", "START", "END", "EPOCH", "RECORDS", "SIZE", "FROM", "UNTIL", ""],
         [
-            [n, p.start, p.end, p.epoch, p.records, size(p.size), time_text(p.first_ms), time_text(p.last_ms)]
+            [
+                n,
+                p.start,
+                p.end,
+                p.epoch,
+                p.records,
+                size(p.size),
+                time_text(p.first_ms),
+                time_text(p.last_ms),
+                "damaged" if p.name in s.damaged else "",
+            ]
             for n, s in found.items()
             for p in s.parts
         ],
@@ -238,7 +260,7 @@ def verify(
             with Progress(f"reading group {n}", state.size, unit="bytes") as progress:
                 results.append(verify_group(found, state, progress.advance))
             if record:
-                found.note_verification(result_of(state, results[-1]))
+                found.note_verification(result_of(state, results[-1], found.clock_ms()))
     if output == Output.json:
         print_json([_verified(r) for r in results])
     else:

@@ -39,6 +39,8 @@ def archive_row(reports: Sequence[Mapping[str, Any]]) -> ArchiveRow | None:
         return row
     checked = max(reports, key=lambda s: int(s.get("verified_ms", 0)))
     best = max(informed, key=lambda s: (int(s.get("end", 0)), bool(s.get("uploads"))))
+    # The member that knows what a verification found knows what the manifest says, too.
+    damage = checked if checked.get("verified_ms") else best
     return row.model_copy(
         update={
             "recoverableFrom": _time(best.get("recoverable_from_ms")),
@@ -52,8 +54,8 @@ def archive_row(reports: Sequence[Mapping[str, Any]]) -> ArchiveRow | None:
             "verified": _time(checked.get("verified_ms")),
             "verifiedUntil": _time(checked.get("verified_until_ms")),
             "verifiedOffset": int(checked["verified_end"]) if checked.get("verified_ms") else None,
-            "faults": int(checked.get("faults", 0)),
-            "fault": str(checked.get("fault", "")),
+            "faults": int(damage.get("faults", 0)),
+            "fault": str(damage.get("fault", "")),
             "readMessages": sum(int(s.get("read_messages", 0)) for s in reports),
             "readError": next((str(s["read_error"]) for s in reports if s.get("read_error")), ""),
         }
@@ -97,7 +99,7 @@ def archive_condition(
     if late:
         return "False", "Behind", f"the archive is behind: {', '.join(late)}; see docs/runbooks.md"
     damaged = [
-        f"group {n}: {r.faults} objects are damaged or missing ({r.verified}): {r.fault}"
+        f"group {n}: {r.faults} objects are damaged or missing (verified {r.verified or 'never'}): {r.fault}"
         for n, r in rows.items()
         if r is not None and r.faults
     ]
@@ -115,7 +117,9 @@ def archive_condition(
 
 def _overdue(row: ArchiveRow, verify: Verification, now: datetime) -> bool:
     """Whether a verification that was due after the last one, or since the schedule applies, has not come."""
-    last = max(datetime.fromisoformat(at) for at in (row.verified, row.verifySince) if at is not None)
+    times = (datetime.fromisoformat(at) for at in (row.verified, row.verifySince) if at is not None)
+    # A verification of the future ended by a clock that was wrong: nobody knows when it was.
+    last = max((at for at in times if at <= now + PATIENCE), default=now)
     try:
         due = cron.next_run(verify.schedule, verify.timeZone, last)
         next_due = None if due is None else cron.next_run(verify.schedule, verify.timeZone, due)

@@ -72,6 +72,7 @@ def archive_families(
         ("gantry_archive_size_bytes", "Bytes of its objects with records.", report.size),
         ("gantry_archive_objects", "Its objects with records.", report.parts),
         ("gantry_archive_gaps", "Ranges of the log that it lacks for ever.", report.gaps),
+        ("gantry_archive_faults", "Its objects that are damaged or missing, as far as is known.", report.faults),
         (
             "gantry_archive_recoverable_from_timestamp_seconds",
             "Store time of its first record; 0: it has none.",
@@ -84,14 +85,9 @@ def archive_families(
         ),
     ]
     if (checked := report.verification) is not None:
-        more += [
-            (
-                "gantry_archive_verified_timestamp_seconds",
-                "When all of it was read back last.",
-                checked.at_ms / 1000,
-            ),
-            ("gantry_archive_faults", "Objects that were damaged or missing then.", checked.faults),
-        ]
+        more.append(
+            ("gantry_archive_verified_timestamp_seconds", "When all of it was read back last.", checked.at_ms / 1000)
+        )
     return [*rows, *((name, "gauge", text, one(value)) for name, text, value in more)]
 
 
