@@ -7,10 +7,12 @@ Work that was broken off goes on: a segment that is there whole is not fetched a
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 import orjson
 from gantry_core import size_of_whole
@@ -19,6 +21,8 @@ from gantry_broker.archive import segment
 from gantry_broker.archive.chain import GroupArchive
 from gantry_broker.archive.errors import ArchiveError, Missing
 from gantry_broker.archive.manifest import Part, State
+from gantry_broker.archive.segment import RangeReader
+from gantry_broker.archive.threads import in_background
 from gantry_broker.store.describe import utc
 from gantry_broker.store.files import atomic_write, fsync_dir
 from gantry_broker.store.log.commit_log import NAME_DIGITS
@@ -28,6 +32,10 @@ from gantry_broker.store.sealed import seal, unseal
 
 MARK: Final = "config/restoring.json"
 """In the store's folder while its restore is under way: what is restored. Its absence beside a log says "done"."""
+WRITERS: Final = 2
+"""Threads that write."""
+WAITING_WRITES: Final = 4
+"""Blocks that wait to be written, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,12 +152,20 @@ def part_bytes(
     group: GroupArchive, state: State, target: Target, plan: Outline, part: Part
 ) -> Iterator[tuple[int, bytes]]:
     """Yield (offset, whole records) of one part of the plan, up to the target. Raises ArchiveError."""
-    reader = group.whole(part)
+    yield from _bytes_of(group.whole(part), state, target, plan, part)
+
+
+def _bytes_of(
+    reader: RangeReader, state: State, target: Target, plan: Outline, part: Part
+) -> Iterator[tuple[int, bytes]]:
     directory = reader.directory()
+    time_ms = target.time_ms
+    if time_ms is not None and part.last_ms <= time_ms:
+        time_ms = None  # None of its records is too young.
     for at, data in segment.read_range(reader, directory, part.start, min(part.end, plan.end)):
         stop = at + len(data)
-        if target.time_ms is not None:
-            stop = segment.cut_at_time(data, at, state.segment_size, target.time_ms)
+        if time_ms is not None:
+            stop = segment.cut_at_time(data, at, state.segment_size, time_ms)
         elif stop == target.offset:
             stop = at + size_of_whole(data, 0)
         if stop > at:
@@ -185,32 +201,28 @@ def restore(
     log_dir.mkdir(parents=True, exist_ok=True)
     mark.parent.mkdir(parents=True, exist_ok=True)
     goal: dict[str, object] = {"url": source, "group": group.name, "offset": target.offset, "timeMs": target.time_ms}
-    end, fetched = _begun(mark, goal, log_dir), 0
+    end = _begun(mark, goal, log_dir)
     if end and not plan.start <= end <= plan.end:  # The archive was pruned or cut since the restore was broken off.
         for path in log_dir.iterdir():
             path.unlink()
         fsync_dir(log_dir)
         end = 0
     end = end or plan.start
-    files: dict[int, int] = {}
-    try:
-        for part in plan.parts:
-            if part.end <= end:
-                fetched += part.size
-                continue
-            for at, data in part_bytes(group, state, target, plan, part):
-                _write(log_dir, files, at, data, state.segment_size)
+    parts = [part for part in plan.parts if part.end > end]
+    fetched = plan.download - sum(part.size for part in parts)
+    with _LogFiles(log_dir, state.segment_size) as files:
+        for part, reader in _one_ahead(group, parts):
+            for at, data in _bytes_of(reader, state, target, plan, part):
+                files.write(at, data)
                 end = at + len(data)
-            for descriptor in files.values():
-                os.fdatasync(descriptor)
-            atomic_write(mark, seal(orjson.dumps({**goal, "upto": end})), durable=True)
+            if files.flushed():
+                progress(fetched)
+            files.flush(partial(atomic_write, mark, seal(orjson.dumps({**goal, "upto": end})), durable=True))
             fetched += part.size
-            progress(fetched)
             if end < min(part.end, plan.end):
                 break
-    finally:
-        for descriptor in files.values():
-            os.close(descriptor)
+        if files.flushed():
+            progress(fetched)
     if end == plan.start:
         mark.unlink()
         raise Missing(f"the archive has no record before the target: write one behind its start, {plan.start}")
@@ -220,6 +232,15 @@ def restore(
     mark.unlink()
     fsync_dir(mark.parent)
     return end
+
+
+def _one_ahead(group: GroupArchive, parts: Sequence[Part]) -> Iterator[tuple[Part, RangeReader]]:
+    """Yield the parts with their readers; while one is used, the next one is fetched. Raises ArchiveError."""
+    fetching = [in_background(partial(group.whole, part)) for part in parts[:1]]
+    for number, part in enumerate(parts):
+        reader = fetching.pop().result()
+        fetching += [in_background(partial(group.whole, following)) for following in parts[number + 1 : number + 2]]
+        yield part, reader
 
 
 def _begun(mark: Path, goal: dict[str, object], log_dir: Path) -> int:
@@ -239,20 +260,78 @@ def _begun(mark: Path, goal: dict[str, object], log_dir: Path) -> int:
     return upto
 
 
-def _write(log_dir: Path, files: dict[int, int], at: int, data: bytes, segment_size: int) -> None:
-    while data:
-        base = at - at % segment_size
-        step = min(len(data), base + segment_size - at)
-        descriptor = files.get(base)
+class _LogFiles:
+    """Writes the segments of a log in threads, so that blocks are read meanwhile. Use as a context manager."""
+
+    def __init__(self, log_dir: Path, segment_size: int) -> None:
+        self._log_dir = log_dir
+        self._segment_size = segment_size
+        self._files: dict[int, int] = {}
+        """By the first offset of a segment: its open file."""
+        self._threads = ThreadPoolExecutor(WRITERS)
+        self._writing: list[Future[None]] = []
+        """Since the last flush began."""
+        self._flushing: Future[None] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._threads.shutdown()
+        if self._flushing is not None:
+            wait([self._flushing])
+        for descriptor in self._files.values():
+            os.close(descriptor)
+
+    def write(self, at: int, data: bytes) -> None:
+        """Write bytes at an offset of the log, soon. Raises OSError, also of a write before."""
+        while data:
+            base = at - at % self._segment_size
+            step = min(len(data), base + self._segment_size - at)
+            if len(self._writing) >= WAITING_WRITES:
+                self._writing[-WAITING_WRITES].result()
+            self._writing.append(self._threads.submit(_write, self._file(base), data[:step], at - base))
+            data, at = data[step:], at + step
+
+    def flush(self, then: Callable[[], None]) -> None:
+        """Begin to make durable what was written, and to call `then` behind it; `flushed` waits for it."""
+        written, self._writing = self._writing, []
+        # Of their own: a file may be closed before.
+        descriptors = [os.dup(descriptor) for descriptor in self._files.values()]
+        self._flushing = in_background(partial(_flush, written, descriptors, then))
+
+    def flushed(self) -> bool:
+        """Wait for the last flush; False: there was none. Raises OSError, of a write as well."""
+        flushing, self._flushing = self._flushing, None
+        if flushing is not None:
+            flushing.result()
+        return flushing is not None
+
+    def _file(self, base: int) -> int:
+        descriptor = self._files.get(base)
         if descriptor is None:
-            while len(files) > 1:
-                os.close(files.pop(next(iter(files))))
-            path = log_dir / f"{base:0{NAME_DIGITS}d}"
-            descriptor = files[base] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            os.ftruncate(descriptor, segment_size)
-        view = memoryview(data)[:step]
-        place = at - base
-        while view:
-            count = os.pwrite(descriptor, view, place)
-            view, place = view[count:], place + count
-        data, at = data[step:], at + step
+            while len(self._files) > 1:  # What was written to it has been flushed: a part lies in one segment.
+                os.close(self._files.pop(next(iter(self._files))))
+            path = self._log_dir / f"{base:0{NAME_DIGITS}d}"
+            descriptor = self._files[base] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            os.ftruncate(descriptor, self._segment_size)
+        return descriptor
+
+
+def _write(descriptor: int, data: bytes, place: int) -> None:
+    view = memoryview(data)
+    while view:
+        count = os.pwrite(descriptor, view, place)
+        view, place = view[count:], place + count
+
+
+def _flush(written: Sequence[Future[None]], descriptors: Sequence[int], then: Callable[[], None]) -> None:
+    try:
+        for write in written:
+            write.result()
+        for descriptor in descriptors:
+            os.fdatasync(descriptor)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+    then()
