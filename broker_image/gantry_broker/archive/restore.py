@@ -226,7 +226,6 @@ def restore(
     if end == plan.start:
         mark.unlink()
         raise Missing(f"the archive has no record before the target: write one behind its start, {plan.start}")
-    fsync_dir(log_dir)
     EpochFile(state.segment_size, truncate_epochs(state.epochs, end)).save(store / "config" / "epochs.json")
     atomic_write(store / RESTORED, seal(orjson.dumps({**goal, "end": end})), durable=True)
     mark.unlink()
@@ -267,7 +266,7 @@ class _LogFiles:
         self._log_dir = log_dir
         self._segment_size = segment_size
         self._files: dict[int, int] = {}
-        """By the first offset of a segment: its open file."""
+        """By the first offset of a segment: its file, open until the next flush has it."""
         self._threads = ThreadPoolExecutor(WRITERS)
         self._writing: list[Future[None]] = []
         """Since the last flush began."""
@@ -296,9 +295,8 @@ class _LogFiles:
     def flush(self, then: Callable[[], None]) -> None:
         """Begin to make durable what was written, and to call `then` behind it; `flushed` waits for it."""
         written, self._writing = self._writing, []
-        # Of their own: a file may be closed before.
-        descriptors = [os.dup(descriptor) for descriptor in self._files.values()]
-        self._flushing = in_background(partial(_flush, written, descriptors, then))
+        files, self._files = self._files, {}
+        self._flushing = in_background(partial(_flush, written, list(files.values()), self._log_dir, then))
 
     def flushed(self) -> bool:
         """Wait for the last flush; False: there was none. Raises OSError, of a write as well."""
@@ -310,8 +308,6 @@ class _LogFiles:
     def _file(self, base: int) -> int:
         descriptor = self._files.get(base)
         if descriptor is None:
-            while len(self._files) > 1:  # What was written to it has been flushed: a part lies in one segment.
-                os.close(self._files.pop(next(iter(self._files))))
             path = self._log_dir / f"{base:0{NAME_DIGITS}d}"
             descriptor = self._files[base] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             os.ftruncate(descriptor, self._segment_size)
@@ -325,8 +321,12 @@ def _write(descriptor: int, data: bytes, place: int) -> None:
         view, place = view[count:], place + count
 
 
-def _flush(written: Sequence[Future[None]], descriptors: Sequence[int], then: Callable[[], None]) -> None:
+def _flush(
+    written: Sequence[Future[None]], descriptors: Sequence[int], log_dir: Path, then: Callable[[], None]
+) -> None:
+    """Make the writes durable, and the names of the files, and close them; then call `then`. Raises OSError."""
     try:
+        wait(written)  # Also behind one that failed: its file's number may be another file's as soon as it is closed.
         for write in written:
             write.result()
         for descriptor in descriptors:
@@ -334,4 +334,5 @@ def _flush(written: Sequence[Future[None]], descriptors: Sequence[int], then: Ca
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
+    fsync_dir(log_dir)
     then()
