@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 from typing import Final
@@ -35,6 +36,11 @@ print("True", blocks(10))
 """
 
 
+of_glibc = pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="only glibc has limits for freed memory: run it on a Linux with glibc"
+)
+
+
 def pages_taken(program: str = BLOCKS, **environment: str) -> tuple[str, int]:
     """Whether the limits were set, and the pages that 1,000 blocks of 300 kB take from the system."""
     ended = subprocess.run(
@@ -44,7 +50,7 @@ def pages_taken(program: str = BLOCKS, **environment: str) -> tuple[str, int]:
     return taken, int(pages)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only glibc has mallopt")
+@of_glibc
 def test_a_block_that_is_freed_is_used_again() -> None:
     taken, pages = pages_taken()
     assert taken == "True"
@@ -57,7 +63,7 @@ def test_the_limits_of_a_person_hold() -> None:
     assert pages > 10_000
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only glibc has mallopt")
+@of_glibc
 def test_a_worker_of_spark_uses_its_blocks_again() -> None:
     _, pages = pages_taken(LARGE_BLOCKS)
     assert pages < 30_000, "each round has 11,700"

@@ -13,7 +13,7 @@ from gantry_spark.topics.pull import PullSettings, _decode
 from gantry_spark.topics.queues import QueueRange
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from tests.core.twins import log_record, mutated
+from tests.core.twins import NOT_BUILT, log_record, mutated
 
 COLUMNS = ("key", "value", "partition", "offset", "timestamp", "tags", "keys", "msgId", "properties")
 WANTED = QueueRange(MessageQueue("T", "demo-a", 0), 1, 8)
@@ -28,7 +28,7 @@ def decoded(block: list[bytes], tags: tuple[str, ...]) -> tuple[list[Any], list[
     return found, settings.losses
 
 
-@pytest.mark.skipif(not scan.COMPILED, reason="there is no compiled core to compare")
+@pytest.mark.skipif(not scan.COMPILED, reason=NOT_BUILT)
 def test_both_ways_make_the_same_rows_and_report_the_same_losses(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = lost = 0
     for seed in range(400):
