@@ -168,6 +168,7 @@ class RaftReplica(MemberCore):
     def _adopt(self, epoch: int, reason: str, now_ms: int) -> None:
         """Take a higher epoch: it ends every role in the lower one."""
         self.stop(reason)
+        # Durable before any answer in this epoch: else it could follow a leader of the lower one after a restart.
         self._save(replace(self._state, leadership=LeadershipRecord(epoch), vote=None))
         self._wait_again(now_ms)
 
@@ -211,9 +212,13 @@ class RaftReplica(MemberCore):
             return
         self._election_step, self._election_step_ms, self._granted = kind, now_ms, {self.me}
         epoch = self.epoch + 1
+        # A pre-vote only asks about this epoch. If it took it, a member that was cut off for a while would end a leader
+        # that all others hear.
         if kind is RaftRequestKind.VOTE:
             self.stop(f"is a candidate in epoch {epoch}")
             self._election_step, self._candidate = kind, True
+            # Its own vote is durable before it asks for others: a restart that forgets it could give it to another
+            # member, and the epoch could have two leaders.
             self._save(replace(self._state, leadership=LeadershipRecord(epoch), vote=self.me))
         self._ask_all(RaftRequest(kind, epoch, self.me, self._my_address, self.rank, transfer, self.members))
         self._count(now_ms)

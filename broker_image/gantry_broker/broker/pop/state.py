@@ -293,7 +293,7 @@ class Queue:
             bits, place = chunk.bits, chunk.first
             while not bits[place]:
                 place += 1
-            chunk.first = place
+            chunk.first = place  # Bits are only ever cleared, so no later call has to look before it.
             low = self.offset_of(chunk.starts[place], (bits[place] & -bits[place]).bit_length() - 1)
             return low if self.order is None else min(low, self.order.offsets[0])
         return self.next if self.order is None else self.order.offsets[0]
@@ -442,6 +442,7 @@ class Queue:
             chunk = chunks[at]
             begin = bisect_left(chunk.starts, low)
             end = len(chunk.starts) if high < 0 else bisect_left(chunk.starts, high)
+            # Only the first and the last chunk have batches outside the range. They stay, without finished ones.
             before, out, after = chunk.cut(0, begin), chunk.cut(begin, end), chunk.cut(end, len(chunk.starts))
             if before.live:
                 new.append(before)
@@ -452,6 +453,7 @@ class Queue:
                 for offset in self.offsets(start, bits) if self.moved else ():
                     if self.moved.pop(offset, None) is not None:
                         moved -= 1
+                # Those of the part's own batches have been noted above: here they would be lost again.
                 if start not in kept and self.diffs.pop(start, None) is not None:
                     gaps -= 1
         for begin in range(0, len(part.starts), CHUNK):

@@ -36,9 +36,10 @@ class WakePace:
         passed = now_s - self._since
         if passed >= PERIOD_S:
             if passed < _MEMORY_S:
+                # A period counts by its share of the memory: one burst after calm makes nobody wait long.
                 self.rate += (self._count / passed - self.rate) * passed / _MEMORY_S
             else:
-                self.rate = 0.0  # There was a pause.
+                self.rate = 0.0  # There was a pause: the rate before it would hold the first answer after it.
             self._count = 0
             self._since = now_s
         return min(int(self.rate / CALM), MOST_MS)
