@@ -146,6 +146,7 @@ class FakePlatform:
         self.servers = True
         self.steps: list[str] = []
         self.events: list[Event] = []
+        self.changes: list[Change] = []
         self.held = ""
         self.known = True
         self.going: tuple[str, ...] = ()
@@ -234,7 +235,8 @@ class FakePlatform:
 
     async def announce(self, group: str, master: MemberEndpoint, epoch: int) -> None: ...
 
-    def changed(self, change: Change) -> None: ...
+    def changed(self, change: Change) -> None:
+        self.changes.append(change)
 
     # ---- rolling changes
 

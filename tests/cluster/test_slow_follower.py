@@ -7,7 +7,9 @@ from typing import Any
 
 from gantry_broker.contracts.leadership import LeadershipRecord, MemberId
 from gantry_operator.cluster.master_slave_controller import MasterSlaveController
-from gantry_operator.failover.model import FollowerView, Report
+from gantry_operator.failover.model import FailoverSettings, FollowerView, Report
+
+from tests.cluster.fake_platform import FakePlatform
 
 MASTER, SLAVE = MemberId(0, "x"), MemberId(1, "y")
 SET = frozenset({MASTER, SLAVE})
@@ -17,7 +19,8 @@ class Group(MasterSlaveController):
     """Two observations of two members, one second apart."""
 
     def __init__(self) -> None:
-        self._goals = {}
+        platform = FakePlatform()
+        super().__init__("a", platform.registry, platform, platform.http, FailoverSettings)
         self.now = 0.0
 
     def second(self, end: int, acked: int, epoch: int = 1, master: MemberId = MASTER) -> int:

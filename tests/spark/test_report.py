@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import pytest
+from gantry_broker.contracts.models import LogInfo, MemberRef
 from gantry_operator.platforms.kubernetes.analytics.status import summary_text
 from gantry_spark.compacted import Compacted
 from gantry_spark.directory import DirectoryLog, Segment, find
@@ -28,7 +29,6 @@ from gantry_spark.report import _end_checksums as end_checksums
 from gantry_spark.report import _repaired_segments as repaired_segments
 from gantry_spark.scan_state import CountedSegment, pending_scan
 from gantry_spark.summary import RECHECKED_DAMAGE, counted_segments
-from gantry_spark.trust import PLAINTEXT
 from pyspark.sql import functions as f
 
 from tests.spark.reference_log import LogWriter, Message, read_plain
@@ -260,10 +260,11 @@ def test_brokers_of_one_machine_share_its_disk(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("gantry_spark.environment.fetch_tables", lambda *_: said)
     logs = []
     for name, url in (("a", "http://127.0.0.1:1"), ("b", "http://127.0.0.1:2"), ("c", "http://10.0.0.1:1")):
-        log = object.__new__(RemoteLog)
-        log.name, log.master, log.unreachable, log.trust = name, url, (), PLAINTEXT
-        log.reserved_hours = None
-        logs.append(log)
+        info = LogInfo(
+            cluster="demo", group=name, member=MemberRef(member=0, incarnation="x"), role="Master", start=0,
+            confirmed=0, segment_bytes=1, segments=[],
+        )  # fmt: skip
+        logs.append(RemoteLog([(url, info)], None, 0))
     found = read_environment(logs, None)
     assert found.compacted == {"prices": Compacted(30, 3_000, 12, 1_200)}
     a, b, c = found.disks
