@@ -374,7 +374,7 @@ async def test_a_broken_handler_costs_one_answer(bench: Bench, monkeypatch: pyte
     def broken(*args: object) -> Frame:
         raise ZeroDivisionError("on purpose")
 
-    monkeypatch.setitem(HANDLERS, int(RequestCode.GET_BROKER_CONFIG), broken)
+    monkeypatch.setitem(bench.parts.processor.handlers, int(RequestCode.GET_BROKER_CONFIG), broken)
     answer = await bench.ask(RequestCode.GET_BROKER_CONFIG)
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "on purpose" in (answer.remark or "")

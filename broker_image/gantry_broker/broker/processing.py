@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from gantry_broker.admission import owners_of
 from gantry_broker.broker.errors import failure_answer
@@ -24,11 +24,16 @@ from gantry_broker.shares import Owners, Shares, request_bytes
 from gantry_broker.tasks import end_tasks
 
 if TYPE_CHECKING:
-    from gantry_broker.broker.context import BrokerContext
-    from gantry_broker.broker.handlers.requests import HandlerFunction
+    from gantry_broker.broker.clock import Clock
+    from gantry_broker.broker.handlers.requests import Handler
+    from gantry_broker.broker.latencies import Latencies
+    from gantry_broker.broker.pull.service import PullService
+    from gantry_broker.broker.role import RoleState
     from gantry_broker.broker.send.large_batches import LargeBatches
     from gantry_broker.broker.send.sender import Sender
     from gantry_broker.remoting.connection import Connection
+    from gantry_broker.replication.service import ReplicationService
+    from gantry_broker.timeslice import TimeSlices
 
 log = logging.getLogger(__name__)
 
@@ -50,13 +55,24 @@ def not_supported(frame: Frame) -> Frame:
     return error_answer(frame, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {frame.code} not supported")
 
 
+class Parts(Protocol):
+    """What the processor uses of a member."""
+
+    clock: Clock
+    replication: ReplicationService
+    role: RoleState
+    pulls: PullService
+    latencies: Latencies
+    slices: TimeSlices
+
+
 class RequestProcessor:
     """Processes the requests of one read, whether or not writes wait for a handover."""
 
     def __init__(
         self,
-        context: BrokerContext,
-        handlers: Mapping[int, HandlerFunction],
+        broker: Parts,
+        handlers: dict[int, Handler],
         sender: Sender,
         large_batches: LargeBatches,
         max_bytes: int,
@@ -66,18 +82,19 @@ class RequestProcessor:
         """
         self.process_again: Callable[[Connection, list[Frame]], None] = self.process
         """Takes sends in a later pass of the event loop."""
-        self._context = context
-        self._handlers = handlers
+        self.handlers = handlers
+        self._clock = broker.clock
+        self._replication = broker.replication
         self._take_sends = sender.take
         self._take_plain = sender.take_plain
         self._take_large = large_batches.take
         sender.on_large = self._large
         self.send_rules = sender.send_rules
         """What plain sends are; None: each comes as a frame."""
-        self._take_pulls = context.pulls.take
-        self._role = context.role
-        self._observe = context.latencies.rpc.observe
-        self._slices = context.slices
+        self._take_pulls = broker.pulls.take
+        self._role = broker.role
+        self._observe = broker.latencies.rpc.observe
+        self._slices = broker.slices
         self._bytes_in_turn = Shares(max_bytes)
         """Of the requests that wait for their turn."""
         self._task_places = Shares(MAX_TASKS)
@@ -108,8 +125,8 @@ class RequestProcessor:
         if not sends:
             return
         conn.attrs["client"] = True
-        conn.attrs[SENT_MS] = self._context.clock.now_ms()
-        now_ms = self._context.clock.unix_ms()
+        conn.attrs[SENT_MS] = self._clock.now_ms()
+        now_ms = self._clock.unix_ms()
         if self._role.may_append:
             later = self._take_sends(conn, sends, now_ms)
             for frame in later:
@@ -118,15 +135,15 @@ class RequestProcessor:
             self.refuse(conn, sends)
 
     def _large(self, conn: Connection, frame: Frame) -> None:
-        self._handle(conn, frame, lambda _, conn, frame: self._take_large(conn, frame), time.perf_counter())
+        self._handle(conn, frame, self._take_large, time.perf_counter())
 
     def process_sends(self, conn: Connection, sends: Sends) -> bool:
         """Carry out plain sends; False: they have to come as frames. This member may append."""
-        now_ms = self._context.clock.unix_ms()
+        now_ms = self._clock.unix_ms()
         if not self._take_plain(conn, sends, now_ms):
             return False
         conn.attrs["client"] = True
-        conn.attrs[SENT_MS] = self._context.clock.now_ms()
+        conn.attrs[SENT_MS] = self._clock.now_ms()
         return True
 
     def refuse(self, conn: Connection, frames: list[Frame]) -> None:
@@ -139,7 +156,7 @@ class RequestProcessor:
                 conn.send(error_answer(frame, code, remark))
         if not self._role.takes_writes:
             return
-        if self._context.replication.follows:
+        if self._replication.follows:
             # The connection came by the master's Service before the Service moved, and would lead here for ever.
             # It ends, so that the client connects again by the present route.
             conn.stop_reading()
@@ -161,7 +178,7 @@ class RequestProcessor:
         begun = time.perf_counter()
         if number == 1:
             self._ends = begun + AT_ONCE_S
-        handler = self._handlers.get(frame.code)
+        handler = self.handlers.get(frame.code)
         if handler is None:
             self._answer(conn, frame, not_supported(frame), begun, UNSUPPORTED)
             return
@@ -199,10 +216,10 @@ class RequestProcessor:
 
         slices.later(begin)
 
-    def _handle(self, conn: Connection, frame: Frame, handler: HandlerFunction, begun: float) -> None:
+    def _handle(self, conn: Connection, frame: Frame, handler: Handler, begun: float) -> None:
         """`begun`: when the request arrived, by `time.perf_counter`."""
         try:
-            result = handler(self._context, conn, frame)
+            result = handler(conn, frame)
         except Exception as error:
             self._answer(conn, frame, failure_answer(frame, error), begun)
             return

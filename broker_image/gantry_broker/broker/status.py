@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from gantry_broker.broker.archiving import archive_status
 from gantry_broker.broker.metadata.tables import DRAIN, JOINED, RELEASED
@@ -11,10 +11,45 @@ from gantry_broker.contracts.models import AccessStatus, DiskStatus, GroupMarks,
 from gantry_broker.version import VERSION
 
 if TYPE_CHECKING:
-    from gantry_broker.broker.context import BrokerContext
+    from gantry_broker.broker.access_control import AccessControl
+    from gantry_broker.broker.archive_reads import ArchiveReads
+    from gantry_broker.broker.archiving import Archiving
+    from gantry_broker.broker.clock import Clock
+    from gantry_broker.broker.dead_letters import DeadLetters
+    from gantry_broker.broker.disk_forecast import DiskForecast
+    from gantry_broker.broker.disk_watch import DiskWatch
+    from gantry_broker.broker.health import MemberHealth
+    from gantry_broker.broker.metadata.tables import Metadata
+    from gantry_broker.broker.role import RoleState
+    from gantry_broker.broker.sites import Sites
+    from gantry_broker.broker.stats import Stats
+    from gantry_broker.config import BrokerConfig
+    from gantry_broker.remoting.tls_ports import PortsTls
+    from gantry_broker.replication.service import ReplicationService
 
 
-def member_status(broker: BrokerContext, connections: int) -> MemberStatus:
+class Parts(Protocol):
+    """What the status tells of a member."""
+
+    config: BrokerConfig
+    clock: Clock
+    started_ms: int
+    archiving: Archiving
+    archive_reads: ArchiveReads
+    sites: Sites
+    replication: ReplicationService
+    role: RoleState
+    health: MemberHealth
+    meta: Metadata
+    access: AccessControl
+    stats: Stats
+    dead_letters: DeadLetters
+    disk: DiskWatch
+    disk_forecast: DiskForecast
+    tls: PortsTls
+
+
+def member_status(broker: Parts, connections: int) -> MemberStatus:
     """Return the status of the member. `connections`: open connections of clients."""
     config = broker.config
     fields = broker.replication.status_fields()

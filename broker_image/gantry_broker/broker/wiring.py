@@ -31,7 +31,7 @@ from gantry_broker.broker.events import Events
 from gantry_broker.broker.forward import Forwarder
 from gantry_broker.broker.group_address import GroupAddress
 from gantry_broker.broker.group_notifier import GroupNotifier, opaque_numbers
-from gantry_broker.broker.handlers.table import HANDLERS
+from gantry_broker.broker.handlers.table import handlers_of
 from gantry_broker.broker.health import MemberHealth
 from gantry_broker.broker.http.app import HttpServer
 from gantry_broker.broker.latencies import Latencies
@@ -288,7 +288,7 @@ def wire(
     large_batches = LargeBatches(
         sender, settings, role=role, writer=writer, health=health, stats=stats, slices=slices, clock=clock
     )
-    processor = RequestProcessor(context, HANDLERS, sender, large_batches, budget.buffered_bytes)
+    processor = RequestProcessor(context, handlers_of(context), sender, large_batches, budget.buffered_bytes)
     forwarder = Forwarder(role, replication, client, processor.process, budget.buffered_bytes)
     events.role_changed.subscribe(lambda master: forwarder.role_changed())
     relays = Relays(config, role, replication, clients, notifier, membership, tls.internal)

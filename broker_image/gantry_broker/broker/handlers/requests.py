@@ -1,8 +1,8 @@
 """Parts that all handlers share: their type, JSON bodies, the plain answer.
 
-A handler gets the context, the connection and the request. It returns the answer, a coroutine that returns it, a
-function that gives it to the one that it gets (`Later`), or None when it sends the answer itself or the request needs
-none. Its exceptions become error answers (`errors.py`).
+A handler gets the parts that its module names, the connection and the request. It returns the answer, a coroutine that
+returns it, a function that gives it to the one that it gets (`Later`), or None when it sends the answer itself or the
+request needs none. Its exceptions become error answers (`errors.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from gantry_broker.protocol.fields import BodyError
 from gantry_broker.protocol.frame import Frame
 
 if TYPE_CHECKING:
-    from gantry_broker.broker.context import BrokerContext
     from gantry_broker.remoting.connection import Connection
     from gantry_broker.timeslice import TimeSlices
 
@@ -26,7 +25,8 @@ MAX_AT_ONCE: Final = 1_000
 Later = Callable[[Callable[[Frame], None]], None]
 """Work that goes on without a task of its own. It gives its answer once, and raises nothing."""
 Result = Frame | None | Coroutine[Any, Any, Frame | None] | Later
-HandlerFunction = Callable[["BrokerContext", "Connection", Frame], Result]
+Handler = Callable[["Connection", Frame], Result]
+"""A handler that has its parts."""
 
 
 def json_body(request: Frame, what: str) -> Any:

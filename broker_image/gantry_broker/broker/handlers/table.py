@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 from gantry_broker.broker.handlers import (
     admin,
@@ -20,8 +22,11 @@ from gantry_broker.broker.handlers import (
     transaction,
     users,
 )
-from gantry_broker.broker.handlers.requests import HandlerFunction
+from gantry_broker.broker.handlers.requests import Handler, Result
 from gantry_broker.protocol.requests import REQUESTS, SENDER
+
+if TYPE_CHECKING:
+    from gantry_broker.broker.context import BrokerContext
 
 _MODULES: Final = {
     module.__name__.rpartition(".")[2]: module
@@ -32,13 +37,18 @@ _MODULES: Final = {
 }  # fmt: skip
 
 
-def _handler(name: str) -> HandlerFunction:
+def _handler(name: str) -> Callable[..., Result]:
     """Return the function "module.function" of this folder. Raises KeyError and AttributeError if there is none."""
     module, _, function = name.partition(".")
-    found: HandlerFunction = getattr(_MODULES[module], function)
+    found: Callable[..., Result] = getattr(_MODULES[module], function)
     return found
 
 
-HANDLERS: Final[dict[int, HandlerFunction]] = {
+HANDLERS: Final[dict[int, Callable[..., Result]]] = {
     int(code): _handler(row.broker) for code, row in REQUESTS.items() if row.broker and row.broker != SENDER
 }
+
+
+def handlers_of(broker: BrokerContext) -> dict[int, Handler]:
+    """Return the handlers of a member by request code. The whole context ends here: each gets it as its `Parts`."""
+    return {code: partial(handler, broker) for code, handler in HANDLERS.items()}

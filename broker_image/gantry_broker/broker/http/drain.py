@@ -7,7 +7,7 @@ the look than before, the report is not settled.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from gantry_broker.broker.clock import AgeClock
 from gantry_broker.broker.delay import due_time
@@ -19,12 +19,43 @@ from gantry_broker.protocol.codes import DLQ_PREFIX, PROBE_TOPIC, REPLY_TOPIC_SU
 from gantry_broker.protocol.message import decode_records
 
 if TYPE_CHECKING:
-    from gantry_broker.broker.context import BrokerContext
+    from gantry_broker.broker.clients import ClientTable
+    from gantry_broker.broker.clock import Clock
+    from gantry_broker.broker.metadata.changes import MetadataChanges
+    from gantry_broker.broker.metadata.tables import Metadata
+    from gantry_broker.broker.pop.service import PopService
+    from gantry_broker.broker.role import RoleState
+    from gantry_broker.broker.stats import MessageCounts, Stats
+    from gantry_broker.broker.transactions import Transactions
+    from gantry_broker.config import BrokerConfig
+    from gantry_broker.replication.service import ReplicationService
+    from gantry_broker.settings import BrokerSettings
+    from gantry_broker.store.store import MessageStore
+    from gantry_broker.timeslice import TimeSlices
 
 SHOWN: Final = 100
 OFFSETS_AT_ONCE: Final = 8_192
 """Pairs of topic and group whose offsets one look writes, in some 10 ms."""
 BROADCAST: Final = "BROADCASTING"
+
+
+class Parts(Protocol):
+    """What the reports read of a member."""
+
+    config: BrokerConfig
+    settings: BrokerSettings
+    clock: Clock
+    store: MessageStore
+    replication: ReplicationService
+    role: RoleState
+    meta: Metadata
+    changes: MetadataChanges
+    clients: ClientTable
+    transactions: Transactions
+    pop: PopService
+    stats: Stats
+    counts: MessageCounts
+    slices: TimeSlices
 
 
 class TimerTimes:
@@ -33,11 +64,11 @@ class TimerTimes:
     def __init__(self) -> None:
         self._known: dict[int, tuple[int, int]] = {}
 
-    def of(self, broker: BrokerContext, bucket: int, end: int) -> int:
+    def of(self, store: MessageStore, bucket: int, end: int) -> int:
         """Return the delivery time of the message before `end`, Unix ms; 0: it cannot be read."""
         known = self._known.get(bucket)
         if known is None or known[0] != end:
-            got = broker.store.reader.get(TIMER_TOPIC, bucket, end - 1, 1, 1 << 20)
+            got = store.reader.get(TIMER_TOPIC, bucket, end - 1, 1, 1 << 20)
             times = [due_time(record) for record in decode_records(got.data)]
             known = self._known[bucket] = (end, times[0] if times else 0)
         return known[1]
@@ -46,7 +77,7 @@ class TimerTimes:
 class DrainReports:
     """Makes the reports of one broker."""
 
-    def __init__(self, broker: BrokerContext) -> None:
+    def __init__(self, broker: Parts) -> None:
         self._broker = broker
         self._times = StoreTimes()
         self._timer_times = TimerTimes()
@@ -69,7 +100,7 @@ class DrainReports:
             ends = {q: store.reader.bounds(topic, q) for q in ids}
             ends = {q: (low, high) for q, (low, high) in ends.items() if high > low}
             async for queue, (_, high) in broker.slices.sliced(list(ends.items())):
-                known = self._times.of(broker, topic, queue, high - 1)
+                known = self._times.of(store, topic, queue, high - 1)
                 newest = max(newest, broker.clock.unix_ms() if known is None else known)
             groups = readers.get(topic, [])
             if not groups and ends and topic.startswith(RETRY_PREFIX):
@@ -92,7 +123,7 @@ class DrainReports:
             waiting = self._timers_of(bucket)
             if waiting:
                 timers += waiting
-                until = max(until, self._timer_times.of(broker, bucket, store.reader.max_offset(TIMER_TOPIC, bucket)))
+                until = max(until, self._timer_times.of(store, bucket, store.reader.max_offset(TIMER_TOPIC, bucket)))
         self._times.turn()
         unread.sort(key=lambda row: (-row.messages, row.topic, row.consumer_group))
         half, all_read = broker.transactions.undecided, broker.transactions.all_read
@@ -166,7 +197,7 @@ class DrainReports:
             at = low if broadcast else position(offsets, queue, low, high)
             if at < high:
                 count += high - at
-                stored = self._times.of(broker, topic, queue, at)
+                stored = self._times.of(broker.store, topic, queue, at)
                 if stored is not None:
                     oldest = stored if oldest is None else min(oldest, stored)
         return Unread(

@@ -11,7 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from operator import itemgetter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from gantry_broker.broker.stats import ASIDE
 from gantry_broker.exposition import Family, Kind, Labels, Remembered
@@ -20,11 +20,31 @@ from gantry_broker.loopwatch import loop_families
 
 if TYPE_CHECKING:
     from gantry_broker.archive.archiver import Report
+    from gantry_broker.broker.access_control import AccessControl
+    from gantry_broker.broker.archive_fill import ArchiveFill
     from gantry_broker.broker.archive_reads import ArchiveReads
+    from gantry_broker.broker.archiving import Archiving
     from gantry_broker.broker.compaction import Compaction
-    from gantry_broker.broker.context import BrokerContext
+    from gantry_broker.broker.dead_letters import DeadLetters
+    from gantry_broker.broker.disk_forecast import DiskForecast
+    from gantry_broker.broker.disk_watch import DiskWatch
+    from gantry_broker.broker.health import MemberHealth
+    from gantry_broker.broker.latencies import Latencies
+    from gantry_broker.broker.metadata.tables import Metadata
     from gantry_broker.broker.ports import Ports
-    from gantry_broker.config import ArchiveConfig
+    from gantry_broker.broker.pull.checks import Pull
+    from gantry_broker.broker.pull.held import HeldPulls
+    from gantry_broker.broker.role import RoleState
+    from gantry_broker.broker.sites import Sites
+    from gantry_broker.broker.stats import Stats
+    from gantry_broker.config import ArchiveConfig, BrokerConfig
+    from gantry_broker.loopwatch import LoopWatch
+    from gantry_broker.remoting.connection import Shared
+    from gantry_broker.remoting.tls_ports import PortsTls
+    from gantry_broker.replication.log_repair import LogRepair
+    from gantry_broker.replication.service import ReplicationService
+    from gantry_broker.store.store import MessageStore
+    from gantry_broker.timeslice import TimeSlices
 
 MAX_TOPICS: Final = 500
 """Topics with series of their own, the busiest ones; the others count in the totals only."""
@@ -37,7 +57,39 @@ KnownLabels = Remembered[tuple[str, str], Labels]
 """Labels by kind of series and key."""
 
 
-async def busiest(broker: BrokerContext) -> Busiest:
+class Parts(Protocol):
+    """What the page shows of a member."""
+
+    config: BrokerConfig
+    started_ms: int
+    store: MessageStore
+    compaction: Compaction
+    log_repair: LogRepair
+    archiving: Archiving
+    archive_reads: ArchiveReads
+    archive_fill: ArchiveFill
+    sites: Sites
+    replication: ReplicationService
+    role: RoleState
+    health: MemberHealth
+    meta: Metadata
+    access: AccessControl
+    held: HeldPulls[Pull]
+    stats: Stats
+    latencies: Latencies
+    dead_letters: DeadLetters
+    disk: DiskWatch
+    disk_forecast: DiskForecast
+    slices: TimeSlices
+    loop_watch: LoopWatch
+    shared: Shared
+    tls: PortsTls
+
+    @property
+    def timers_waiting(self) -> Callable[[], int]: ...
+
+
+async def busiest(broker: Parts) -> Busiest:
     """Return the counts of a page. Works in slices."""
     found: dict[str, list[tuple[str, int]]] = defaultdict(list)
     async for (name, key), counter in broker.slices.sliced(broker.stats.counters()):
@@ -137,7 +189,7 @@ def compaction_families(
 
 
 async def gantry_families(
-    broker: BrokerContext, ports: Ports, http_refused: Mapping[str, int], counts: Busiest, known: KnownLabels
+    broker: Parts, ports: Ports, http_refused: Mapping[str, int], counts: Busiest, known: KnownLabels
 ) -> list[Family]:
     """Return all families of one page. `http_refused`: refused HTTP requests and connections, by reason."""
     status = broker.replication.status_fields()

@@ -99,12 +99,12 @@ class StoreTimes:
         self._last: dict[tuple[str, int, int], int] = {}
         self._next: dict[tuple[str, int, int], int] = {}
 
-    def of(self, broker: Parts, topic: str, queue: int, offset: int) -> int | None:
+    def of(self, store: MessageStore, topic: str, queue: int, offset: int) -> int | None:
         """Return the store time in Unix ms; None: the record cannot be read."""
         key = (topic, queue, offset)
         known = self._last.get(key)
         if known is None:
-            known = broker.store.reader.store_time(topic, queue, offset)
+            known = store.reader.store_time(topic, queue, offset)
         self._next[key] = known
         return known if known > 0 else None
 
@@ -150,11 +150,11 @@ async def lags(broker: Parts, times: StoreTimes) -> tuple[list[Lag], int]:
             if committed == end:
                 continue
             lag.committed += end - committed
-            unread = times.of(broker, topic, queue, committed)
+            unread = times.of(broker.store, topic, queue, committed)
             lag.unread_ms = _older(lag.unread_ms, unread)
             if pulled < end:
                 lag.ready += end - pulled
-                unpulled = unread if pulled == committed else times.of(broker, topic, queue, pulled)
+                unpulled = unread if pulled == committed else times.of(broker.store, topic, queue, pulled)
                 lag.unpulled_ms = _older(lag.unpulled_ms, unpulled)
         out.append(lag)
     times.turn()
