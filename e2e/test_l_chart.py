@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 import pytest
@@ -27,6 +28,8 @@ from kube import (
     unharmed,
     until,
 )
+
+from distributions import chart
 
 pytestmark = pytest.mark.alone
 
@@ -109,6 +112,20 @@ def everything_enabled(operator: None) -> Iterator[None]:
         assert get(SYSTEM, "configmaps", selector="grafana_dashboard=1") == []
         assert get(SYSTEM, "podmonitors") == get(SYSTEM, "prometheusrules") == []
         assert "gantry-console" not in kubectl("-n", SYSTEM, "get", "services", "-o", "name")
+
+
+def test_a_packaged_chart_runs_the_images_that_a_release_pushed(tmp_path: Path) -> None:
+    """The images by digest, from the file of values beside the package."""
+    name = "registry.example.com/team/gantry-{}:0.1.0"
+    digests = {part: f"sha256:{number:064x}" for number, part in enumerate(chart.PARTS)}
+    images = tmp_path / "images.json"
+    images.write_text(
+        json.dumps({p: {"image.name": name.format(p), "containerimage.digest": d} for p, d in digests.items()})
+    )
+    package, values = chart.build(tmp_path / "dist", images)
+    rendered = run("helm", "template", "gantry", str(package), "--kube-version", "1.31.0", "--values", str(values))
+    for part, digest in digests.items():
+        assert f"{name.format(part)}@{digest}" in rendered, part
 
 
 def test_dashboards_and_alerts_are_objects_of_the_chart(everything_enabled: None) -> None:
