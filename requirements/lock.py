@@ -2,7 +2,8 @@
 
 Packages keep the versions that they have; `--upgrade` takes the newest ones.
 Each lock has every version and hash of what one thing installs, and neither index nor download addresses, so it works
-with whatever package index pip is set up for. Its first line has a digest of what it was made from.
+with whatever package index pip is set up for (`uv.lock`, from which `uv export` works, has both). Requirements are the
+project's, its extras and its dependency groups in pyproject.toml. A lock's first line has a digest of them.
 """
 
 from __future__ import annotations
@@ -18,26 +19,24 @@ PROJECT = HERE.parent / "pyproject.toml"
 MARK = "# made from "
 
 LOCKS: dict[str, tuple[list[str], list[str]]] = {
-    # lock: (files of this folder, extras of pyproject.toml; no extras and no "project" entry: files only)
-    "dev": (["build.in"], ["project", "opentelemetry", "operator", "spark", "tables", "celery", "taskiq", "dev"]),
-    "base": (["build.in"], ["project"]),
-    "broker": (["broker.in"], []),
-    "operator": (["operator.in"], []),
-    "spark": (["spark.in"], []),
-    "audit": (["audit.in"], []),
+    # lock: (dependency groups, extras; "project": what the project itself needs)
+    "dev": (["build", "dev"], ["project", "opentelemetry", "operator", "spark", "tables", "celery", "taskiq"]),
+    "base": (["build"], ["project"]),
+    "broker": (["broker-image"], []),
+    "operator": (["operator-image"], []),
+    "spark": (["spark-image"], []),
+    "audit": (["audit"], []),
 }
 
 
 def wanted(lock: str) -> list[str]:
     """The requirements that a lock is made from."""
-    files, extras = LOCKS[lock]
-    project = tomllib.loads(PROJECT.read_text())["project"]
-    found: list[str] = []
+    groups, extras = LOCKS[lock]
+    made = tomllib.loads(PROJECT.read_text())
+    project = made["project"]
+    found = [line for group in groups for line in made["dependency-groups"][group]]
     for extra in extras:
         found += project["dependencies"] if extra == "project" else project["optional-dependencies"][extra]
-    for name in files:
-        lines = (line.partition("#")[0].strip() for line in (HERE / name).read_text().splitlines())
-        found += [line for line in lines if line]
     return sorted(set(found))
 
 
