@@ -64,6 +64,7 @@ STEPS: dict[str, tuple[list[str], dict[str, str]]] = {
     "interop5": ([*PYTEST, "tests/interop5"], {"INTEROP": "full"}),
     "Spark": ([*PYTEST, "tests/spark"], {"SPARK_TESTS": "full"}),
     "delivery": ([sys.executable, "-m", "tests.delivery.scenario", "--through", "both", "--patience", "7200"], {}),
+    "packages": ([sys.executable, "-m", "tests.distributions.published"], {}),
     "OLM bundle": ([sys.executable, "-m", "tests.distributions.olm_validator"], {}),
     "supply chain": ([sys.executable, ".ci/supply_chain.py"], {}),
     "e2e rounds": (["e2e/run", "-k", "rounds"], {"E2E_ROUNDS": "12", "E2E_NODES": "3"}),
