@@ -73,6 +73,7 @@ if TYPE_CHECKING or WHY_PYTHON:
         key_hash,
         key_times,
         message_ids,
+        near_records,
         place_sends,
         plain_records,
         record_rows,
@@ -102,6 +103,7 @@ else:
     key_hash = _native.key_hash
     key_times = _native.key_times
     message_ids = _native.message_ids
+    near_records = _native.near_records
     place_sends = _native.place_sends
     plain_records = _native.plain_records
     record_rows = _native.record_rows
@@ -132,6 +134,7 @@ __all__ = [
     "key_hash",
     "key_times",
     "message_ids",
+    "near_records",
     "place_sends",
     "plain_records",
     "record_rows",

@@ -951,6 +951,23 @@ def wanted_records(entries: bytes, most_bytes: int, oldest: int, end: int) -> tu
     return count, first, last, total
 
 
+def near_records(entries: bytes, count: int, most_gap: int, most_span: int) -> list[tuple[int, int, int, int]]:
+    """The pieces of the log that have the records of the first `count` queue entries: where each begins, its bytes, its
+    records, and their bytes alone. Between two records of a piece lie at most `most_gap` bytes. A piece of more than
+    one record has at most `most_span`.
+    """
+    pieces: list[tuple[int, int, int, int]] = []
+    for phys, size in islice(_places(entries), count):
+        if pieces:
+            start, span, records, total = pieces[-1]
+            joined = phys - start + size
+            if 0 <= phys - start - span <= most_gap and joined <= most_span:
+                pieces[-1] = (start, joined, records + 1, total + size)
+                continue
+        pieces.append((phys, size, 1, size))
+    return pieces
+
+
 def gather_records(block: bytes, base: int, entries: bytes, count: int) -> bytes:
     """The records of the first `count` queue entries, out of the bytes of the log from `base` on. Raises ValueError for
     a record that is not all there.

@@ -75,14 +75,15 @@ def test_the_sends_reach_every_outcome() -> None:
 
 
 def test_the_reads_reach_every_outcome() -> None:
-    several = named = whole = outside = 0
+    several = named = whole = outside = apart = 0
     for seed in range(2_000):
-        (wanted, data, is_named, is_whole), _ = twins.compare_reads(random.Random(seed), python)
+        (wanted, data, near, is_named, is_whole), _ = twins.compare_reads(random.Random(seed), python)
         several += isinstance(wanted, tuple) and wanted[0] > 2
         named += bool(is_named and data)
         whole += bool(is_whole and data)
         outside += data is ValueError
-    assert min(several, named, whole, outside) > 30, (several, named, whole, outside)
+        apart += 1 < len(near) < wanted[0]
+    assert min(several, named, whole, outside, apart) > 30, (several, named, whole, outside, apart)
 
 
 def test_the_rows_reach_every_outcome() -> None:

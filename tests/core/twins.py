@@ -454,6 +454,8 @@ def compare_reads(rng: random.Random, other: Any) -> tuple[Any, Any]:
     )  # fmt: skip
     first = rng.choice((number - len(entries) // 20, number - len(entries) // 20, 0))
     asked, queue = rng.choice((topic, topic, topic[:-1], "T" * 256)).encode(), rng.choice((1, 1, 1, 2))
+    more = rng.choice((0, 0, 3))
+    near = rng.choice((0, 49, 50, 1 << 14)), rng.choice((0, 200, max(some, 0), 1 << 18))
     found = []
     for body_of in (python, other):
         wanted = outcome(body_of.wanted_records, entries, *limits)
@@ -464,6 +466,7 @@ def compare_reads(rng: random.Random, other: Any) -> tuple[Any, Any]:
             (
                 wanted,
                 data,
+                outcome(body_of.near_records, entries, count + more, *near),
                 outcome(body_of.records_named, records, entries, count, asked, queue, first),
                 outcome(body_of.records_whole, records, entries, count),
             )

@@ -109,6 +109,39 @@ def test_records_that_follow_one_another_are_one_read(
     assert len(reads) == calls
 
 
+@pytest.mark.parametrize("recent", [False, True])
+def test_what_lies_between_the_records_of_a_pull_is_not_read(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch, recent: bool
+) -> None:
+    """Batches of three queues in turn: a read for each batch, and one for records with little between them."""
+    monkeypatch.setattr(read, "_PIECE", 4_096)
+    monkeypatch.setattr(read, "_GAP", 1_000)
+    monkeypatch.setattr(read, "_SHORT_SPAN", 4_096)
+    for turn in range(4):
+        for queue_id in range(3):
+            batch = [Put("Orders", queue_id, 0, 0, 1, HOST, b"x" * 200, b"") for _ in range(8)]
+            store.appender.put(batch, 1_000 + turn)
+    for _ in range(8):
+        for queue_id in range(2):
+            store.appender.put([Put("Orders", queue_id, 0, 0, 1, HOST, b"x" * 200, b"")], 1_010)
+    store.indexer.confirm(store.log.end)
+    alone = b"".join(store.reader.get("Orders", 0, offset, 1, 10**6).data for offset in range(40))
+    log_read, read_bytes = store.log.read, []
+
+    def counted(at: int, count: int) -> bytes:
+        read_bytes.append(count)
+        return log_read(at, count)
+
+    monkeypatch.setattr(store.log, "read", counted)
+    monkeypatch.setattr(read.LogPieces, "read", failing)
+    size = len(alone) // 40
+    found = store.reader.together().found if recent else store.reader.get
+    got = found("Orders", 0, 0, 40, 10**6)
+    assert got is not None
+    assert (got.count, got.data) == (40, alone)
+    assert read_bytes == [8 * size] * 4 + [15 * size]
+
+
 def test_reads_together_leave_damage_and_what_is_old_to_the_other_read(
     store: MessageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

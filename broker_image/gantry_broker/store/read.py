@@ -9,7 +9,7 @@ from itertools import islice, pairwise, repeat
 from struct import Struct
 from typing import Final
 
-from gantry_core import gather_records, key_hash, records_named, records_whole, wanted_records
+from gantry_core import gather_records, key_hash, near_records, records_named, records_whole, wanted_records
 
 from gantry_broker.protocol.codes import GetStatus
 from gantry_broker.protocol.message import FIXED_V4, Record, RecordError, decode_record, tags_hash
@@ -39,6 +39,12 @@ MAX_SCAN: Final = 4_096
 """Entries that one read examines when a filter rejects most of them; the next read continues there."""
 _SPREAD: Final = 8
 """Records are read in one go if that reads at most this many times the wanted bytes."""
+_GAP: Final = 1 << 14
+"""Bytes between two records that cost less to read than another call."""
+_SHORT_SPAN: Final = 1 << 17
+"""Bytes from the first record of a pull to its last that are one read without a look at what lies between."""
+_MOST_SPAN: Final = 1 << 20
+"""Bytes of a read that has bytes between records."""
 _PIECE: Final = 1 << 16
 _MAX_PIECES: Final = 16
 _SHARED: Final = 16
@@ -61,7 +67,7 @@ def read_spread(log: CommitLog, wanted: list[tuple[int, int]], total: int) -> li
     span = wanted[-1][0] + wanted[-1][1] - first
     if span == total:
         return [log.read(first, span)]
-    if 0 < span <= min(total * _SPREAD, 1 << 20):
+    if 0 < span <= min(total * _SPREAD, _MOST_SPAN):
         block = memoryview(log.read(first, span))
         return [bytes(block[phys - first : phys - first + size]) for phys, size in wanted]
     return [log.read(phys, size) for phys, size in wanted]
@@ -74,12 +80,22 @@ def read_wanted(log: CommitLog, entries: bytes, count: int, first: int, last: in
     span = last - first
     if span == total:
         return log.read(first, span)
-    if span <= min(total * _SPREAD, 1 << 20):
+    if span <= min(total * _SPREAD, _SHORT_SPAN):
         block = log.read(first, span)
         if len(block) == span:
             return gather_records(block, first, entries, count)
-    places = ENTRY.iter_unpack(entries[: count * ENTRY_SIZE])
-    return b"".join([log.read(phys, size) for phys, size, _ in places])
+    parts: list[bytes] = []
+    at = 0
+    for start, span, records, size in near_records(entries, count, _GAP, _MOST_SPAN):
+        block = log.read(start, span)
+        if span != size:
+            if len(block) != span:
+                places = ENTRY.iter_unpack(entries[: count * ENTRY_SIZE])
+                return b"".join([log.read(phys, size) for phys, size, _ in places])
+            block = gather_records(block, start, entries[at : at + records * ENTRY_SIZE], records)
+        parts.append(block)
+        at += records * ENTRY_SIZE
+    return b"".join(parts)
 
 
 def _is_full(entries: bytes, count: int, total: int, max_bytes: int) -> bool:
@@ -259,8 +275,8 @@ class LogPieces:
     def _gather(self, entries: bytes, count: int, first: int, last: int, total: int) -> bytes:
         """Return the records of the first entries, which the present piece has not. Raises OSError."""
         span = last - first
-        if span == total >= _PIECE // _SHARED:  # No other queue has records between them.
-            return self._log.read(first, span)
+        if total >= _PIECE // _SHARED and (span == total or span > _PIECE):
+            return read_wanted(self._log, entries, count, first, last, total)
         if span <= _PIECE:
             self._turn_to(first, span)
             if last <= self._start + len(self._data):

@@ -39,6 +39,7 @@ fn gantry_core_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<signature::SignatureKeys>()?;
     module.add_function(wrap_pyfunction!(reads::wanted_records, module)?)?;
     module.add_function(wrap_pyfunction!(reads::gather_records, module)?)?;
+    module.add_function(wrap_pyfunction!(reads::near_records, module)?)?;
     module.add_function(wrap_pyfunction!(reads::records_named, module)?)?;
     module.add_function(wrap_pyfunction!(reads::records_whole, module)?)?;
     module.add_function(wrap_pyfunction!(index::set_slots, module)?)?;

@@ -54,6 +54,32 @@ fn within(block: &[u8], base: i64, phys: i64, size: i64) -> Option<&[u8]> {
 }
 
 #[pyfunction]
+pub fn near_records(
+    entries: &[u8],
+    count: usize,
+    most_gap: i64,
+    most_span: i64,
+) -> Vec<(i64, i64, usize, i64)> {
+    let mut pieces: Vec<(i64, i64, usize, i64)> = Vec::new();
+    for (phys, size) in places(entries).take(count) {
+        if let Some((start, span, records, total)) = pieces.last_mut() {
+            let behind = phys
+                .checked_sub(*start)
+                .and_then(|at| Some((at.checked_sub(*span)?, at.checked_add(size)?)))
+                .filter(|(gap, joined)| (0..=most_gap).contains(gap) && *joined <= most_span);
+            if let Some((_, joined)) = behind {
+                *span = joined;
+                *records += 1;
+                *total += size;
+                continue;
+            }
+        }
+        pieces.push((phys, size, 1, size));
+    }
+    pieces
+}
+
+#[pyfunction]
 pub fn gather_records<'py>(
     py: Python<'py>,
     block: &[u8],
@@ -61,12 +87,20 @@ pub fn gather_records<'py>(
     entries: &[u8],
     count: usize,
 ) -> PyResult<Bound<'py, PyBytes>> {
-    let mut made = Vec::with_capacity(block.len().min(1 << 20));
+    let outside = || PyValueError::new_err("a record lies outside");
+    let mut total = 0;
     for (phys, size) in places(entries).take(count) {
-        let record = within(block, base, phys, size);
-        made.extend_from_slice(record.ok_or_else(|| PyValueError::new_err("a record lies outside"))?);
+        total += within(block, base, phys, size).ok_or_else(outside)?.len();
     }
-    Ok(PyBytes::new(py, &made))
+    PyBytes::new_with(py, total, |mut made| {
+        for (phys, size) in places(entries).take(count) {
+            let record = within(block, base, phys, size).ok_or_else(outside)?;
+            let (here, rest) = made.split_at_mut(record.len());
+            here.copy_from_slice(record);
+            made = rest;
+        }
+        Ok(())
+    })
 }
 
 /// Whether the record is the one of this place, queue and queue offset.
