@@ -30,6 +30,7 @@ AT_NIGHT = frozenset(
         "test_report::test_repaired_damage_is_counted_again",
         "test_report::test_state_of_many_runs_is_merged",
         "test_sink_streams",
+        "test_stream_groups",
     }
 )
 """Modules, and rare cases of others, that run only with SPARK_TESTS=full."""

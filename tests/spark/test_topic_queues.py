@@ -13,6 +13,7 @@ from gantry_spark.topics.queues import (
     Bounds,
     QueueRange,
     divide,
+    ended_in,
     from_table,
     limited,
     parse_position,
@@ -34,6 +35,14 @@ offsets = st.dictionaries(queues, st.integers(0, 120))
 @given(offsets)
 def test_offsets_survive_json(table: dict[MessageQueue, int]) -> None:
     assert from_table(to_table(table), "test") == table
+
+
+@given(offsets, st.sets(queues))
+def test_queues_that_ended_are_beside_the_offsets(table: dict[MessageQueue, int], some: set[MessageQueue]) -> None:
+    ended = some & table.keys()
+    written = to_table(table, ended)
+    assert from_table(written, "test") == table
+    assert ended_in(written) == ended
 
 
 @given(offsets, st.dictionaries(queues, bounds), st.none() | st.integers(1, 60))
@@ -75,6 +84,14 @@ def test_a_queue_that_is_gone_is_a_loss_only_if_messages_are_missing() -> None:
     assert plan({queue: 5}, {queue: 5}, {}).losses == ()
     (loss,) = plan({queue: 5}, {queue: 8}, {}).losses
     assert "messages 5 to 7 cannot be read" in loss
+
+
+def test_another_queue_with_the_name_of_one_that_ended_is_no_loss() -> None:
+    queue = QUEUES[0]
+    assert plan({queue: 5}, {queue: 3}, {queue: 0}, {queue}).losses == ()
+    found = plan({queue: 5}, {queue: 3}, {queue: 0})
+    assert "the topic was deleted and made again" in found.losses[0]
+    assert found.ranges == (QueueRange(queue, 0, 3),)
 
 
 @given(

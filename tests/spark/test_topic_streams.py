@@ -173,6 +173,76 @@ def test_a_topic_that_was_made_again(mq: LocalBroker) -> None:
     assert len(lenient.values()) == 8
 
 
+@pytest.mark.parametrize("now", [False, True], ids=["stream", "availableNow"])
+def test_a_queue_that_ended_stays_ended_after_a_restart(mq: LocalBroker, now: bool) -> None:
+    topic, group = mq.create_topic(queues=2), mq.new_group()
+    administer(mq.name_servers, "create_group", SubscriptionGroup(group))
+    query = Query(mq.name_servers, topic, groupId=group, timeoutMs="1000")
+    sent = send(mq.name_servers, topic, 0, 10)
+    query.run()
+    administer(mq.name_servers, "create_topic", topic, queues=2, write_queues=1)
+    query.stream.cluster.forget(topic)
+    query.run()
+    assert query.offsets[-1] == {topic: {"test:0": 5, "test:1": 5}, f"{topic}!ended": {"test:1": 5}}
+    administer(mq.name_servers, "create_topic", topic, queues=1)
+    sent += send(mq.name_servers, topic, 10, 3)
+    query.stream = query.fresh()
+    if now:
+        query.stream.prepareForTriggerAvailableNow()
+    query.run()
+    assert query.values() == sent
+    # The queue takes messages again.
+    administer(mq.name_servers, "create_topic", topic, queues=2)
+    query.stream = query.fresh()
+    query.run()
+    assert query.offsets[-1] == {topic: {"test:0": 8, "test:1": 5}}
+
+
+def test_a_queue_that_is_gone_is_a_loss_once(mq: LocalBroker) -> None:
+    """No group of the stream held the removal of the queue, so nobody knows whether all of it was read."""
+    topic = mq.create_topic(queues=2)
+    query = Query(mq.name_servers, topic, timeoutMs="1000")
+    sent = send(mq.name_servers, topic, 0, 10)
+    query.run()
+    administer(mq.name_servers, "create_topic", topic, queues=2, write_queues=1)
+    query.stream.cluster.forget(topic)
+    query.run()
+    administer(mq.name_servers, "create_topic", topic, queues=1)
+
+    def run_for(seconds: float) -> None:
+        query.stream = query.fresh()
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            query.run()
+            time.sleep(0.05)
+
+    with pytest.raises(SourceError, match="no longer exists, and messages from offset 5 on may not have been read"):
+        run_for(60)
+    query.options["failOnDataLoss"] = "false"
+    run_for(1.5)
+    assert query.offsets[-1][f"{topic}!ended"] == {"test:1": 5}
+    query.options["failOnDataLoss"] = "true"
+    sent += send(mq.name_servers, topic, 10, 3)
+    run_for(1.5)
+    assert query.values() == sent
+
+
+def test_a_group_that_leaves_between_route_and_offsets(mq: LocalBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = mq.create_topic(queues=1)
+    query = Query(mq.name_servers, topic)
+    sent = send(mq.name_servers, topic, 0, 3)
+    real = query.stream.cluster.queues
+    shown = [MessageQueue(topic, "gone", 0)]
+
+    def queues(wanted: str) -> Any:
+        return real(wanted) + [shown.pop() for _ in list(shown)]
+
+    monkeypatch.setattr(query.stream.cluster, "queues", queues)
+    query.offsets = [{topic: {"test:0": 0}}]
+    query.run()
+    assert query.values() == sent
+
+
 def test_expired_messages_are_an_error_or_a_warning(mq: LocalBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = mq.create_topic(queues=1)
     sent = send(mq.name_servers, topic, 0, 10)
@@ -181,8 +251,8 @@ def test_expired_messages_are_an_error_or_a_warning(mq: LocalBroker, monkeypatch
         query.offsets = [{topic: {"test:0": 2}}]
         real = query.stream.cluster.bounds
 
-        def bounds(queues: Any, real: Any = real) -> Any:
-            return {q: replace(b, first=6) for q, b in real(queues).items()}
+        def bounds(queues: Any, real: Any = real, **more: Any) -> Any:
+            return {q: replace(b, first=6) for q, b in real(queues, **more).items()}
 
         monkeypatch.setattr(query.stream.cluster, "bounds", bounds)
     with pytest.raises(SourceError, match="messages 2 to 5 expired before they were read; set failOnDataLoss"):

@@ -1,13 +1,14 @@
 """Queues and their offsets: texts of options, limits of a batch, ranges and their division into tasks. Pure.
 
 Offsets count the messages of a queue, as in RocketMQ. A range [start, end) has its end outside. In JSON a queue is
-`BROKER_GROUP:QUEUE_ID`, and offsets are `{"topic": {"group:0": 17}}`, as Kafka's connector writes them.
+`BROKER_GROUP:QUEUE_ID`, and offsets are `{"topic": {"group:0": 17}}`, as Kafka's connector writes them. A stream's
+checkpoint also has `{"topic!ended": {"group:0": 17}}`: queues that may go without a loss.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,6 +21,8 @@ from gantry_spark.errors import SourceError
 
 EARLIEST: Final = -2
 LATEST: Final = -1
+ENDED: Final = "!ended"
+"""Behind the name of a topic in a checkpoint, which no name of a topic has."""
 RECORDS_PER_TASK: Final = 50_000
 """Tasks of fewer records cost more to start than to run."""
 RECORDS_PER_LOG_TASK: Final = 250_000
@@ -68,12 +71,20 @@ def queue_text(queue: MessageQueue) -> str:
     return f"{queue.broker}:{queue.queue_id}"
 
 
-def to_table(offsets: Mapping[MessageQueue, int]) -> OffsetTable:
-    """Return offsets as JSON has them."""
+def to_table(offsets: Mapping[MessageQueue, int], ended: Iterable[MessageQueue] = ()) -> OffsetTable:
+    """Return offsets as JSON has them. `ended`: those of the queues that may go without a loss."""
     table: OffsetTable = {}
     for queue, offset in sorted(offsets.items()):
         table.setdefault(queue.topic, {})[queue_text(queue)] = offset
+    for queue in sorted(ended):
+        table.setdefault(queue.topic + ENDED, {})[queue_text(queue)] = offsets[queue]
     return table
+
+
+def ended_in(table: OffsetTable) -> frozenset[MessageQueue]:
+    """Return the queues that may go without a loss. Raises SourceError."""
+    marked = {topic.removesuffix(ENDED): queues for topic, queues in table.items() if topic.endswith(ENDED)}
+    return frozenset(from_table(marked, "the checkpoint's offset"))
 
 
 def from_table(table: Any, what: str, least: int = 0) -> Offsets:
@@ -82,6 +93,8 @@ def from_table(table: Any, what: str, least: int = 0) -> Offsets:
     if not isinstance(table, dict):
         raise SourceError(f'{what}: {str(table)[:80]!r}; write JSON as {{"topic": {{"group:0": 17}}}}')
     for topic, queues in table.items():
+        if str(topic).endswith(ENDED):
+            continue
         if not isinstance(queues, dict):
             raise SourceError(f'{what}: topic {topic!r} has {str(queues)[:80]!r}; write {{"group:0": 17}}')
         for name, offset in queues.items():
@@ -182,8 +195,14 @@ def limited(start: Mapping[MessageQueue, int], bounds: Mapping[MessageQueue, Bou
     return result
 
 
-def plan(start: Mapping[MessageQueue, int], end: Mapping[MessageQueue, int], first: Mapping[MessageQueue, int]) -> Plan:
-    """Return the ranges of a batch. `first`: the first offset of each queue that exists.
+def plan(
+    start: Mapping[MessageQueue, int],
+    end: Mapping[MessageQueue, int],
+    first: Mapping[MessageQueue, int],
+    ended: Collection[MessageQueue] = (),
+) -> Plan:
+    """Return the ranges of a batch. `first`: the first offset of each queue that exists; `ended`: queues whose messages
+    up to `start` were all.
 
     Messages between `start` and the first offset have expired. An end before its start belongs to a queue that was made
     again: all of its messages up to the end are read.
@@ -200,10 +219,11 @@ def plan(start: Mapping[MessageQueue, int], end: Mapping[MessageQueue, int], fir
             losses.append(f"{name} no longer exists: messages {begin} to {stop - 1} cannot be read")
             continue
         if stop < begin:
-            losses.append(
-                f"{name} ends at offset {stop}, and {begin} was reached: the topic was deleted and made again, or its "
-                f"broker lost messages"
-            )
+            if queue not in ended:
+                losses.append(
+                    f"{name} ends at offset {stop}, and {begin} was reached: the topic was deleted and made again, or "
+                    f"its broker lost messages"
+                )
             begin = lowest
         elif begin < lowest:
             losses.append(f"{name}: messages {begin} to {min(lowest, stop) - 1} expired before they were read")

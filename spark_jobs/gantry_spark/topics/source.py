@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
 
 from gantry_broker.protocol.fastjson import MessageQueue
 from pyspark.sql.datasource import (
@@ -35,6 +35,7 @@ from gantry_spark.topics.queues import (
     Offsets,
     OffsetTable,
     QueueRange,
+    ended_in,
     from_table,
     limited,
     plan,
@@ -43,9 +44,12 @@ from gantry_spark.topics.queues import (
     to_table,
 )
 from gantry_spark.topics.ways import Way
-from gantry_spark.topics.wire import Cluster
+from gantry_spark.topics.wire import Cluster, GroupGone, Pauses
 
 logger = logging.getLogger(__name__)
+
+GIVEN_UP: Final = -1.0
+"""In place of a time: the loss of a queue was reported, and the stream goes on without it."""
 
 
 class QueuePartition(InputPartition):
@@ -167,7 +171,7 @@ class TopicStream(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: dict[MessageQueue, Bounds] | None = None
         """The end of a query with the trigger availableNow; None: no end."""
         self._missing: dict[MessageQueue, float] = {}
-        """Monotonic time since when a queue is not there."""
+        """Monotonic time since when a queue is not there, or GIVEN_UP."""
         self._read_up: set[MessageQueue] = set()
         """Queues whose messages were all read when they were last seen."""
         self._committed: Offsets = {}
@@ -193,16 +197,25 @@ class TopicStream(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: OffsetTable, limit: ReadLimit) -> OffsetTable:
         begin = from_table(start, "the checkpoint's offset")
+        ended = ended_in(start)
         queues = self.queues()
+        pauses = Pauses(self.options.access.timeout_s)
         while True:
-            gone = self._gone(begin, queues)
-            if not gone or self._target is None:
-                break
-            # A query that ends soon cannot look again with the next batch.
-            time.sleep(0.5)
+            if self._gone(begin, queues, ended) and self._target is not None:
+                # A query that ends soon cannot look again with the next batch.
+                time.sleep(0.5)
+            else:
+                there = set(queues)
+                closed = self._closed(queues)
+                self._commit_progress(begin, there)
+                try:
+                    bounds = self.cluster.bounds(queues, wait=False)
+                    break
+                except GroupGone:  # It went after the route was asked for.
+                    if not pauses.wait():
+                        raise
             queues = self.queues()
-        self._commit_progress(begin, set(queues))
-        bounds = self.cluster.bounds(queues)
+        last = {q: b.after for q, b in bounds.items() if b.by_master}
         for queue, bound in bounds.items():
             if begin.get(queue) == bound.after:
                 self._read_up.add(queue)
@@ -211,14 +224,29 @@ class TopicStream(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._target is not None:
             bounds = {q: self._until(b, self._target[q]) for q, b in bounds.items() if q in self._target}
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        return to_table(limited(begin, bounds, most))
+        end = limited(begin, bounds, most)
+        return to_table(end, [q for q in end if self._ends(q, end[q], last, closed, q in ended)])
+
+    def _ends(self, queue: MessageQueue, end: int, last: Offsets, closed: set[MessageQueue], ended: bool) -> bool:
+        """Return whether a queue may go after this batch, and no message is lost.
+
+        A route without the permission to write is not enough: a broker that is drained still takes what producers send
+        by an older route. It goes only after groups have read that, `groupId` too.
+        """
+        if queue not in last:
+            return ended or self._missing.get(queue) == GIVEN_UP
+        return bool(self.options.group) and queue in closed and last[queue] == end
+
+    def _closed(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
+        """Return the queues of these topics that take no more messages by their route."""
+        return {queue for topic in {q.topic for q in queues} for queue in self.cluster.closed(topic)}
 
     @staticmethod
     def _until(now: Bounds, target: Bounds) -> Bounds:
         after = min(now.after, target.after)
         return Bounds(min(now.first, after), after, now.by_master and target.by_master)
 
-    def _gone(self, begin: Offsets, queues: list[MessageQueue]) -> list[MessageQueue]:
+    def _gone(self, begin: Offsets, queues: list[MessageQueue], ended: frozenset[MessageQueue]) -> list[MessageQueue]:
         """Return queues of the checkpoint that are not there and may hold unread messages. Raises SourceError when they
         have not come back in time.
 
@@ -233,18 +261,18 @@ class TopicStream(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
             if queue in there:
                 self._missing.pop(queue, None)
                 continue
-            if queue in self._read_up and queue.topic in topics:
+            if (queue in self._read_up or queue in ended) and queue.topic in topics:
                 continue
             since = self._missing.setdefault(queue, now)
             if now - since < self.options.access.timeout_s:
                 waiting.append(queue)
                 self.cluster.forget(queue.topic)
-            elif since > 0:
+            elif since != GIVEN_UP:
                 self.settings.lost(
                     f"queue {queue_text(queue)} of topic {queue.topic} no longer exists, and messages from offset "
                     f"{begin[queue]} on may not have been read"
                 )
-                self._missing[queue] = 0.0  # Said once.
+                self._missing[queue] = GIVEN_UP  # Said once.
         return waiting
 
     def partitions(self, start: OffsetTable, end: OffsetTable) -> list[InputPartition]:
@@ -253,7 +281,8 @@ class TopicStream(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
         changed = [q for q, offset in stop.items() if begin.get(q) != offset]
         there = {q for topic in {q.topic for q in changed} for q in self.cluster.queues(topic)}
         first = {q: b.first for q, b in self.cluster.bounds(q for q in changed if q in there).items()}
-        found = plan(begin, stop, first)
+        # A queue that takes messages again is another one; of one that does not, a shorter queue has lost some.
+        found = plan(begin, stop, first, ended_in(start) - self._closed(changed))
         for loss in found.losses:
             self.settings.lost(loss)
         return self.tasks(found.ranges)

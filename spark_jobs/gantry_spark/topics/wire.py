@@ -20,6 +20,7 @@ from gantry_broker.protocol.codes import (
     MASTER_ID,
     RETRY_PREFIX,
     SYSTEM_TOPICS,
+    Perm,
     RequestCode,
     ResponseCode,
 )
@@ -148,6 +149,10 @@ class Connection:
         self._socket.close()
 
 
+class GroupGone(SourceError):
+    """The route of a topic has no broker of a group any more."""
+
+
 class Pauses:
     """Growing pauses between tries, until a timeout is over."""
 
@@ -264,6 +269,12 @@ class Cluster:
         route = self.route(topic)
         return [] if route is None else readable_queues(topic, route)
 
+    def closed(self, topic: str) -> set[MessageQueue]:
+        """Return the readable queues of a topic that its route offers to no producer. Raises SourceError."""
+        route = self.route(topic)
+        offered = {d.broker: d.write_queues for d in route.queues if d.perm & Perm.WRITE} if route else {}
+        return {queue for queue in self.queues(topic) if queue.queue_id >= offered.get(queue.broker, 0)}
+
     def addresses(self, topic: str, group: str) -> list[tuple[bool, str]]:
         """Return (whether it is the master, address) of the brokers of a group, the master first."""
         route = self.route(topic)
@@ -272,8 +283,10 @@ class Cluster:
 
     # ---- brokers
 
-    def bounds(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, Bounds]:
-        """Return the first offset and the end of each queue. Raises SourceError when a group does not answer."""
+    def bounds(self, queues: Iterable[MessageQueue], *, wait: bool = True) -> dict[MessageQueue, Bounds]:
+        """Return the first offset and the end of each queue. Raises SourceError when a group does not answer, and
+        without `wait` GroupGone when its brokers are in no route any more.
+        """
         left: dict[str, list[MessageQueue]] = {}
         for queue in queues:
             left.setdefault(queue.broker, []).append(queue)
@@ -291,7 +304,7 @@ class Cluster:
                     for queue, low, high in zip(some, offsets[::2], offsets[1::2], strict=True):
                         found[queue] = Bounds(min(low, high), high, master)
 
-            self.at_group(of_group[0].topic, group, ask)
+            self.at_group(of_group[0].topic, group, ask, wait=wait)
         return found
 
     def offset_at(self, queue: MessageQueue, timestamp_ms: int) -> int:
@@ -338,20 +351,30 @@ class Cluster:
                 for number in numbers:
                     _checked(connection, connection.answer(number), code)
 
-            self.at_group(of_broker[0][0].topic, broker, send, master_only=True)
+            self.at_group(of_broker[0][0].topic, broker, send, master_only=True, wait=False)
 
     def at_group(
-        self, topic: str, group: str, work: Callable[[Connection, bool], T], *, master_only: bool = False
+        self,
+        topic: str,
+        group: str,
+        work: Callable[[Connection, bool], T],
+        *,
+        master_only: bool = False,
+        wait: bool = True,
     ) -> T:
         """Run `work` with a connection to the group's master, or to a slave if the master does not answer.
 
         `work` gets the connection and whether it is the master's. It is repeated from its beginning. Raises SourceError
-        when the time is over, and Refused at once for an answer that will not change.
+        when the time is over, Refused at once for an answer that will not change, and without `wait` GroupGone at once
+        when the topic's route has no broker of the group.
         """
         pauses = Pauses(self.timeout_s)
         while True:
             problems: list[str] = []
-            for master, address in self.addresses(topic, group):
+            addresses = self.addresses(topic, group)
+            if not addresses and not wait:
+                raise GroupGone(f"group {group} of topic {topic} is in no route any more")
+            for master, address in addresses:
                 if master_only and not master:
                     continue
                 try:
