@@ -1,12 +1,15 @@
-"""A running Apache RocketMQ outside of Kubernetes moves to a cluster, by its resource alone."""
+"""A running Apache RocketMQ outside of Kubernetes moves to a cluster and back, by its resource alone."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import shutil
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ from typing import Any
 import pytest
 from kube import SYSTEM, Cluster, CommandFailed, apply, get, kubectl, run, until
 from rig import java, rocketmq
-from rig.driver import Driver
+from rig.driver import Driver, Running
 from rig.processes import NamespaceUnavailable
 from rig.target import Target
 
@@ -25,7 +28,11 @@ ADDRESS = "10.250.0.200"
 BRIDGE = "kubehost"
 FIRST_NODE = 11
 """The last number of the first node's address. The pods of node N are in 10.244.N.0/24."""
+SERVICES, NODE = "10.96.0.0/16", f"10.250.0.{FIRST_NODE}"
+HOST = "moved-a-master.{}.svc"
 MESSAGES = 300
+POLL_MS = 5_000
+"""How often clients look for routes."""
 SETTINGS = {
     "brokerIP1": ADDRESS, "mappedFileSizeCommitLog": "1048576", "waitTimeMillsInSendQueue": "10000",
     "osPageCacheBusyTimeOutMills": "10000",
@@ -99,39 +106,141 @@ def shown(namespace: str) -> dict[str, Any]:
     return dict((get(namespace, "bc", "moved").get("status") or {}).get("migration") or {})
 
 
-def recorded(namespace: str) -> str:
+def annotations(namespace: str) -> dict[str, str]:
+    return dict(get(namespace, "bc", "moved")["metadata"].get("annotations") or {})
+
+
+def recorded(namespace: str, record: str = "migration") -> str:
     """The phase in the record, which needs no operator and no pod."""
-    annotations = get(namespace, "bc", "moved")["metadata"].get("annotations") or {}
-    return str(json.loads(annotations.get("gantry.dev/migration", "{}")).get("phase", ""))
+    return str(json.loads(annotations(namespace).get(f"gantry.dev/{record}", "{}")).get("phase", ""))
 
 
-def test_a_source_outside_is_followed_and_left(operator: None, namespace: str, source: Target, tmp_path: Path) -> None:
-    clients = Driver(source, "49", "JSON", tmp_path / "driver.log")
+def kill_operators() -> None:
+    kubectl(
+        "-n", SYSTEM, "delete", "pods", "-l", "app.kubernetes.io/name=gantry-operator", "--grace-period=0", "--force",
+        "--wait=false",
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def knows_services(source: Target, namespace: str) -> Iterator[None]:
+    """Let the source's clients reach the group's Service, as the DNS and the routes of an organisation would."""
+    service = until("the Service exists", lambda: service_address(namespace), 60)
+    folder = Path("/etc/netns") / source.prefix[-1]
+    folder.mkdir(parents=True)
     try:
-        clients.mqadmin("updateTopic", "-c", "demo", "-t", "Orders", "-r", "4", "-w", "4")
-        clients.run("produce", topic="Orders", count=MESSAGES, size=100, run="run")
-        apply(namespace, json.dumps(MANIFEST))
-        until("the copy follows", lambda: status(namespace)["groups"]["a"]["lag"] == 0, 120, 1.0)
-        until("the resource says what to do", lambda: "migrate=cutover" in shown(namespace).get("next", ""), 60, 1.0)
-        # By the resource alone. Its operators and its pod die in the middle, while the source's readers have no right.
-        kubectl("-n", namespace, "annotate", "bc", "moved", "gantry.dev/migrate=cutover settle=15 timeout=300")
-        until("consumers get nothing", lambda: recorded(namespace) == "readers-off", 60, 0.3)
-        for where, what in ((SYSTEM, ["-l", "app.kubernetes.io/name=gantry-operator"]), (namespace, ["moved-a-0"])):
-            kubectl("-n", where, "delete", "pods", *what, "--grace-period=0", "--force", "--wait=false")
-        until("the cutover is done", lambda: recorded(namespace) == "done", 240, 1.0)
-        cluster = Cluster(namespace, "moved")
-        cluster.wait_running()
-        until("the resource says that it is done", lambda: shown(namespace)["phase"] == "done", 60, 1.0)
-        until("the condition ends", lambda: cluster.condition("Migrating")["status"] == "False")
-        result = "gantry.dev/migrate-result"
-        until("the request is answered", lambda: get(namespace, "bc", "moved")["metadata"]["annotations"][result])
-        said = get(namespace, "bc", "moved")["metadata"]["annotations"][result]
-        assert "done: Gantry leads" in said, said
-        assert status(namespace)["phase"] == "done"
-        read = gantry(namespace, "consume", "Orders", "--group", "check", "--count", str(MESSAGES), "--timeout", "120")
-        assert len(read.splitlines()) == MESSAGES
-        phases = {e["message"].split(":")[0] for e in cluster.events() if e["reason"] == "Migration"}
-        assert {"readers-off", "writes-off", "finishing", "taking", "done"} <= phases
-        assert f"moved-a-master.{namespace}.svc" in clients.mqadmin("clusterList"), "the source's NameServer knows it"
+        # Commands in the network namespace have this file as /etc/hosts.
+        host = HOST.format(namespace)
+        names = f"{service} {host} {host}.cluster.local\n"
+        (folder / "hosts").write_text(f"127.0.0.1 localhost {socket.gethostname()}\n{names}")
+        run(*source.prefix, "ip", "route", "replace", SERVICES, "via", NODE)
+        yield
     finally:
-        clients.close()
+        shutil.rmtree(folder)
+
+
+def service_address(namespace: str) -> str:
+    return kubectl("-n", namespace, "get", "service", "moved-a-master", "-o", "jsonpath={.spec.clusterIP}", check=False)
+
+
+def go_on(writer: Running) -> None:
+    """Wait until a message is acknowledged that is sent from now on."""
+    began = time.time() * 1000 + 1_000
+    while (line := writer.next(120)) is not None:
+        if line["event"] == "ok" and line["ms"] > began:
+            return
+    raise AssertionError("the writer ended")
+
+
+def test_a_source_outside_is_followed_left_and_returned_to(
+    operator: None, namespace: str, source: Target, tmp_path: Path
+) -> None:
+    apply(namespace, json.dumps(MANIFEST))
+    with knows_services(source, namespace):
+        clients = Driver(source, "49", "JSON", tmp_path / "driver.log")
+        try:
+            goes_and_returns(clients, namespace)
+        finally:
+            clients.close()
+
+
+def goes_and_returns(clients: Driver, namespace: str) -> None:
+    clients.mqadmin("updateTopic", "-c", "demo", "-t", "Orders", "-r", "4", "-w", "4")
+    clients.run("produce", topic="Orders", count=MESSAGES, size=100, run="run")
+    reader = clients.start(
+        "consume",
+        topic="Orders",
+        group="billing",
+        run="run",
+        count=1_000_000,
+        timeout_s=900,
+        each=True,
+        poll_ms=POLL_MS,
+    )
+    writer = clients.start(
+        "failover", topic="Orders", run="run", first=MESSAGES, size=100, threads=2, pause_ms=20, poll_ms=POLL_MS
+    )
+    writer.wait_for("ok")
+    until("the copy follows", lambda: (status(namespace)["groups"]["a"]["lag"] or 0) < 1 << 20, 120, 1.0)
+    until("the resource says what to do", lambda: "migrate=cutover" in shown(namespace).get("next", ""), 60, 1.0)
+    cutover_by_the_resource(namespace)
+    assert HOST.format(namespace) in clients.mqadmin("clusterList"), "the source's NameServer knows it"
+    go_on(writer)
+    gantry(namespace, "produce", "Orders", "--count", "10")
+    rollback_by_the_resource(namespace)
+    listed = clients.mqadmin("clusterList")
+    assert ADDRESS in listed
+    assert HOST.format(namespace) not in listed
+    go_on(writer)
+    kubectl("-n", namespace, "delete", "bc", "moved")
+    go_on(writer)
+    clients.run("stop")
+    missing = {line["n"] for line in writer.finish().of("ok")} | set(range(MESSAGES))
+    while missing and (line := reader.next(60)) is not None:
+        if line["event"] == "message":
+            missing.discard(line["n"])
+    assert not missing
+    until("what was copied goes with the cluster", lambda: not maps(namespace), 60, 1.0)
+
+
+def maps(namespace: str) -> str:
+    return kubectl("-n", namespace, "get", "configmap", "moved-rollback", "--ignore-not-found", "-o", "name")
+
+
+def answered(namespace: str, said: str) -> None:
+    result = until("the request is answered", lambda: annotations(namespace).get("gantry.dev/migrate-result"))
+    assert said in result, result
+
+
+def cutover_by_the_resource(namespace: str) -> None:
+    """By the resource alone. Its operators and its pod die in the middle, while the source's readers have no right."""
+    kubectl("-n", namespace, "annotate", "bc", "moved", "gantry.dev/migrate=cutover settle=15 routes=15 timeout=300")
+    until("consumers get nothing", lambda: recorded(namespace) == "readers-off", 90, 0.3)
+    kill_operators()
+    kubectl("-n", namespace, "delete", "pods", "moved-a-0", "--grace-period=0", "--force", "--wait=false")
+    until("the cutover is done", lambda: recorded(namespace) == "done", 240, 1.0)
+    cluster = Cluster(namespace, "moved")
+    cluster.wait_running()
+    until("the resource says that it is done", lambda: shown(namespace)["phase"] == "done", 60, 1.0)
+    until("the condition ends", lambda: cluster.condition("Migrating")["status"] == "False")
+    answered(namespace, "done: Gantry leads")
+    assert status(namespace)["phase"] == "done"
+    read = gantry(namespace, "consume", "Orders", "--group", "check", "--count", str(MESSAGES), "--timeout", "120")
+    assert len(read.splitlines()) == MESSAGES
+    phases = {e["message"].split(":")[0] for e in cluster.events() if e["reason"] == "Migration"}
+    assert {"routing", "routed", "readers-off", "writes-off", "finishing", "taking", "done"} <= phases
+
+
+def rollback_by_the_resource(namespace: str) -> None:
+    """The operators die while nobody reads or writes."""
+    kubectl("-n", namespace, "annotate", "bc", "moved", "gantry.dev/migrate-result-")
+    kubectl("-n", namespace, "annotate", "bc", "moved", "gantry.dev/migrate=rollback settle=15 timeout=300")
+    off = "gantry-readers-off"
+    until("consumers get nothing", lambda: recorded(namespace, "migration-rollback") == off, 120, 0.3)
+    kill_operators()
+    until("the source is back", lambda: recorded(namespace, "migration-rollback") == "rolled-back", 240, 1.0)
+    answered(namespace, "done: the source leads again")
+    cluster = Cluster(namespace, "moved")
+    until("the condition says it", lambda: cluster.condition("Migrating")["reason"] == "RolledBack", 60, 1.0)
+    assert status(namespace)["rollback"] == "rolled-back"
+    assert maps(namespace), "it has what was copied"

@@ -16,8 +16,8 @@ from typing import Any, cast
 import pytest
 from gantry_broker.protocol.codes import FORMER_MASTER_ID
 from gantry_operator.migration import edge as edges
-from gantry_operator.migration import progress
-from gantry_operator.migration.steps import Finish, Phase, Refused, Seen, SetSource
+from gantry_operator.migration import progress, rolling_back
+from gantry_operator.migration.steps import Finish, Limits, Phase, Refused, Seen, SetSource
 from gantry_operator.platforms.kubernetes import migration_requests as module
 from gantry_operator.platforms.kubernetes.api.client import ApiUnavailable
 from gantry_operator.platforms.kubernetes.migration_request import (
@@ -29,18 +29,33 @@ from gantry_operator.platforms.kubernetes.migration_request import (
     read_record,
 )
 from gantry_operator.platforms.kubernetes.migration_requests import MigrationRequests
+from gantry_operator.platforms.kubernetes.rollbacks import Sides
 
 
 def test_a_request_is_read_as_it_was_written() -> None:
-    asked = parse_request(new_request("cutover", lag_mib=8, settle_s=2, timeout_s=30))
+    asked = parse_request(new_request("cutover", lag=8, settle_s=2, routes_s=5, timeout_s=30))
     assert (asked.op, asked.limits.lag, asked.limits.settle, asked.timeout_s) == ("cutover", 8 << 20, 2.0, 30.0)
+    assert asked.limits.routes == 5.0
     assert parse_request(new_request("abort", timeout_s=0.2)).timeout_s == 1.0
-    assert parse_request("cutover").limits.lag == 64 << 20
+    assert parse_request("cutover").limits == Limits()
+    back = parse_request(new_request("rollback", lag=7, settle_s=2, timeout_s=30))
+    assert (back.op, back.back.lag, back.back.settle, back.timeout_s) == ("rollback", 7, 2.0, 30.0)
+    assert parse_request("rollback").back == rolling_back.Limits()
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "rollback", "cutover lag=-1", "cutover lag=9999999999", "abort timeout=0", "cutover settle=x", "abort x"],
+    [
+        "",
+        "x",
+        "rollback routes=1",
+        "rollback lag=9999999999",
+        "cutover lag=-1",
+        "cutover lag=9999999999",
+        "abort timeout=0",
+        "cutover settle=x",
+        "abort x",
+    ],
 )
 def test_what_is_no_request_says_what_to_write(text: str) -> None:
     with pytest.raises(ValueError, match="write "):
@@ -48,9 +63,9 @@ def test_what_is_no_request_says_what_to_write(text: str) -> None:
 
 
 def test_a_cutover_that_could_only_go_back_is_refused() -> None:
-    with pytest.raises(ValueError, match="settle=120 leaves no time of timeout=120"):
-        parse_request("cutover settle=120")
-    assert parse_request("cutover settle=120 timeout=300").timeout_s == 300.0
+    with pytest.raises(ValueError, match="settle=90 and routes=32 leave no time of timeout=120"):
+        parse_request("cutover settle=90")
+    assert parse_request("cutover settle=90 timeout=300").timeout_s == 300.0
 
 
 def test_a_record_that_a_person_has_spoilt_is_refused() -> None:
@@ -104,6 +119,11 @@ class Source:
         self.opened += 1
         yield cast(edges.Edge, self)
 
+    @asynccontextmanager
+    async def sides(self) -> AsyncIterator[Sides]:
+        raise Refused("there is no rollback here")
+        yield
+
     async def look(self, *, brokers: bool = False) -> dict[str, Seen]:
         return {
             "a": Seen(
@@ -136,11 +156,15 @@ async def ended(requests: MigrationRequests, end: asyncio.Event) -> None:
 
 
 async def test_a_cutover_goes_to_its_end_and_says_each_phase() -> None:
-    resource, end, said = Resource(**{MIGRATE: "cutover settle=0 #1"}), asyncio.Event(), list[str]()
+    resource, end, said = Resource(**{MIGRATE: "cutover settle=0 routes=0 #1"}), asyncio.Event(), list[str]()
     source = Source(resource)
-    requests = MigrationRequests(cast(Any, resource), source.open, lambda *event: said.append(event[2]), end.set)
+    requests = MigrationRequests(
+        cast(Any, resource), source.open, source.sides, lambda *event: said.append(event[2]), end.set
+    )
     await ended(requests, end)
-    assert str(resource.annotations[MIGRATE_RESULT]).startswith("cutover settle=0 #1 done: Gantry leads"), resource
+    assert str(resource.annotations[MIGRATE_RESULT]).startswith("cutover settle=0 routes=0 #1 done: Gantry leads"), (
+        resource
+    )
     assert resource.annotations[MIGRATE] is None
     assert resource.phase() is Phase.DONE
     assert (source.permission, source.number, source.refuses) == (0, FORMER_MASTER_ID, True)
@@ -150,11 +174,11 @@ async def test_a_cutover_goes_to_its_end_and_says_each_phase() -> None:
 
 
 async def test_an_operator_that_takes_over_goes_on_and_an_abort_goes_back_before_the_end() -> None:
-    resource, end = Resource(**{MIGRATE: "cutover settle=60 timeout=300 #1"}), asyncio.Event()
+    resource, end = Resource(**{MIGRATE: "cutover settle=60 routes=0 timeout=300 #1"}), asyncio.Event()
     source = Source(resource)
 
     def new() -> MigrationRequests:
-        return MigrationRequests(cast(Any, resource), source.open, lambda *event: None, end.set)
+        return MigrationRequests(cast(Any, resource), source.open, source.sides, lambda *event: None, end.set)
 
     first = new()
     first.look()
@@ -162,22 +186,24 @@ async def test_an_operator_that_takes_over_goes_on_and_an_abort_goes_back_before
         await source.changed.wait()
     await first.close()
     assert resource.phase() is Phase.READERS_OFF
-    assert resource.annotations[MIGRATE] == "cutover settle=60 timeout=300 #1", "the next operator finds the request"
+    assert resource.annotations[MIGRATE] == "cutover settle=60 routes=0 timeout=300 #1", (
+        "the next operator finds the request"
+    )
     resource.annotations[MIGRATE] = "abort #2"
     second = new()
     await ended(second, end)
     assert (source.permission, source.number, source.refuses) == (6, 0, False)
     assert resource.phase() is Phase.FOLLOWING
-    resource.annotations[MIGRATE] = "cutover settle=0 #3"
+    resource.annotations[MIGRATE] = "cutover settle=0 routes=0 #3"
     await ended(second, end)
     assert resource.phase() is Phase.DONE
 
 
 async def test_without_its_record_no_step_is_made() -> None:
-    resource, end = Resource(**{MIGRATE: "cutover settle=0 #1"}), asyncio.Event()
+    resource, end = Resource(**{MIGRATE: "cutover settle=0 routes=0 #1"}), asyncio.Event()
     resource.lost = 1
     source = Source(resource)
-    requests = MigrationRequests(cast(Any, resource), source.open, lambda *event: None, end.set)
+    requests = MigrationRequests(cast(Any, resource), source.open, source.sides, lambda *event: None, end.set)
     await ended(requests, end)
     assert (source.permission, resource.phase()) == (6, Phase.FOLLOWING)
     assert resource.annotations[MIGRATE] is not None
@@ -190,7 +216,9 @@ async def test_what_cannot_be_is_said_in_the_answer_and_an_event() -> None:
     record = {"phase": "finishing", "since": 0, "groups": {"a": {"permission": 6, "end": 10, "finished": False}}}
     resource.annotations[MIGRATION] = json.dumps(record)
     source = Source(resource)
-    requests = MigrationRequests(cast(Any, resource), source.open, lambda *event: said.append(event), end.set)
+    requests = MigrationRequests(
+        cast(Any, resource), source.open, source.sides, lambda *event: said.append(event), end.set
+    )
     await ended(requests, end)
     assert "failed: Gantry may have taken messages" in str(resource.annotations[MIGRATE_RESULT])
     assert said[-1][:2] == ("Warning", "Migration")
@@ -202,7 +230,7 @@ async def test_what_cannot_be_is_said_in_the_answer_and_an_event() -> None:
         yield
 
     resource.annotations[MIGRATE] = "cutover #2"
-    requests = MigrationRequests(cast(Any, resource), nothing, lambda *event: None, end.set)
+    requests = MigrationRequests(cast(Any, resource), nothing, source.sides, lambda *event: None, end.set)
     await ended(requests, end)
     assert resource.annotations[MIGRATE_RESULT] == "cutover #2 failed: the cluster has no spec.bootstrap.fromRocketMQ"
 
@@ -248,14 +276,14 @@ async def test_operators_and_pods_die_at_each_step_and_the_next_ones_go_on(
 ) -> None:
     for name in ("POLL_S", "PAUSED_POLL_S"):
         monkeypatch.setattr(edges, name, 0.0)
-    rng, resource, end = random.Random(seed), Resource(**{MIGRATE: "cutover settle=0 #1"}), asyncio.Event()
+    rng, resource, end = random.Random(seed), Resource(**{MIGRATE: "cutover settle=0 routes=0 #1"}), asyncio.Event()
     source, operators, aborted = Troubled(resource, rng), 0, False
     while resource.phase() is not Phase.DONE:
         operators += 1
         assert operators < 300, resource.annotations
         source.killed.clear()
         source.left = rng.randrange(1, 6)
-        requests = MigrationRequests(cast(Any, resource), source.open, lambda *event: None, end.set)
+        requests = MigrationRequests(cast(Any, resource), source.open, source.sides, lambda *event: None, end.set)
         requests.look()
         waits = [asyncio.create_task(event.wait()) for event in (end, source.killed)]
         async with asyncio.timeout(20):
@@ -268,7 +296,7 @@ async def test_operators_and_pods_die_at_each_step_and_the_next_ones_go_on(
             # It was refused before it began, or gone back from.
             assert resource.phase() is Phase.FOLLOWING, resource.annotations
             assert (source.permission, source.number, source.refuses) == (6, 0, False)
-            resource.annotations[MIGRATE] = f"cutover settle=0 #{operators}"
+            resource.annotations[MIGRATE] = f"cutover settle=0 routes=0 #{operators}"
         elif not aborted and resource.phase() in (Phase.READERS_OFF, Phase.WRITES_OFF) and rng.random() < 0.2:
             aborted, resource.annotations[MIGRATE] = True, f"abort #{operators}"
     assert source.leads
@@ -278,7 +306,7 @@ async def test_operators_and_pods_die_at_each_step_and_the_next_ones_go_on(
 async def test_past_the_point_of_no_return_it_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    resource, end, said = Resource(**{MIGRATE: "cutover settle=0 #1"}), asyncio.Event(), list[str]()
+    resource, end, said = Resource(**{MIGRATE: "cutover settle=0 routes=0 #1"}), asyncio.Event(), list[str]()
     source, drives = Source(resource), 0
 
     async def late(edge: Any, record: Any, limits: Any, save: Any, **more: Any) -> Any:
@@ -292,14 +320,16 @@ async def test_past_the_point_of_no_return_it_goes_on(
 
     monkeypatch.setattr(module, "drive", late)
     monkeypatch.setattr(module, "AGAIN_S", 0.0)
-    requests = MigrationRequests(cast(Any, resource), source.open, lambda *event: said.append(event[2]), end.set)
+    requests = MigrationRequests(
+        cast(Any, resource), source.open, source.sides, lambda *event: said.append(event[2]), end.set
+    )
     await ended(requests, end)
     answer = str(resource.annotations[MIGRATE_RESULT])
     assert answer.endswith("failed: not done after 120 s")
-    resource.annotations[MIGRATE] = "cutover settle=0 #2"
+    resource.annotations[MIGRATE] = "cutover settle=0 routes=0 #2"
     await ended(requests, end)
     assert drives == 5
-    assert str(resource.annotations[MIGRATE_RESULT]).startswith("cutover settle=0 #2 done")
+    assert str(resource.annotations[MIGRATE_RESULT]).startswith("cutover settle=0 routes=0 #2 done")
     assert sum("there is no way back" in text for text in said) == 3
 
 
@@ -314,9 +344,9 @@ def seconds_of_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_an_abort_is_heard_while_a_cutover_is_under_way() -> None:
-    resource, end = Resource(**{MIGRATE: "cutover settle=60 timeout=3600 #1"}), asyncio.Event()
+    resource, end = Resource(**{MIGRATE: "cutover settle=60 routes=0 timeout=3600 #1"}), asyncio.Event()
     source = Source(resource)
-    requests = MigrationRequests(cast(Any, resource), source.open, lambda *event: None, end.set)
+    requests = MigrationRequests(cast(Any, resource), source.open, source.sides, lambda *event: None, end.set)
     requests.look()
     async with asyncio.timeout(10):
         await source.changed.wait()
@@ -335,7 +365,7 @@ async def test_a_cutover_that_is_not_done_in_time_gives_the_source_its_writes_ba
     monkeypatch: pytest.MonkeyPatch, seconds_of_looks: None
 ) -> None:
     """Nobody looks at night: a source must not refuse its producers until somebody comes."""
-    resource, end, said = Resource(**{MIGRATE: "cutover settle=0 timeout=30 #1"}), asyncio.Event(), list[str]()
+    resource, end, said = Resource(**{MIGRATE: "cutover settle=0 routes=0 timeout=30 #1"}), asyncio.Event(), list[str]()
     source = Source(resource)
     plain = source.look
 
@@ -346,7 +376,9 @@ async def test_a_cutover_that_is_not_done_in_time_gives_the_source_its_writes_ba
         return {"a": seen}
 
     monkeypatch.setattr(source, "look", late)
-    requests = MigrationRequests(cast(Any, resource), source.open, lambda *event: said.append(event[2]), end.set)
+    requests = MigrationRequests(
+        cast(Any, resource), source.open, source.sides, lambda *event: said.append(event[2]), end.set
+    )
     await ended(requests, end)
     answer = str(resource.annotations[MIGRATE_RESULT])
     assert "failed: not done after 30 s, in phase writes-off: group a: the copy is not connected" in answer
@@ -359,12 +391,12 @@ async def test_an_abort_is_tried_until_the_source_has_its_settings_also_by_the_n
     seconds_of_looks: None,
 ) -> None:
     record = {"phase": "aborting", "since": 0, "groups": {"a": {"permission": 6, "end": 10, "finished": False}}}
-    for request in ("abort timeout=10 #1", "cutover settle=0 timeout=10 #2"):
+    for request in ("abort timeout=10 #1", "cutover settle=0 routes=0 timeout=10 #2"):
         resource, end = Resource(**{MIGRATE: request, MIGRATION: json.dumps(record)}), asyncio.Event()
         source, said = Source(resource), list[str]()
         source.permission, source.number, source.refuses, source.unwilling = 0, FORMER_MASTER_ID, True, 30
         requests = MigrationRequests(
-            cast(Any, resource), source.open, lambda *event, said=said: said.append(event[2]), end.set
+            cast(Any, resource), source.open, source.sides, lambda *event, said=said: said.append(event[2]), end.set
         )
         await ended(requests, end)
         assert any("it is tried on: the source has not all of its settings back" in text for text in said), said
@@ -374,9 +406,15 @@ async def test_an_abort_is_tried_until_the_source_has_its_settings_also_by_the_n
 
 async def test_a_cluster_that_is_deleted_in_a_cutover_gives_the_source_its_writes_back() -> None:
     """Its record goes with it: nobody would know what the source lacks."""
-    resource, end, said = Resource(**{MIGRATE: "cutover settle=60 timeout=300 #1"}), asyncio.Event(), list[str]()
+    resource, end, said = (
+        Resource(**{MIGRATE: "cutover settle=60 routes=0 timeout=300 #1"}),
+        asyncio.Event(),
+        list[str](),
+    )
     source = Source(resource)
-    requests = MigrationRequests(cast(Any, resource), source.open, lambda *event: said.append(event[2]), end.set)
+    requests = MigrationRequests(
+        cast(Any, resource), source.open, source.sides, lambda *event: said.append(event[2]), end.set
+    )
     requests.look()
     async with asyncio.timeout(10):
         await source.changed.wait()
@@ -389,12 +427,14 @@ async def test_a_cluster_that_is_deleted_in_a_cutover_gives_the_source_its_write
         raise Refused("Secret keys has no accessKey and secretKey")
         yield
 
-    requests = MigrationRequests(cast(Any, resource), gone, lambda *event: said.append(event[2]), end.set)
+    requests = MigrationRequests(cast(Any, resource), gone, source.sides, lambda *event: said.append(event[2]), end.set)
     await requests.give_back()
     assert "Secret keys has no accessKey" in said[-1]
     assert "run gantry migrate release --name-servers" in said[-1]
     resource = Resource()
-    await MigrationRequests(cast(Any, resource), gone, lambda *event: said.append(""), end.set).give_back()
+    await MigrationRequests(
+        cast(Any, resource), gone, source.sides, lambda *event: said.append(""), end.set
+    ).give_back()
     assert said[-1], "nothing had begun"
 
 
@@ -405,10 +445,16 @@ async def test_a_slave_that_was_down_at_an_abort_is_named_until_a_later_one_give
     monkeypatch.setattr(
         edges, "time", SimpleNamespace(monotonic=time.monotonic, time=lambda: time.time() + next(later))
     )
-    resource, end, said = Resource(**{MIGRATE: "cutover settle=60 timeout=300 #1"}), asyncio.Event(), list[str]()
+    resource, end, said = (
+        Resource(**{MIGRATE: "cutover settle=60 routes=0 timeout=300 #1"}),
+        asyncio.Event(),
+        list[str](),
+    )
     source = Source(resource)
     source.slaves = {"s:1": 1}
-    requests = MigrationRequests(cast(Any, resource), source.open, lambda *event: said.append(event[2]), end.set)
+    requests = MigrationRequests(
+        cast(Any, resource), source.open, source.sides, lambda *event: said.append(event[2]), end.set
+    )
     requests.look()
     async with asyncio.timeout(10):
         await source.changed.wait()

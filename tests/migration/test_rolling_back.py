@@ -386,8 +386,12 @@ async def test_a_rollback_without_progress_gives_gantry_its_clients_back(monkeyp
                 self.gantry = action.permission
 
     kept: list[Record] = []
+
+    async def save(record: Record) -> None:
+        kept.append(record)
+
     edge, record = Edge(), Record(Phase.READERS_OFF, 0, {"a": rolling_back.Group(6, 6)})
     with pytest.raises(Refused, match=r"no answer\. Gantry has its clients, and the source stands aside"):
-        await rolling_edge.drive(cast(Any, edge), record, LIMITS, kept.append, timeout=10)
+        await rolling_edge.drive(cast(Any, edge), record, LIMITS, save, timeout=10)
     assert (edge.gantry, edge.permission, edge.refuses) == (6, 0, True)
     assert [one.phase for one in kept] == [Phase.ABORTING, Phase.NONE]

@@ -243,7 +243,7 @@ class MigrationGroupRow(Observed):
     """The copy of one group's source."""
 
     name: str = Field(description="The group.")
-    state: str = Field("", description="following, finishing, broken or leads. Empty: not known.")
+    state: str = Field("", description="following, finishing, broken, leads or left. Empty: not known.")
     copiedBytes: int | None = Field(None, description="Bytes of the source's log that are here.")
     missingBytes: int | None = Field(None, description="Bytes that the copy lacks.")
     bytesPerSecond: int | None = Field(None, description="Bytes that arrive a second, over the last ten seconds.")
@@ -254,9 +254,10 @@ class MigrationStatus(Observed):
     """A migration from a running RocketMQ."""
 
     phase: str = Field(
-        description="following, readers-off, writes-off, finishing, taking, done or aborting: docs/migration.md."
+        description="following, the steps of a cutover, done or aborting; the steps of a rollback, rolled-back or "
+        "aborting-rollback: docs/migration.md."
     )
-    since: str | None = Field(None, description="Begin of the phase of a cutover.")
+    since: str | None = Field(None, description="Begin of the phase of a cutover or a rollback.")
     message: str = Field("", description="What happens, in words for users.")
     next: str = Field("", description="What to do, in words for users.")
     groups: list[MigrationGroupRow] = Field(default_factory=list, description="A row for each group.")
@@ -275,7 +276,7 @@ class BrokerClusterStatus(Observed):
         "much more load than another. DiskPressure: the disk of a broker is full, or will be soon. ReportComplete: the "
         "last report of spec.analytics has all of its parts. TablesCurrent: the tables of topics follow them. "
         "Archiving: the archive keeps up with the logs. Standby: the cluster follows the archive of another one. "
-        "Migrating: the cluster is the copy of a running RocketMQ and has not taken over yet.",
+        "Migrating: the cluster is the copy of a running RocketMQ and has not taken over yet, or goes back to it.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     mode: str = Field("", description="How the master is chosen: MasterSlave or Raft.")

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from gantry_operator.api.migration import FromRocketMQ
     from gantry_operator.migration import by_messages, rolling_back
     from gantry_operator.migration.edge import Edge, SourcePlace
-    from gantry_operator.migration.steps import Phase, Record
+    from gantry_operator.migration.steps import Limits, Phase, Record
     from gantry_operator.platforms.local.folder import ClusterFolder
 
 RECORD = "migration.json"
@@ -242,6 +242,10 @@ def _read_rollback(folder: ClusterFolder) -> rolling_back.Record:
 
 async def _save_record(folder: ClusterFolder, record: Record) -> None:
     _save(folder, RECORD, record.to_json())
+
+
+async def _save_rollback(folder: ClusterFolder, record: rolling_back.Record) -> None:
+    _save(folder, ROLLBACK, record.to_json())
 
 
 def _save(folder: ClusterFolder, name: str, value: dict[str, Any]) -> None:
@@ -618,17 +622,17 @@ def _print_copies(groups: dict[str, _Copied]) -> None:
 
 
 def _show_operators(context: str | None, namespace: str | None, name: str | None, output: Output) -> None:
-    """Show the record and the copies of a cluster on Kubernetes. Raises CliError."""
+    """Show the records and the copies of a cluster on Kubernetes. Raises CliError."""
     from gantry_operator.actions.kubernetes_target import KubernetesTarget
     from gantry_operator.cli.target import run_async
-    from gantry_operator.platforms.kubernetes.targets.target import migration_of
+    from gantry_operator.platforms.kubernetes.targets.target import migration_of, rollback_of
 
     target = KubernetesTarget(context, namespace, name)
 
-    async def ask() -> tuple[str, dict[str, dict[str, Any]]]:
+    async def ask() -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         from gantry_operator.cluster.member_http import httpx
 
-        phase = migration_of(await target.resource()).phase.value
+        resource = await target.resource()
         found: dict[str, dict[str, Any]] = {}
         async with target.live() as live:
             for member in (await live.facts()).members:
@@ -638,13 +642,16 @@ def _show_operators(context: str | None, namespace: str | None, name: str | None
                         found.setdefault(member.group, dict(answer.json()))
                 except (httpx.HTTPError, ValueError, TypeError):
                     continue
-        return phase, found
+        return resource, found
 
-    phase, copies = run_async(ask())
+    resource, copies = run_async(ask())
+    phase, rolled = migration_of(resource).phase.value, rollback_of(resource).phase.value
     if output == Output.json:
-        print_json({"phase": phase, "groups": copies})
+        print_json({"phase": phase, "rollback": rolled, "groups": copies})
         return
     say(f"phase: {phase}")
+    if rolled != "none":
+        say(f"rollback: {rolled}")
     _print_copies(
         {
             group: _Copied(str(copy.get("state")), copy.get("end"), copy.get("lag"), str(copy.get("problem", "")), copy)
@@ -666,6 +673,24 @@ def _ask_operator(
     say(run_async(target.migrate(request, timeout, lambda phase: say(f"phase: {phase}"))))
 
 
+def _ask_rollback(
+    back: bool, lag: int, settle: float, timeout: float, context: str | None, namespace: str | None, name: str | None
+) -> None:
+    """Ask the operator for a rollback, or for its abort. Raises CliError."""
+    from gantry_operator.actions.kubernetes_target import KubernetesTarget
+    from gantry_operator.cli.target import run_async
+    from gantry_operator.migration.steps import Phase
+    from gantry_operator.platforms.kubernetes.targets.target import migration_of
+
+    if not back:
+        _ask_operator("rollback", timeout, context, namespace, name, lag=lag, settle_s=settle)
+        return
+    resource = run_async(KubernetesTarget(context, namespace, name).resource())
+    if migration_of(resource).phase is not Phase.DONE:
+        raise CliError("no rollback is under way: gantry migrate abort goes back from a cutover")
+    _ask_operator("abort", timeout, context, namespace, name)
+
+
 @migrate_app.command()
 def cutover(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say the steps and their times.")] = False,
@@ -683,26 +708,27 @@ def cutover(
 ) -> None:
     """Let Gantry take over from the source. Broken off, the same command goes on. Too late, it goes back.
 
-    On Kubernetes the operator makes the steps, and clients learn the new address afterwards (as with --routes 0).
+    On Kubernetes the operator makes the steps.
     """
     from gantry_operator.cli.target import run_async
     from gantry_operator.migration import steps
     from gantry_operator.migration.edge import drive
 
-    if on_kubernetes(context, namespace):
-        if dry_run:
-            raise CliError("--dry-run is for clusters of this machine", Exit.USAGE)
-        _ask_operator("cutover", timeout, context, namespace, name, lag_mib=max_lag, settle_s=settle)
-        return
-    folder = _folder(directory, name)
-    if (messages := _by_messages(folder)) is not None:
-        _finish_messages(folder, messages, dry_run, timeout)
-        return
     if settle + routes >= timeout and not dry_run:
         raise CliError(
             f"--settle and --routes leave no time of --timeout {timeout:g}: after that a cutover goes back", Exit.USAGE
         )
     limits = steps.Limits(lag=max_lag << 20, settle=settle, routes=routes)
+    if on_kubernetes(context, namespace):
+        if dry_run:
+            _show_operators_steps(context, namespace, name, limits)
+            return
+        _ask_operator("cutover", timeout, context, namespace, name, lag=max_lag, settle_s=settle, routes_s=routes)
+        return
+    folder = _folder(directory, name)
+    if (messages := _by_messages(folder)) is not None:
+        _finish_messages(folder, messages, dry_run, timeout)
+        return
 
     async def go() -> None:
         record = _read_record(folder)
@@ -725,6 +751,26 @@ def cutover(
             run_async(go())
     except steps.Refused as error:
         raise CliError(str(error)) from None
+
+
+def _show_operators_steps(context: str | None, namespace: str | None, name: str | None, limits: Limits) -> None:
+    """Show the steps of a cutover on Kubernetes, by what the resource says. Raises CliError."""
+    from gantry_operator.actions.kubernetes_target import KubernetesTarget
+    from gantry_operator.cli.target import run_async
+    from gantry_operator.migration.steps import Group, Phase, Record
+    from gantry_operator.platforms.kubernetes.targets.target import migration_of
+
+    resource = run_async(KubernetesTarget(context, namespace, name).resource())
+    shown = (resource.get("status") or {}).get("migration") or {}
+    rows = {str(row.get("name")): row for row in shown.get("groups") or ()}
+    if migration_of(resource).phase is not Phase.FOLLOWING or not rows:
+        raise CliError(f"no cutover can begin: {shown.get('message') or 'the operator has not looked at the copies'}")
+    lags = {group: row.get("missingBytes") for group, row in rows.items()}
+    late = [group for group, lag in lags.items() if lag is None or lag > limits.lag]
+    if late:
+        raise CliError(f"group {', '.join(late)} is not ready: {shown.get('message')}")
+    begun = Record(groups={group: Group() for group in rows}, carried=limits.routes > 0)
+    _show_steps(begun, limits, lags)
 
 
 async def _copy_order(folder: ClusterFolder, edge: Edge) -> None:
@@ -762,7 +808,7 @@ class _Shown:
         say(f"done after {took:.1f} s")
 
 
-def _show_steps(record: Record, limits: Any, lags: dict[str, int]) -> None:
+def _show_steps(record: Record, limits: Limits, lags: dict[str, int]) -> None:
     groups = ", ".join(record.groups)
     say(f"groups: {groups}; missing now: {', '.join(f'{n} {size(lag)}' for n, lag in lags.items())}")
     print_table(
@@ -916,16 +962,22 @@ def rollback(
     ] = 120.0,
     directory: DirOption = None,
     name: NameOption = None,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
 ) -> None:
     """Return to the source after a cutover: it gets what was written since, by messages, and clients go back to it.
 
-    Producers and consumers go on until the last seconds. Broken off, the same command goes on.
+    Producers and consumers go on until the last seconds. Broken off, the same command goes on. On Kubernetes the
+    operator makes the steps.
     """
     from gantry_operator.actions.local_target import LocalTarget
     from gantry_operator.cli.target import run_async
     from gantry_operator.migration import rolling_back, steps
-    from gantry_operator.migration.rolling_edge import AsideSession, BackCopy, RollbackEdge, drive
+    from gantry_operator.migration.rolling_edge import RollbackEdge, drive
 
+    if on_kubernetes(context, namespace):
+        _ask_rollback(back, max_lag, settle, timeout, context, namespace, name)
+        return
     folder = _folder(directory, name)
     limits = rolling_back.Limits(lag=max_lag, settle=settle)
 
@@ -938,27 +990,18 @@ def rollback(
             LocalTarget(folder).clients() as ours,
             Admin(ours.name_servers, credentials=ours.credentials, tls=ours.tls) as gantry,
         ):
-            rolling = RollbackEdge(edge, gantry, edge.http)
+            rolling = RollbackEdge(edge, gantry)
             if back:
                 begun = rolling_back.abort(record, time.time())
             else:
                 done = cut.phase is steps.Phase.DONE
                 begun = rolling_back.begin(record, cut.groups, await rolling.look(), time.time(), cut_over=done)
-            _save(folder, ROLLBACK, begun.to_json())
+            await _save_rollback(folder, begun)
             async with contextlib.AsyncExitStack() as stack:
                 if begun.phase in rolling_back.COPIES:
-                    masters = await rolling.masters()
-                    source = edge.place
-                    servers = ";".join(source.name_servers)
-                    session = AsideSession(servers, masters, source.credentials, source.tls)
-                    former = await stack.enter_async_context(Admin(session))
-                    ends = {edge.groups[n].broker: g.end or 0 for n, g in cut.groups.items()}
-                    rolling.copy = BackCopy(gantry, former, masters, ends, folder.root / ROLLBACK_COPY)
-                    await rolling.copy.begin()
+                    await stack.enter_async_context(rolling.copying(cut.groups, folder.root / ROLLBACK_COPY))
                 shown, began = _Shown(), time.monotonic()
-                ended = await drive(
-                    rolling, begun, limits, lambda r: _save(folder, ROLLBACK, r.to_json()), timeout=timeout, say=shown
-                )
+                ended = await drive(rolling, begun, limits, partial(_save_rollback, folder), timeout=timeout, say=shown)
                 shown.end(time.monotonic() - began)
                 if rolling.copy is not None:
                     say(f"{rolling.copy.sent()} messages are copied")

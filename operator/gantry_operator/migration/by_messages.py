@@ -20,6 +20,7 @@ from gantry_broker.protocol.bodies import ClusterInfo
 from gantry_broker.protocol.codes import Perm
 
 from gantry_operator.migration.copied import QueueCopy
+from gantry_operator.migration.copy_state import CopyState
 from gantry_operator.migration.copying import Rounds
 from gantry_operator.migration.edge import FAILURES
 from gantry_operator.migration.steps import Refused
@@ -78,7 +79,7 @@ def is_copied(name: str, perm: int, info: ClusterInfo) -> bool:
 class TopicsCopy(Rounds):
     """The copy of all topics of a source, or of some."""
 
-    def __init__(self, source: Admin, target: Admin, topics: Sequence[str] | None, state: Path) -> None:
+    def __init__(self, source: Admin, target: Admin, topics: Sequence[str] | None, state: CopyState | Path) -> None:
         super().__init__(source, target, topics or (), state)
         self._all = topics is None
         self._groups_at = time.monotonic()

@@ -29,8 +29,8 @@ from gantry_broker.protocol.message import format_properties
 from gantry_broker.tasks import end_tasks
 
 from gantry_operator.migration.copied import KEPT_FLAGS, MARK, Place, QueueCopy, kept, place_of
+from gantry_operator.migration.copy_state import CopyState, FileState
 from gantry_operator.migration.steps import Refused
-from gantry_operator.registry.file import write_durably
 
 UNSURE: Final = frozenset(
     {ResponseCode.FLUSH_DISK_TIMEOUT, ResponseCode.FLUSH_SLAVE_TIMEOUT, ResponseCode.SLAVE_NOT_AVAILABLE}
@@ -77,12 +77,15 @@ class Source(Protocol):
 
 
 class QueuesCopy(ABC):
-    """One copy of some topics, without their consumer groups. `state`: its file."""
+    """One copy of some topics, without their consumer groups. `state`: what was done, or its file."""
 
-    def __init__(self, source: Source, target: Admin, topics: Sequence[str], state: Path) -> None:
+    def __init__(self, source: Source, target: Admin, topics: Sequence[str], state: CopyState | Path) -> None:
         self._source, self._target = source, target
         self._topics = list(topics)
-        self._path = state
+        self._state: CopyState = FileState(state) if isinstance(state, Path) else state
+        self._saved_at = -math.inf
+        self._kept = 0
+        """Queues in the state."""
         self.queues: dict[str, list[QueueCopy]] = {}
         self._changed = False
         self._originals: dict[tuple[str, int], dict[int, ReceivedMessage]] = {}
@@ -96,37 +99,51 @@ class QueuesCopy(ABC):
         """Return a topic's name at the target."""
         return topic
 
-    def load(self) -> bool:
-        """Read the file; False: there is none. Raises Refused for one of another form."""
+    async def load(self) -> bool:
+        """Read what was done; False: nothing is kept. Raises Refused for another form, and as the state does."""
+        text = await self._state.load()
+        if text is None:
+            return False
         try:
-            found = json.loads(self._path.read_text())
+            found = json.loads(text)
             self.queues = {str(t): [QueueCopy.from_json(q) for q in queues] for t, queues in found["topics"].items()}
             return True
-        except FileNotFoundError:
-            return False
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise Refused(f"{self._path} is no record of a copy: {error!r}") from None
+            raise Refused(f"{self._state} is no record of a copy: {error!r}") from None
 
-    def save(self) -> None:
-        """Write the file durably. Raises OSError."""
+    async def save(self) -> None:
+        """Keep what was done durably. Raises as the state does."""
         content: dict[str, Any] = {t: [q.to_json() for q in queues] for t, queues in self.queues.items()}
-        write_durably(self._path, json.dumps({"topics": content}))
-        self._changed = False
+        count, self._changed = self._count(), False
+        try:
+            await self._state.save(json.dumps({"topics": content}))
+        except BaseException:
+            self._changed = True
+            raise
+        self._saved_at, self._kept = time.monotonic(), count
+
+    def _count(self) -> int:
+        return sum(map(len, self.queues.values()))
+
+    async def _save_soon(self) -> None:
+        """Keep what was done, unless that was done a moment ago: a copy that goes on finds the rest at the target."""
+        if self._changed and time.monotonic() - self._saved_at >= self._state.pause_s:
+            await self.save()
 
     async def prepare(self) -> None:
         """Find the queues, make topics that the target lacks, and go on behind what a former process sent. Raises
         Refused.
         """
-        if self.load():
+        if await self.load():
             await asyncio.sleep(SETTLE_S)
         for topic in self._topics:
             if topic not in self.queues:
                 self.queues[topic] = await self._pair(topic)
-        self.save()
+        await self.save()
         for queues in self.queues.values():
             for queue in queues:
                 await self._read_end(queue, next(t for t, found in self.queues.items() if queue in found))
-        self.save()
+        await self.save()
 
     async def _pair(self, topic: str) -> list[QueueCopy]:
         sources = sorted(await self._source.readable_queues(topic))
@@ -209,7 +226,9 @@ class QueuesCopy(ABC):
             )
 
     async def run(self, *, follow: bool, say: Callable[[int, int], None] = lambda copied, missing: None) -> None:
-        """Copy all that is there, or with `follow` until it is cancelled. Raises Refused, and errors of clients."""
+        """Copy all that is there, or with `follow` until it is cancelled. Raises Refused, errors of clients and of the
+        state.
+        """
         done: dict[tuple[str, int], int] = {}
         tasks = [
             asyncio.create_task(self._copy(topic, queue, follow, done))
@@ -226,14 +245,12 @@ class QueuesCopy(ABC):
                 waiting = [task for task in tasks if not task.done()]
         finally:
             await end_tasks(*tasks, saving)
-            if self._changed:
-                self.save()
+            await self._save_soon()
 
     async def _keep(self, missing: dict[tuple[str, int], int], say: Callable[[int, int], None]) -> None:
         while True:
             await asyncio.sleep(SAVE_S)
-            if self._changed:
-                self.save()
+            await self._save_soon()
             say(sum(q.messages for found in self.queues.values() for q in found), sum(missing.values()))
 
     async def _copy(self, topic: str, queue: QueueCopy, follow: bool, missing: dict[tuple[str, int], int]) -> None:
@@ -343,11 +360,11 @@ async def _message(source: Source, queue: MessageQueue, offset: int) -> Received
 
 
 class Copy(QueuesCopy):
-    """One copy of some topics from a cluster. `state`: its file."""
+    """One copy of some topics from a cluster. `state`: what was done, or its file."""
 
     _source: Admin
 
-    def __init__(self, source: Admin, target: Admin, topics: Sequence[str], state: Path) -> None:
+    def __init__(self, source: Admin, target: Admin, topics: Sequence[str], state: CopyState | Path) -> None:
         super().__init__(source, target, topics, state)
 
     async def config_of(self, topic: str) -> TopicConfig | None:
@@ -391,7 +408,7 @@ class Copy(QueuesCopy):
 class Rounds(Copy, ABC):
     """A copy that goes around again and again, and takes new topics up."""
 
-    def __init__(self, source: Admin, target: Admin, topics: Sequence[str], state: Path) -> None:
+    def __init__(self, source: Admin, target: Admin, topics: Sequence[str], state: CopyState | Path) -> None:
         super().__init__(source, target, topics, state)
         self._topics_at = -math.inf
         self._unsure = False
@@ -407,11 +424,11 @@ class Rounds(Copy, ABC):
         """Take up topics and queues that are new at the source."""
 
     async def begin(self) -> None:
-        """Go on behind what a former process sent. Raises Refused, and errors of clients."""
-        if self.load():
+        """Go on behind what a former process sent. Raises Refused, errors of clients and of the state."""
+        if await self.load():
             await asyncio.sleep(SETTLE_S)
             await self._read_ends()
-        self.save()
+        await self.save()
 
     def begin_anew(self) -> None:
         """Forget what former rounds found: writes have just ended, and a former round may lack the last ones."""
@@ -428,8 +445,8 @@ class Rounds(Copy, ABC):
         if self._topics_at < self._since or began - self._topics_at >= TOPICS_S:
             await self.look_for_topics()
             self._topics_at = began
-            if self._changed:  # Before the first message of a new queue: its copies are looked for from there on.
-                self.save()
+        if self._count() != self._kept:  # Copies in a new queue are looked for from its first message on.
+            await self.save()
         if self._unsure:  # The last round broke off: what it sent may not be noted.
             await self._read_ends()
         before, self._unsure = self.sent(), True

@@ -52,6 +52,8 @@ class GroupPlace:
     """What the group registers as its master's address."""
     members: Callable[[], Sequence[str]]
     """Gives the URLs of the members' HTTP interfaces now; the first one follows the source."""
+    lead_to_copy: Callable[[], Awaitable[None]] | None = None
+    """Lets `address` lead to the first member; None: it does so by itself. Raises Refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +285,8 @@ class Edge:
         body: dict[str, object]
         if isinstance(action, Carry):
             page, body = "carry", {"on": action.on}
+            if action.on and group.lead_to_copy is not None:
+                await group.lead_to_copy()
         else:
             page, body = "finish", {"end": action.end}
         urls = group.members()

@@ -12,7 +12,9 @@ from gantry_operator.api.annotations import GROUP as API_GROUP
 from gantry_operator.api.status import MigrationGroupRow, MigrationStatus
 from gantry_operator.cluster.amounts import duration, size
 from gantry_operator.cluster.timestamps import utc
-from gantry_operator.migration.steps import RETURNING, Limits, Phase, Record, said_owed, still_owed
+from gantry_operator.migration import rolling_back
+from gantry_operator.migration.rolling_back import Phase as Rollback
+from gantry_operator.migration.steps import RELEASE, RETURNING, Limits, Phase, Record, said_owed, still_owed
 
 SAID: Final = {
     Phase.FOLLOWING: "the copies follow the source",
@@ -26,7 +28,20 @@ SAID: Final = {
     Phase.ABORTING: "the source gets its permission back",
 }
 """What happens in a phase."""
+SAID_BACK: Final = {
+    Rollback.NONE: "Gantry leads",
+    Rollback.COPYING: "the source's brokers get what was written since the cutover",
+    Rollback.WRITES_OFF: "Gantry takes no messages any more; the rest is copied",
+    Rollback.READERS_OFF: "Gantry gives nothing to consumers any more",
+    Rollback.OFFSETS: "the source's brokers get the offsets of consumer groups",
+    Rollback.LEAVING: "Gantry leaves the source's NameServers",
+    Rollback.RETURNING: "the source's brokers take their place; there is no way back",
+    Rollback.DONE: "the source leads again",
+    Rollback.ABORTING: "Gantry gets its permission and its place back",
+}
+"""The same of a rollback."""
 END: Final = "stop the source's brokers, and do not start them again"
+END_BACK: Final = "when the source's clients work, delete this cluster"
 NEAR: Final = Limits().lag
 """Bytes that a copy may lack when a cutover begins, unless the request says more."""
 ASK: Final = f"{API_GROUP}/migrate"
@@ -57,11 +72,17 @@ def _offset(value: Any) -> int | None:
 
 
 def status_of(
-    record: Record, copies: Mapping[str, Mapping[str, Any] | None], request: str | None, waits: str = ""
+    record: Record,
+    copies: Mapping[str, Mapping[str, Any] | None],
+    request: str | None,
+    waits: str = "",
+    rolled: rolling_back.Record | None = None,
 ) -> MigrationStatus:
     """Return the status. `copies`: by group, as `row_of` takes them. `request`: the annotation with a person's request,
-    which is being carried out; None: there is none. `waits`: what the present step waits for.
+    which is being carried out; None: there is none. `waits`: what the present step waits for. `rolled`: a rollback.
     """
+    if rolled is not None and rolled.phase is not Rollback.NONE:
+        return _status_back(rolled, list(copies), request, waits)
     done = record.phase is Phase.DONE
     rows = [
         row_of(name, copy, leads=done or (name in record.groups and record.groups[name].finished))
@@ -79,6 +100,39 @@ def status_of(
         next=following or _next(record.phase, request, broken=any(row.state == "broken" for row in rows)),
         groups=rows,
     )
+
+
+def _status_back(
+    record: rolling_back.Record, groups: Sequence[str], request: str | None, waits: str
+) -> MigrationStatus:
+    message = SAID_BACK[record.phase]
+    if lacking := said_lacking_back(record):
+        message = f"{message}; {lacking}"
+    if waits:
+        message = f"{message}: {waits}"
+    left = record.phase in (Rollback.RETURNING, Rollback.DONE)
+    return MigrationStatus(
+        phase=record.phase.value,
+        since=utc(int(record.since * 1000)) if record.since > 0 else None,
+        message=message[: plausible.MAX_TEXT],
+        next=_next_back(record.phase, request),
+        groups=[MigrationGroupRow(name=name, state="left" if left else "leads") for name in groups],
+    )
+
+
+def _next_back(phase: Rollback, request: str | None) -> str:
+    if phase is Rollback.DONE:
+        return END_BACK
+    what = "abort" if phase is Rollback.ABORTING else "rollback"
+    going = "it goes on by itself" if request else f"annotate {ASK}={what} to go on"
+    if phase in (Rollback.ABORTING, Rollback.RETURNING):
+        return going
+    return f"{going}; annotate {ASK}=abort to go back to Gantry"
+
+
+def said_lacking_back(record: rolling_back.Record) -> str:
+    """Return which of the source's brokers a rollback could not give their settings back; empty: none."""
+    return said_owed(rolling_back.still_owed(record, {}), RELEASE, event="rollback")
 
 
 def said_lacking(record: Record) -> str:
@@ -110,7 +164,7 @@ def _following(rows: Sequence[MigrationGroupRow]) -> tuple[str, str]:
 
 def _next(phase: Phase, request: str | None, *, broken: bool) -> str:
     if phase is Phase.DONE:
-        return END
+        return f"{END}; or annotate {ASK}=rollback, with all of them up, to go back to them"
     if phase in RETURNING:
         going = "it goes on by itself" if request else f"annotate {ASK}=cutover to go on"
         return f"{going}; annotate {ASK}=abort to go back"
@@ -122,8 +176,9 @@ def _next(phase: Phase, request: str | None, *, broken: bool) -> str:
 
 def condition_of(status: MigrationStatus) -> tuple[Literal["True", "False"], str, str]:
     """Return status, reason and message of the condition `Migrating`."""
-    if status.phase == Phase.DONE.value:
-        return "False", "Moved", f"{status.message}. Next: {status.next}"
+    if status.phase in (Phase.DONE.value, Rollback.DONE.value):
+        reason = "Moved" if status.phase == Phase.DONE.value else "RolledBack"
+        return "False", reason, f"{status.message}. Next: {status.next}"
     reason = "".join(word.capitalize() for word in status.phase.split("-"))
     if status.phase == Phase.FOLLOWING.value and any(row.problem or row.state == "broken" for row in status.groups):
         reason = "Stopped" if any(row.state == "broken" for row in status.groups) else "Waiting"

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -30,8 +31,9 @@ from gantry_broker.remoting.tls import TlsOptions
 from gantry_broker.tasks import end_tasks
 
 from gantry_operator.cluster.member_http import httpx
-from gantry_operator.migration import rolling_back
+from gantry_operator.migration import rolling_back, steps
 from gantry_operator.migration.copied import QueueCopy
+from gantry_operator.migration.copy_state import CopyState
 from gantry_operator.migration.copying import GROUP, Rounds
 from gantry_operator.migration.edge import ANSWER_S, FAILURES, POLL_S, Edge, GroupPlace, Routes, settings_in
 from gantry_operator.migration.rolling_back import Limits, MoveOffsets, Phase, Record, Seen, SetGantry
@@ -65,7 +67,12 @@ class BackCopy(Rounds):
     """The copy of all topics of Gantry's groups to the former brokers, from the cutover on."""
 
     def __init__(
-        self, gantry: Admin, former: Admin, masters: Mapping[str, str], ends: Mapping[str, int], state: Path
+        self,
+        gantry: Admin,
+        former: Admin,
+        masters: Mapping[str, str],
+        ends: Mapping[str, int],
+        state: CopyState | Path,
     ) -> None:
         """`masters`: addresses of the former brokers by brokerName. `ends`: of their logs, at the cutover."""
         super().__init__(gantry, former, (), state)
@@ -167,9 +174,9 @@ async def _offsets(admin: Admin, address: str) -> dict[str, dict[int, int]]:
 class RollbackEdge:
     """Looks and acts for a rollback."""
 
-    def __init__(self, edge: Edge, gantry: Admin, http: httpx.AsyncClient) -> None:
+    def __init__(self, edge: Edge, gantry: Admin) -> None:
         """`gantry`: a client of the new cluster's own NameServers."""
-        self._edge, self._gantry, self._http = edge, gantry, http
+        self._edge, self._gantry, self._http = edge, gantry, edge.http
         self.copy: BackCopy | None = None
         self._moved: set[str] = set()
 
@@ -183,6 +190,20 @@ class RollbackEdge:
                 raise Refused(f"group {group.name}: the former NameServers know no former broker: start it again")
             found[group.broker] = address
         return found
+
+    @asynccontextmanager
+    async def copying(self, before: Mapping[str, steps.Group], state: CopyState | Path) -> AsyncIterator[None]:
+        """Have a copy to the former brokers meanwhile. `before`: what the cutover recorded. `state`: what was copied,
+        or its file. Raises Refused, errors of clients and of the state.
+        """
+        masters, place = await self.masters(), self._edge.place
+        session = AsideSession(";".join(place.name_servers), masters, place.credentials, place.tls)
+        async with Admin(session) as former:
+            ends = {self._edge.groups[name].broker: group.end or 0 for name, group in before.items()}
+            copy = BackCopy(self._gantry, former, masters, ends, state)
+            await copy.begin()
+            self.copy = copy
+            yield
 
     async def look(self, *, brokers: bool = False) -> dict[str, Seen]:
         """See all groups. `brokers`: ask the former groups' other brokers, too."""
@@ -281,13 +302,13 @@ async def drive(
     edge: RollbackEdge,
     record: Record,
     limits: Limits,
-    save: Callable[[Record], None],
+    save: Callable[[Record], Awaitable[None]],
     *,
     timeout: float,
     say: Callable[[Phase, str], None] = lambda phase, waits: None,
 ) -> Record:
     """Make steps until the rollback is done, or its abort. After `timeout` seconds without progress it goes back where
-    clients wait. Raises Refused after that, or after so many seconds more.
+    clients wait. Raises Refused after that, or after so many seconds more, and what `save` raises.
     """
     ends, problem, copied, gave_up = time.monotonic() + timeout, "", -1, ""
     copying: asyncio.Task[None] | None = None
@@ -296,7 +317,7 @@ async def drive(
             seen = await edge.look(brokers=record.phase is Phase.RETURNING)
             made = rolling_back.step(record, seen, limits, time.time())
             if made.record != record:
-                save(made.record)
+                await save(made.record)
                 record, ends = made.record, time.monotonic() + timeout
             say(record.phase, made.waits)
             if record.phase is Phase.NONE and gave_up:
@@ -325,7 +346,7 @@ async def drive(
                     raise Refused(f"{gave_up}; going back: {late}" if gave_up else late)
                 record, gave_up, problem = rolling_back.abort(record, time.time()), late, ""
                 ends = time.monotonic() + timeout
-                save(record)
+                await save(record)
                 continue
             if not made.actions:
                 await asyncio.sleep(POLL_S)

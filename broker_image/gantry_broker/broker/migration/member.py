@@ -149,12 +149,10 @@ class Migration:
         self._settled = asyncio.Event()
         """The state beside the log was copied since the source took the permission to write away."""
         self._in_flight = InFlight()
-        self._carrier = (
-            None
-            if config.group_port is None
-            else Carrier(config.listen_host, config.group_port, lambda: self._present().address)
-        )
-        """None: the group's address leads to no port of this member."""
+        # On Kubernetes the group's Service leads to the member's own port.
+        port = config.port if config.group_port is None else config.group_port
+        self._carrier: Carrier | None = Carrier(config.listen_host, port, lambda: self._present().address)
+        """None: it is with those that end it later."""
         self._carries = False
         self._registered = 0.0
         self._pops_at: int | None = None

@@ -18,8 +18,7 @@ from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.api.manifest import ManifestError, parse_manifest
 from gantry_operator.api.status import BrokerClusterStatus
 from gantry_operator.cluster import wall_clock
-from gantry_operator.cluster.control import ClusterControl, Tls
-from gantry_operator.cluster.member_http import tls_context
+from gantry_operator.cluster.control import ClusterControl
 from gantry_operator.cluster.restart import kept_alive
 from gantry_operator.plan.plan import Plan
 from gantry_operator.platforms.kubernetes import allowed, watch_events
@@ -263,15 +262,8 @@ class ClusterController:
         services = {o["metadata"]["name"]: o for o in self.platform.objects.owned("Service")}
         outside = external.all_addresses(cluster, wanted, services)
         complete = await certificates.keep(cluster, wanted, outside, self.resource.obj, result)
-        self.control.call_with(certificates.for_clients, self._tls_of_checks)
+        self.control.call_with(certificates.for_clients, certificates.for_calls)
         return complete
-
-    def _tls_of_checks(self) -> Tls:
-        """For calls as a client; None: they need no TLS."""
-        if self.platform.certificates.for_clients is None:
-            return None
-        authorities, pair = self.platform.certificates.for_clients
-        return tls_context(authorities, None if pair is None else (pair.certificate, pair.key))
 
     async def _keep_objects(self, cluster: BrokerCluster, wanted: Plan, result: ReconcileResult) -> bool:
         """Apply the objects of the spec, and its volumes. False: not complete."""

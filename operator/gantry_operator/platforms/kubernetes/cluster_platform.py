@@ -15,8 +15,9 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from gantry_broker.client import Credentials
+from gantry_broker.client import Admin, Credentials
 
+from gantry_operator.access.wanted import ADMIN, ADMIN_NAME, SECRET_KEY, secret_name
 from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.api.status import Addresses, BrokerClusterStatus, LastFailover, ProxyStatus, VersionStatus
 from gantry_operator.api.versions import PROTOCOL_VERSION, package_version
@@ -28,11 +29,12 @@ from gantry_operator.cluster.stall_compensated_clock import StallCompensatedCloc
 from gantry_operator.cluster.status import last_failover
 from gantry_operator.cluster.upgrade_check import Running, Upgrade, release_of
 from gantry_operator.migration.edge import Edge, GroupPlace, SourcePlace, ask_copy
+from gantry_operator.migration.rolling_edge import RollbackEdge
 from gantry_operator.migration.steps import Refused
-from gantry_operator.plan.plan import Plan
+from gantry_operator.plan.plan import FILLED, Plan
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.analytics.reconciler import JOBS, PODS, AnalyticsReconciler
-from gantry_operator.platforms.kubernetes.api.client import SECRET, KubeApi, Object
+from gantry_operator.platforms.kubernetes.api.client import SECRET, ApiError, ApiUnavailable, KubeApi, Object
 from gantry_operator.platforms.kubernetes.api.events import EventRecorder
 from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache
 from gantry_operator.platforms.kubernetes.api.lease_registry import LeaseRegistry
@@ -54,6 +56,8 @@ from gantry_operator.platforms.kubernetes.objects.certificates import Certificat
 from gantry_operator.platforms.kubernetes.objects.object_reconciler import ObjectReconciler
 from gantry_operator.platforms.kubernetes.resources.topics import KubernetesTopicStore
 from gantry_operator.platforms.kubernetes.resources.users import KubernetesAccessStore
+from gantry_operator.platforms.kubernetes.rollback_state import ConfigMapState
+from gantry_operator.platforms.kubernetes.rollbacks import Sides
 from gantry_operator.platforms.kubernetes.site_store import KubernetesSiteStore
 from gantry_operator.platforms.kubernetes.tables.runs import KubernetesTableRuns
 
@@ -149,11 +153,39 @@ class ClusterPlatform:
                 f"{names.service_host(names.master_service(cluster.name, group.name), cluster.namespace)}"
                 f":{names.BROKER_PORT}",
                 partial(self._urls, group.name),
+                partial(self._lead_to_copy, group.name),
             )
             for group in self.plan.groups
         ]
         async with Edge(SourcePlace(tuple(source.nameServers), keys, tls), groups, self.http) as edge:
             yield edge
+
+    async def _lead_to_copy(self, group: str) -> None:
+        """Let the group's Service lead to the member that has the copy. Raises Refused."""
+        try:
+            await self.pods.label(group, FILLED)
+        except (ApiError, ApiUnavailable) as error:
+            raise Refused(f"group {group}: the Service does not lead to the copy: {error}") from error
+
+    @asynccontextmanager
+    async def rolling_back(self) -> AsyncIterator[Sides]:
+        """Yield what a rollback asks and changes. Raises Refused, ApiError, ApiUnavailable."""
+        async with self.migration() as edge:
+            assert self.cluster is not None
+            assert self.plan is not None
+            addresses = name_servers.addresses(self.cluster, self.plan)
+            async with Admin(addresses, credentials=await self._super_user(), tls=self.certificates.for_calls()) as own:
+                state = ConfigMapState(
+                    self.shared.api, self.namespace, names.rollback_map(self.name), names.owner(self.cluster)
+                )
+                yield Sides(RollbackEdge(edge, own), state)
+
+    async def _super_user(self) -> Credentials | None:
+        """Return the keys of the cluster's super user; None: they are not made yet. Raises ApiError, ApiUnavailable."""
+        data = decoded(await self.shared.api.get(SECRET, self.namespace, secret_name(self.name, ADMIN_NAME)))
+        if SECRET_KEY not in data:
+            return None
+        return Credentials(ADMIN, data[SECRET_KEY].decode().strip())
 
     async def copies(self, ask: bool) -> dict[str, dict[str, Any] | None] | None:
         """Return by group what its member says of the copy of a source; None: the spec has none, or is not known."""

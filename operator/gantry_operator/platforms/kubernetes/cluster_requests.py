@@ -24,7 +24,9 @@ class ClusterRequests:
 
         self._switchovers = SwitchoverRequests(resource, control, platform.events, on_end)
         self._sites = SiteRequests(resource, control.sites, on_end, why_not)
-        self._migrations = MigrationRequests(resource, platform.migration, platform.events.record, on_end, why_not)
+        self._migrations = MigrationRequests(
+            resource, platform.migration, platform.rolling_back, platform.events.record, on_end, why_not
+        )
 
     def look(self) -> None:
         """Start to carry out what the resource asks for, or go on with it."""

@@ -1,4 +1,6 @@
-"""Requests of `gantry migrate cutover` and `abort` in an annotation of the cluster, their record and answer. Pure."""
+"""Requests of `gantry migrate cutover`, `abort` and `rollback` in an annotation of the cluster, their records and
+answer. Pure.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +11,25 @@ from typing import Final, NamedTuple
 from gantry_broker.protocol.digits import whole_number
 
 from gantry_operator.api.annotations import GROUP
+from gantry_operator.migration import rolling_back
 from gantry_operator.migration.progress import ASK
 from gantry_operator.migration.steps import Limits, Record, Refused
 
 MIGRATE: Final = ASK
-"""Annotation `cutover` or `abort`, then words `lag=MIB`, `settle=SECONDS`, `timeout=SECONDS`. An optional ` #id`
-distinguishes equal requests.
+"""Annotation `cutover`, `abort` or `rollback`, then words `lag=`, `settle=SECONDS`, `routes=SECONDS`,
+`timeout=SECONDS`. `lag` is MiB for a cutover, and messages for a rollback. An optional ` #id` distinguishes equal
+requests.
 """
 MIGRATE_RESULT: Final = f"{GROUP}/migrate-result"
 """Annotation with the request, then "done: ..." or "failed: ..."."""
 MIGRATION: Final = f"{GROUP}/migration"
 """Annotation with the record of the cutover, as JSON: written before each step. A person must not change it."""
+ROLLBACK: Final = f"{GROUP}/migration-rollback"
+"""The same of a rollback."""
 LONGEST_S: Final = 3_600
 MOST_MIB: Final = 1 << 20
+MOST_MESSAGES: Final = 1_000_000
+OPS: Final = ("cutover", "abort", "rollback")
 
 
 class MigrationRequest(NamedTuple):
@@ -30,38 +38,48 @@ class MigrationRequest(NamedTuple):
     op: str
     limits: Limits = Limits()
     timeout_s: float = 120.0
+    back: rolling_back.Limits = rolling_back.Limits()
+    """How patient a rollback is."""
 
 
-def new_request(op: str, *, lag_mib: int = 64, settle_s: float = 6.0, timeout_s: float = 120.0) -> str:
+def new_request(
+    op: str, *, lag: int | None = None, settle_s: float = 6.0, routes_s: float = 32.0, timeout_s: float = 120.0
+) -> str:
+    """Write a request. `lag`: MiB for a cutover, messages for a rollback."""
     words = [op]
+    if op != "abort":
+        words += [] if lag is None else [f"lag={lag}"]
+        words.append(f"settle={int(settle_s)}")
     if op == "cutover":
-        words += [f"lag={lag_mib}", f"settle={int(settle_s)}"]
+        words.append(f"routes={int(routes_s)}")
     return f"{' '.join(words)} timeout={max(int(timeout_s), 1)} #{uuid.uuid4().hex[:8]}"
 
 
 def parse_request(text: str) -> MigrationRequest:
     """Read a request. Raises ValueError, which says what to write."""
     op, *words = text.split(" #")[0].split() or [""]
-    if op not in ("cutover", "abort"):
-        raise ValueError(f"{text[:100]!r}: write cutover or abort")
-    lag, settle, timeout = 64, 6, 120
+    if op not in OPS:
+        raise ValueError(f"{text[:100]!r}: write cutover, abort or rollback")
+    unit, most = ("MESSAGES", MOST_MESSAGES) if op == "rollback" else ("MIB", MOST_MIB)
+    bounds = {"lag": (0, most), "settle": (0, LONGEST_S), "routes": (0, LONGEST_S), "timeout": (1, LONGEST_S)}
+    if op == "rollback":
+        del bounds["routes"]
+    numbers = {"lag": 1_000 if op == "rollback" else 64, "settle": 6, "routes": 32, "timeout": 120}
     for word in words:
         name, _, value = word.partition("=")
-        if name == "lag" and (found := whole_number(value, 0, MOST_MIB)) is not None:
-            lag = found
-        elif name == "settle" and (found := whole_number(value, 0, LONGEST_S)) is not None:
-            settle = found
-        elif name == "timeout" and (found := whole_number(value, 1, LONGEST_S)) is not None:
-            timeout = found
-        else:
-            raise ValueError(
-                f"{word[:100]!r}: write lag=MIB (0 to {MOST_MIB}), settle=SECONDS (0 to {LONGEST_S}) or "
-                f"timeout=SECONDS (1 to {LONGEST_S})"
-            )
-    if op == "cutover" and settle >= timeout:
-        raise ValueError(f"settle={settle} leaves no time of timeout={timeout}: after that a cutover goes back")
-    # No member of a pod passes clients on: the group's Service leads to a leader only.
-    return MigrationRequest(op, Limits(lag=lag << 20, settle=float(settle), routes=0.0), float(timeout))
+        found = whole_number(value, *bounds[name]) if name in bounds else None
+        if found is None:
+            units = [f"{n}={unit if n == 'lag' else 'SECONDS'} ({low} to {high})" for n, (low, high) in bounds.items()]
+            raise ValueError(f"{word[:100]!r}: write {', '.join(units[:-1])} or {units[-1]}")
+        numbers[name] = found
+    lag, settle, routes, timeout = (numbers[name] for name in ("lag", "settle", "routes", "timeout"))
+    if op == "cutover" and settle + routes >= timeout:
+        raise ValueError(
+            f"settle={settle} and routes={routes} leave no time of timeout={timeout}: after that a cutover goes back"
+        )
+    if op == "rollback":
+        return MigrationRequest(op, Limits(), float(timeout), rolling_back.Limits(lag=lag, settle=float(settle)))
+    return MigrationRequest(op, Limits(lag=lag << 20, settle=float(settle), routes=float(routes)), float(timeout))
 
 
 def read_record(text: str | None) -> Record:
@@ -71,12 +89,26 @@ def read_record(text: str | None) -> Record:
     try:
         return Record.from_json(json.loads(text))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Refused(
-            f"the annotation {MIGRATION} is no record of a cutover ({error!r}): write the former content, or remove it "
-            "when no cutover has begun"
-        ) from None
+        raise _unreadable(MIGRATION, "cutover", error) from None
 
 
-def written(record: Record) -> str:
+def read_rollback(text: str | None) -> rolling_back.Record:
+    """Read the annotation; None: no rollback has begun. Raises Refused for another content."""
+    if text is None:
+        return rolling_back.Record()
+    try:
+        return rolling_back.Record.from_json(json.loads(text))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _unreadable(ROLLBACK, "rollback", error) from None
+
+
+def _unreadable(annotation: str, what: str, error: Exception) -> Refused:
+    return Refused(
+        f"the annotation {annotation} is no record of a {what} ({error!r}): write the former content, or remove it "
+        f"when no {what} has begun"
+    )
+
+
+def written(record: Record | rolling_back.Record) -> str:
     """Return the content of the annotation."""
     return json.dumps(record.to_json())

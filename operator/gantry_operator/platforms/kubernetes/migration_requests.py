@@ -1,7 +1,8 @@
-"""Carries out `gantry migrate cutover` and `abort`, which come in an annotation of the cluster, one at a time.
+"""Carries out `gantry migrate cutover`, `abort` and `rollback`, which come in an annotation of the cluster, one at a
+time.
 
-The record of the cutover is an annotation, too, which is written before each step. So an operator that takes over goes
-on where the last one was.
+The records of the cutover and of the rollback are annotations, too, which are written before each step. So an operator
+that takes over goes on where the last one was.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
 from gantry_operator.migration import steps
-from gantry_operator.migration.edge import Edge, drive
+from gantry_operator.migration.edge import FAILURES, Edge, drive
 from gantry_operator.migration.progress import END, SAID, said_lacking
 from gantry_operator.migration.steps import Limits, Phase, Record, Refused
 from gantry_operator.platforms.kubernetes.annotation_requests import AnnotationRequests
@@ -28,6 +29,7 @@ from gantry_operator.platforms.kubernetes.migration_request import (
     read_record,
     written,
 )
+from gantry_operator.platforms.kubernetes.rollbacks import Rollbacks, Sides
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +46,7 @@ AGAIN_S = 2.0
 
 
 class MigrationRequests(AnnotationRequests):
-    """The requests of one cluster for a cutover."""
+    """The requests of one cluster for a cutover, and for a rollback after it."""
 
     request, result = MIGRATE, MIGRATE_RESULT
 
@@ -52,16 +54,21 @@ class MigrationRequests(AnnotationRequests):
         self,
         resource: ClusterResource,
         open_edge: Callable[[], AbstractAsyncContextManager[Edge]],
+        open_sides: Callable[[], AbstractAsyncContextManager[Sides]],
         event: Callable[[str, str, str], None],
         on_end: Callable[[], None],
         why_not: Callable[[], str | None] = lambda: "",
     ) -> None:
-        """`open_edge` may raise Refused. `event` gets kind, reason and message."""
+        """`open_edge` and `open_sides` may raise Refused. `event` gets kind, reason and message."""
         super().__init__(resource, on_end, why_not)
         self.waits = ""
         """What the present step waits for, for people."""
         self._open_edge = open_edge
         self._event = event
+        self._rollbacks = Rollbacks(resource, open_sides, event, self._wait_for)
+
+    def _wait_for(self, waits: str) -> None:
+        self.waits = waits
 
     async def _perform(self, text: str) -> str:
         """Carry out a request. Raises ApiError, ApiUnavailable."""
@@ -69,8 +76,10 @@ class MigrationRequests(AnnotationRequests):
             asked = parse_request(text)
             if refused := self._why_not():
                 raise Refused(f"the spec is refused, so the groups are not known: {refused}")
+            if asked.op == "rollback" or (asked.op == "abort" and self._rollbacks.under_way()):
+                return f"done: {await self._rollbacks.carry_out(asked, lambda: self._is_called_off(text))}"
             ended = await self._carry_out(asked, text)
-        except (Refused, ValueError) as error:
+        except (Refused, ValueError, *FAILURES) as error:
             self._event("Warning", "Migration", str(error)[:900])
             return f"failed: {error}"
         finally:
@@ -116,6 +125,8 @@ class MigrationRequests(AnnotationRequests):
         """Go back from a cutover of a cluster that is deleted: nobody else would give the source what it lacks."""
         await self.close()
         try:
+            if self._rollbacks.under_way():
+                raise Refused("a rollback was under way")
             record = read_record(self._resource.annotation(MIGRATION))
             if record.phase not in (*steps.RETURNING, Phase.ABORTING, Phase.FOLLOWING) or not record.groups:
                 return
@@ -128,10 +139,7 @@ class MigrationRequests(AnnotationRequests):
             if left := steps.still_owed(ended, {}):
                 self._warn(steps.said_owed(left, steps.RELEASE))
         except (Refused, ApiError, ApiUnavailable) as error:
-            text = (
-                f"the cluster was deleted in a cutover, and the source has not its settings back ({error}): "
-                f"{steps.RELEASE}"
-            )
+            text = f"the cluster was deleted, and the source has not its settings back ({error}): {steps.RELEASE}"
             self._warn(text)
 
     def _warn(self, text: str) -> None:

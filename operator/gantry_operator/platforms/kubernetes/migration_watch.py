@@ -11,7 +11,13 @@ from gantry_operator.cluster.observed import ObservedMigration
 from gantry_operator.migration import progress
 from gantry_operator.migration.steps import Phase, Refused
 from gantry_operator.platforms.kubernetes.cluster_resource import ClusterResource
-from gantry_operator.platforms.kubernetes.migration_request import MIGRATE, MIGRATION, read_record
+from gantry_operator.platforms.kubernetes.migration_request import (
+    MIGRATE,
+    MIGRATION,
+    ROLLBACK,
+    read_record,
+    read_rollback,
+)
 
 LOOK_S: Final = 5.0
 Copies = Callable[[bool], Awaitable[Mapping[str, Mapping[str, Any] | None] | None]]
@@ -45,15 +51,17 @@ class MigrationWatch:
         """Look once."""
         try:
             record = read_record(self._resource.annotation(MIGRATION))
+            rolled = read_rollback(self._resource.annotation(ROLLBACK))
         except Refused as error:
-            found = MigrationStatus(phase="unknown", message=str(error), next=f"repair the annotation {MIGRATION}")
+            name = ROLLBACK if ROLLBACK in str(error) else MIGRATION
+            found = MigrationStatus(phase="unknown", message=str(error), next=f"repair the annotation {name}")
             self._take(None if await self._copies(False) is None else found)
             return
         copies = await self._copies(record.phase is not Phase.DONE)
         if copies is None:
             self._take(None)
             return
-        self._take(progress.status_of(record, copies, self._resource.annotation(MIGRATE), self._waits()))
+        self._take(progress.status_of(record, copies, self._resource.annotation(MIGRATE), self._waits(), rolled))
 
     def _take(self, found: MigrationStatus | None) -> None:
         before = None if self.seen is None else self.seen.status

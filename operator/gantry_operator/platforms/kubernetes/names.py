@@ -95,6 +95,11 @@ def proxy_table_secret(cluster: str) -> str:
     return f"{cluster}-proxy-table"
 
 
+def rollback_map(cluster: str) -> str:
+    """Return the ConfigMap with what a rollback to RocketMQ has copied."""
+    return f"{cluster}-rollback"
+
+
 def admin_secret(cluster: str) -> str:
     return f"{cluster}-admin"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import logging
+import ssl
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -31,6 +32,7 @@ from gantry_operator.certificates.renewal import (
 )
 from gantry_operator.certificates.schedule import RENEW_AUTHORITY, RENEW_CERTIFICATES
 from gantry_operator.certificates.x509 import KeyPair, Names, UnusableCertificate
+from gantry_operator.cluster.member_http import tls_context
 from gantry_operator.plan.plan import Plan
 from gantry_operator.plan.tls_files import AUTHORITIES, CERTIFICATE, KEY
 from gantry_operator.platforms.kubernetes import names
@@ -200,6 +202,13 @@ class CertificateReconciler:
         self._now = now
         self._held = Certificates()
         self._measured: set[tuple[str, str, str]] = set()
+
+    def for_calls(self) -> ssl.SSLContext | None:
+        """Return how to call the ports for clients; None: they need no TLS."""
+        if self.for_clients is None:
+            return None
+        authorities, pair = self.for_clients
+        return tls_context(authorities, None if pair is None else (pair.certificate, pair.key))
 
     def trusted(self) -> bytes:
         """Return the authorities of the members' certificates as PEM; empty: none is known.

@@ -30,6 +30,7 @@ from gantry_operator.cluster.live_watch import Source
 from gantry_operator.cluster.maintenance import wait_for
 from gantry_operator.cluster.member_http import make_client, tls_context
 from gantry_operator.cluster.volume import Volume
+from gantry_operator.migration import rolling_back
 from gantry_operator.migration.steps import Record, Refused
 from gantry_operator.plan.plan import plan
 from gantry_operator.plan.tls_files import AUTHORITIES, CERTIFICATE, KEY
@@ -347,17 +348,21 @@ class KubeTarget:
         self, request: str, timeout_s: float, say: Callable[[str], None] = lambda phase: None
     ) -> str:
         """Ask the operator for a step of a migration, as `migration_request.new_request` writes it. Returns its answer.
-        `say` gets each phase. Raises TargetError with the reason.
+        `say` gets each phase. `timeout_s`: without progress. Raises TargetError with the reason.
         """
         patch = {"metadata": {"annotations": {migration_request.MIGRATE: request}}}
         await self.api.merge(BROKER_CLUSTER, self.namespace, self.name, patch)
-        deadline, shown = time.monotonic() + timeout_s + SWITCHOVER_S, ""
+        deadline, shown, heard = time.monotonic() + timeout_s + SWITCHOVER_S, "", ""
         while time.monotonic() < deadline:
             resource = await self.resource()
-            phase = migration_of(resource).phase.value
+            back = rollback_of(resource).phase
+            phase = migration_of(resource).phase.value if back is rolling_back.Phase.NONE else back.value
             if phase != shown:
                 say(phase)
                 shown = phase
+            message = f"{phase} {((resource.get('status') or {}).get('migration') or {}).get('message')}"
+            if message != heard:
+                heard, deadline = message, time.monotonic() + timeout_s + SWITCHOVER_S
             said = answer_to(request, resource, migration_request.MIGRATE_RESULT)
             if said is not None:
                 return said
@@ -537,6 +542,16 @@ def migration_of(resource: Object) -> Record:
     try:
         return migration_request.read_record(
             (resource["metadata"].get("annotations") or {}).get(migration_request.MIGRATION)
+        )
+    except Refused as error:
+        raise TargetError(str(error)) from None
+
+
+def rollback_of(resource: Object) -> rolling_back.Record:
+    """Return the record of a rollback. Raises TargetError for an invalid one."""
+    try:
+        return migration_request.read_rollback(
+            (resource["metadata"].get("annotations") or {}).get(migration_request.ROLLBACK)
         )
     except Refused as error:
         raise TargetError(str(error)) from None
