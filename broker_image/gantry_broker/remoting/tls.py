@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from gantry_broker.remoting.certificate_end import not_after
 from gantry_broker.remoting.tls_settings import ClientCertificates
 from gantry_broker.watching import WatchedFiles
 
@@ -124,11 +125,9 @@ def _readable(path: Path) -> None:
 
 def expiry(cert_file: Path) -> float:
     """Return the end of the first certificate's validity, in Unix seconds. Raises TlsError."""
-    from cryptography import x509  # Only a process with TLS pays for the import.
-
     try:
         with open(cert_file, "rb") as file:
-            return x509.load_pem_x509_certificates(file.read(MAX_FILE))[0].not_valid_after_utc.timestamp()
+            return not_after(file.read(MAX_FILE)).timestamp()
     except (OSError, ValueError) as error:
         raise TlsError(f"{cert_file} holds no certificate: {error}") from None
 
