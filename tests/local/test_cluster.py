@@ -190,6 +190,7 @@ def test_a_shell_completes_names(cluster: Cluster) -> None:
     assert completed(cluster, f"gantry topic describe {where} Compl") == ["Completed"]
     assert completed(cluster, f"gantry group describe {where} compl") == ["completing"]
     assert completed(cluster, f"gantry topic describe {where} rmq_sys") == []
+    assert not {cluster.name, f"{cluster.name}_REPLY_TOPIC", "a"} & set(completed(cluster, f"gantry consume {where} "))
     assert completed(cluster, "gantry topic describe --dir /nowhere Compl") == []
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 from gantry_broker.broker.metadata.attributes import CLEANUP, RETENTION, TOMBSTONES
 from gantry_broker.client import Admin, BrokerError, InvalidMessage, NoRoute
 from gantry_broker.protocol.bodies import TopicConfig
-from gantry_broker.protocol.codes import SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS, Perm, ResponseCode
+from gantry_broker.protocol.codes import Perm, ResponseCode
 from gantry_broker.protocol.fields import BodyError
 
 from gantry_operator.actions.errors import ActionError, Cause
@@ -27,7 +27,7 @@ from gantry_operator.actions.managed import (
 )
 from gantry_operator.actions.target import Target, admin_of
 from gantry_operator.api.base import parse_duration
-from gantry_operator.api.names import reserved_topic
+from gantry_operator.api.names import cluster_topics, reserved_topic
 from gantry_operator.api.topic import (
     CLEANUP_VALUES,
     DEFAULT_QUEUES,
@@ -223,12 +223,9 @@ async def list_topics(target: Target, all_topics: bool) -> list[dict[str, Any]]:
     async with admin_of(target) as admin:
         names = sorted({*await admin.topics(), *managed.by_name})
         info = await admin.cluster_info()
-        own = set(info.brokers) | set(info.clusters) | {f"{c}_REPLY_TOPIC" for c in info.clusters}
+        own = cluster_topics(info.clusters, info.brokers)
         if not all_topics:
-            names = [
-                n for n in names
-                if n not in SYSTEM_TOPICS and n not in own and not n.startswith((SYSTEM_TOPIC_PREFIX, "%"))
-            ]  # fmt: skip
+            names = [n for n in names if not reserved_topic(n) and n not in own]
         turn = asyncio.Semaphore(AT_ONCE)
 
         async def row(name: str) -> dict[str, Any]:

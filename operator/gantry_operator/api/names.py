@@ -5,7 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from gantry_broker.protocol.codes import DLQ_PREFIX, PREDEFINED_GROUPS, RETRY_PREFIX, SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS
+from gantry_broker.protocol.codes import (
+    DLQ_PREFIX,
+    PREDEFINED_GROUPS,
+    REPLY_TOPIC_SUFFIX,
+    RETRY_PREFIX,
+    SYSTEM_TOPIC_PREFIX,
+    SYSTEM_TOPICS,
+)
 
 from gantry_operator.api.base import Rule
 from gantry_operator.api.cluster import name_rule
@@ -18,6 +25,12 @@ MAX_RESOURCE_NAME = 120
 def reserved_topic(name: str) -> bool:
     """Whether the name is RocketMQ's or Gantry's own."""
     return name in SYSTEM_TOPICS or name.startswith((SYSTEM_TOPIC_PREFIX, RETRY_PREFIX, DLQ_PREFIX))
+
+
+def cluster_topics(clusters: Iterable[str], groups: Iterable[str]) -> set[str]:
+    """Return the topics that brokers make with the names of their clusters and groups."""
+    names = set(clusters)
+    return names | {f"{name}_{REPLY_TOPIC_SUFFIX}" for name in names} | set(groups)
 
 
 def reserved_group(name: str) -> bool:

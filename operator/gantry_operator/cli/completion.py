@@ -16,10 +16,14 @@ WAIT_S: Final = 2.0
 
 def topics(ctx: typer.Context, incomplete: str) -> list[str]:
     """Topics of the chosen cluster, without the system's."""
-    from gantry_operator.api.names import reserved_topic
+    from gantry_operator.api.names import cluster_topics, reserved_topic
 
     async def names(admin: Admin) -> list[str]:
-        return [name for name in await admin.topics() if not reserved_topic(name)]
+        import asyncio
+
+        known, info = await asyncio.gather(admin.topics(), admin.cluster_info())
+        own = cluster_topics(info.clusters, info.brokers)
+        return [name for name in known if not reserved_topic(name) and name not in own]
 
     return _asked(ctx, incomplete, names)
 

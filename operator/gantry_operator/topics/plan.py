@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gantry_broker.protocol.bodies import TopicConfig
-from gantry_broker.protocol.codes import REPLY_TOPIC_SUFFIX, Perm
+from gantry_broker.protocol.codes import Perm
 
-from gantry_operator.api.names import reserved_topic
+from gantry_operator.api.names import cluster_topics, reserved_topic
 from gantry_operator.api.topic import DEFAULT_QUEUES, MAX_QUEUES, permission_name
 from gantry_operator.topics.common import (
     DELETED,
@@ -76,8 +76,7 @@ def decide_topics(
 
 
 def _refusal(w: WantedTopic, first: WantedTopic, seen: Observed) -> State | None:
-    own = {seen.cluster, f"{seen.cluster}_{REPLY_TOPIC_SUFFIX}", *seen.groups}
-    system = reserved_topic(w.topic) or w.topic in own
+    system = reserved_topic(w.topic) or w.topic in cluster_topics({seen.cluster}, seen.groups)
     return refusal_of_name(w.topic, "BrokerTopic", "topicName", w.resource, first.resource, of_system=system)
 
 
