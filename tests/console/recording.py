@@ -133,8 +133,9 @@ def svg(lines: list[Line]) -> str:
 
 
 def _coloured(text: str) -> str:
-    cut = (text if text.startswith("$") else re.sub(r" {3,}", "  ", text))[: int((WIDTH - 2 * LEFT) / CHAR)]
-    shown = html.escape(cut)
+    plain = text if text.startswith("$") else re.sub(r" {3,}", "  ", text)
+    room = int((WIDTH - 2 * LEFT) / CHAR)
+    shown = html.escape(plain if len(plain) <= room else f"{plain[: room - 1]}…")
     for word, colour in COLOURS.items():
         pattern = r"^\$" if word == "$" else re.escape(word)
         shown = re.sub(pattern, lambda m, c=colour: f'<tspan fill="{c}">{m[0]}</tspan>', shown, count=1)  # type: ignore[misc]

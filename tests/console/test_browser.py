@@ -69,6 +69,16 @@ WIDER = "() => [...document.querySelectorAll('.scroll')].filter(e => e.scrollWid
 """How many tables are wider than their panels."""
 
 
+TOUCHING = """() => [...document.querySelectorAll('main :is(button, a.button)')].filter(e => {
+  const b = e.getBoundingClientRect();
+  return b.width && [...document.querySelectorAll('main .panel')].some(panel => {
+    const p = panel.getBoundingClientRect();
+    return !panel.contains(e) && b.bottom > p.top - 6 && b.top < p.bottom + 6 && b.right > p.left && b.left < p.right;
+  });
+}).map(e => e.textContent)"""
+"""Buttons beside a panel, without room between them."""
+
+
 def go(page: Page, path: str) -> None:
     answer = page.goto(page.base + path)  # type: ignore[attr-defined]
     assert answer is not None
@@ -81,6 +91,7 @@ def test_every_page_is_whole_and_accessible(desk: Page) -> None:
         expect(desk.get_by_role("heading", level=1)).to_have_text(title)
         assert not accessibility_problems(desk), path
         assert overflow(desk) == 0, path
+        assert not desk.evaluate(TOUCHING), path
 
 
 def test_every_page_has_contrast_in_the_dark(desk: Page) -> None:
@@ -234,6 +245,7 @@ def test_a_message_by_key_id_and_time_in_three_forms(desk: Page) -> None:
     expect(desk.get_by_role("heading", name="1 message", exact=True)).to_be_visible()
     desk.get_by_role("region", name="Messages").get_by_role("link").click()
     expect(desk.locator("pre.body")).to_contain_text('"order": 4711')
+    assert not desk.evaluate(TOUCHING)
     desk.get_by_role("link", name="Hex").click()
     expect(desk.locator("pre.body")).to_contain_text("000000  7b 22 6f 72 64 65 72")
     desk.get_by_role("link", name="Text").click()

@@ -376,6 +376,31 @@ def test_an_archive_that_holds_nothing_yet_has_no_times() -> None:
     ]  # fmt: skip
 
 
+def test_a_migration_says_how_far_it_is_and_what_to_do() -> None:
+    source = FakeSource()
+    read = source.resource
+
+    async def migrating() -> dict[str, Any]:
+        found = await read()
+        rows = [
+            {"name": "a", "state": "following", "copiedBytes": 4096, "missingBytes": 0, "bytesPerSecond": 1024},
+            {"name": "b", "problem": "<b>away"},
+        ]
+        found["status"]["migration"] = {"phase": "following", "message": "group b waits", "groups": rows}
+        return found
+
+    source.resource = migrating  # type: ignore[method-assign]
+    with running(source) as console, console.client() as client:
+        until_figures(console)
+        page = client.get(f"{HERE}/members").text
+    assert re.findall(r'data-label="(Copied|Missing|A second)"[^>]*>([^<]+)</td>', page) == [
+        ("Copied", "4.0 KiB"), ("Missing", "0 B"), ("A second", "1.0 KiB"),
+        *((name, "\N{EN DASH}") for name in ("Copied", "Missing", "A second")),
+    ]  # fmt: skip
+    for text in ("group b waits", "not known", "&lt;b&gt;away"):
+        assert text in page
+
+
 def test_a_cluster_that_cannot_be_read_has_pages() -> None:
     source = FakeSource()
 

@@ -1,4 +1,4 @@
-"""The members of a cluster, its NameServers, its proxies and its archives."""
+"""The members of a cluster, its NameServers, its proxies, its archives and its migration."""
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -16,4 +16,5 @@ async def members(request: Request, place: Here) -> Response:
         servers=place.snapshot.status.get("nameServerMembers") or [],
         proxies=(place.snapshot.status.get("proxy") or {}).get("members") or [],
         archives=[g for g in place.snapshot.status.get("groups") or [] if g.get("archive")],
+        migration=place.snapshot.status.get("migration"),
     )  # fmt: skip
