@@ -83,8 +83,8 @@ def _commands(session: Session) -> str:
     before, _ = session.run("status")
     found = re.search(r"^demo-a-\d .* Master .*?(\d+)$", before, re.MULTILINE)
     assert found is not None, before
-    session.typed("gantry produce Orders --count 20000 &")
-    sending = session.start("produce", "Orders", "--count", "20000", "--size", "200")
+    session.typed("gantry produce Orders --count 50000 &")
+    sending = session.start("produce", "Orders", "--count", "50000", "--size", "200")
     time.sleep(2.5)
     session.typed(f"kill -9 {found[1]}        # the master")
     os.kill(int(found[1]), signal.SIGKILL)
@@ -92,8 +92,8 @@ def _commands(session: Session) -> str:
     out, _ = sending.communicate(timeout=120)
     assert sending.returncode == 0, out
     session.shown(out, time.monotonic() - began)
-    session.typed("gantry consume Orders --group billing --count 20000 --quiet")
-    session.shown(*session.run("consume", "Orders", "--group", "billing", "--count", "20000", "--quiet"))
+    session.typed("gantry consume Orders --group billing --count 50000 --quiet")
+    session.shown(*session.run("consume", "Orders", "--group", "billing", "--count", "50000", "--quiet"))
     deadline = time.monotonic() + 60
     status = ""
     while "InSyncSetExpanded" not in status or " no " in status:
