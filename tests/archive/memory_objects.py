@@ -11,12 +11,14 @@ from gantry_broker.archive.objects import Found
 
 class MemoryObjects:
     """Objects by name. `fail` is the share of calls that fail, `lie` of writes that are only said to be done, `lost` of
-    writes that are done while their answer is lost; `lag` of the newest objects are missing in listings.
+    writes that are done while their answer is lost; `lag` of the newest objects are missing in listings, and those
+    of the last `lag_ms`.
     """
 
     def __init__(self, seed: int = 0, *, fail: float = 0.0, lie: float = 0.0, lost: float = 0.0, lag: int = 0) -> None:
         self.objects: dict[str, bytes] = {}
         self.fail, self.lie, self.lost, self.lag = fail, lie, lost, lag
+        self.lag_ms = 0
         self.away = False
         self.now_ms = 0
         self.modified: dict[str, int] = {}
@@ -59,7 +61,8 @@ class MemoryObjects:
         if self.lag:
             names = names[: -self.lag]
         for name in sorted(names):
-            if name.startswith(prefix) and name > after:
+            is_new = self.lag_ms and self.modified[name] > self.now_ms - self.lag_ms
+            if name.startswith(prefix) and name > after and not is_new:
                 yield Found(name, len(self.objects[name]), self.modified[name])
 
     def delete(self, name: str) -> None:

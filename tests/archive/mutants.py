@@ -46,7 +46,7 @@ MUTANTS = tuple(
         (6, "a_clock_that_is_ahead_prunes", upload, "now_ms - ahead_ms", "now_ms"),
         (
             6, "a_clock_that_is_ahead_cleans", archiver,
-            "self._clock_ms() - self._ahead_ms - GRACE_MS", "self._clock_ms() - GRACE_MS",
+            "now_ms = self._clock_ms() - self._ahead_ms", "now_ms = self._clock_ms()",
         ),
         (6, "a_member_that_slept_cleans", archiver, "newest = self._state = self._group.load(state)", "newest = state"),
         (7, "what_the_disk_has_in_part_is_repaired", upload, "if view.start <= part.start and part.end", "if part.end"),

@@ -168,6 +168,10 @@ def test_a_cut_through_a_part_that_nobody_can_read_keeps_what_is_before_it(tmp_p
     across = before.parts[5]
     cut = log.store.state.confirmed - (log.store.state.confirmed - across.start) // 2
     step_view = log_view(log)
+    for _ in range(archiving.LOST_AT - 1):
+        with pytest.raises(Unavailable, match="cannot be read back"):
+            log.archiver._cut(before, across.end - 1, across, view_without_disk(step_view, cut))
+        assert log.state == before, "a store that answers nothing for a moment loses nothing"
     log.archiver._cut(before, across.end - 1, across, view_without_disk(step_view, cut))
     state = log.state
     assert (state.end, len(state.parts)) == (across.start, 5)

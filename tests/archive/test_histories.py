@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from gantry_broker.archive import chain, inspection, manifest, restore, segment, upload
-from gantry_broker.archive.archiver import GRACE_MS, Archiver
+from gantry_broker.archive.archiver import GRACE_MS, LAG_MS, Archiver
 from gantry_broker.archive.chain import Archive, GroupArchive
 from gantry_broker.archive.errors import ArchiveError, Fenced, Missing, Overtaken
 from gantry_broker.archive.manifest import Change, Owner, State
@@ -35,10 +35,13 @@ SETTINGS = BrokerSettings(
 class World:
     """A group of two members, whose logs are real stores, and its archive."""
 
-    def __init__(self, seed: int, folder: Path, sealer: Sealer | None = None) -> None:
+    def __init__(
+        self, seed: int, folder: Path, sealer: Sealer | None = None, objects: MemoryObjects | None = None
+    ) -> None:
         self.random = random.Random(seed)
         self.folder = folder
-        self.objects = MemoryObjects(seed, fail=0.05, lie=0.02, lost=0.02, lag=self.random.choice([0, 0, 1, 3]))
+        lag = self.random.choice([0, 0, 1, 3])
+        self.objects = objects or MemoryObjects(seed, fail=0.05, lie=0.02, lost=0.02, lag=lag)
         self.now = 1_700_000_000_000
         self.epoch = 0
         part = self.random.choice([4_000, 20_000, 100_000])
@@ -232,7 +235,10 @@ def test_what_is_restored_equals_what_was_confirmed(seed: int, quick_dir: Path) 
 def check_history(seed: int, folder: Path) -> None:
     world = World(seed, folder, Encrypted(bytes(32)) if seed % 3 == 0 else None)
     world.run(120)
-    state = world.settle()
+    check_restored(world, world.settle(), folder)
+
+
+def check_restored(world: World, state: State, folder: Path) -> None:
     store = world.members[world.leader]
     begin = state.readable_from
     assert_merged(state, world.settings.part)
@@ -491,9 +497,80 @@ def sleeper(folder: Path) -> tuple[World, State]:
     assert old is not None
     while world.written().n < 100:
         upload_one(world, 1)
-    world.group.forget_entries(world.group.load())
+    world.group.forget_entries(world.now)
     assert world.group._entry(old.n + 1) not in world.objects.objects
     return world, old
+
+
+@pytest.mark.parametrize("entries", [70, 150], ids=["shows no entry", "shows some"])
+def test_a_list_that_lags_for_less_than_an_hour_has_all_that_is_needed(quick_dir: Path, entries: int) -> None:
+    """A list without any entry would let a member begin the archive once more, at a number that was used."""
+    world = World(7, quick_dir, objects=MemoryObjects())
+    world.settings = Settings(5_000, None, 20_000)
+    world.objects.lag_ms = LAG_MS - 60_000
+    while world.written().n < entries:
+        world.archivers[1] = world._archiver(1)  # It knows nothing, looks at the list, and cleans.
+        world.now += 40_000
+        upload_one(world, 1)
+        for _ in range(3):
+            world.step(1)
+    newest = world.written()
+    assert world.group.load() == newest
+    assert world.members[0].state.confirmed - newest.end < SEGMENT
+    world.objects.lag_ms = 0
+    assert world.group.load() == newest
+    forgotten = world.group._entry(1) not in world.objects.objects
+    assert forgotten == (entries == 150)
+
+
+def test_a_store_that_answers_an_old_identity_lifts_no_refusal(
+    quick_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a former site would take records for ever that are in no archive."""
+    world = World(5, quick_dir)
+    world.settle()
+    former = world.archive.identity()
+    assert former is not None
+    second = world.archive.hand_over(former, "second", "site-b", world.now, "promoted", "")
+    archiver = world.archivers[world.leader]
+    for old in (None, former):
+        with monkeypatch.context() as patched:
+            patched.setattr(world.archive, "identity", lambda old=old: old)
+            with pytest.raises(ArchiveError, match="does not answer the archive's identity 2, or an old one"):
+                archiver._look_for_successor(Owner(second.number, second.uid))
+    archiver._look_for_successor(Owner(second.number, second.uid))
+    assert "site-b" in archiver._superseded
+
+
+def test_a_store_that_answers_an_older_manifest_is_not_believed(
+    quick_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A standby would truncate its log to it."""
+    world, _ = sleeper(quick_dir)
+    newest = world.group.load()
+    hidden = world.objects.objects.pop(world.group._entry(newest.n))
+    monkeypatch.setattr(world.group.__class__, "_is_forgotten", lambda group, n: True)
+    with pytest.raises(ArchiveError, match=f"answers entry {newest.n - 1} .* and has answered {newest.n} before"):
+        world.group.load(newest)
+    world.objects.objects[world.group._entry(newest.n)] = hidden
+    assert world.group.load(newest) == newest
+
+
+def test_a_store_without_conditional_writes_is_refused(quick_dir: Path) -> None:
+    """Two members would overwrite each other's entries, and each would read back its own."""
+    world = World(2, quick_dir, objects=Unconditional())
+    world.put()
+    for _ in range(3):
+        world.step(world.leader)
+    assert not [name for name in world.objects.objects if "/manifest/" in name]
+    with pytest.raises(ArchiveError, match="Use one that takes If-None-Match"):
+        world.archive.claim("uid", "demo", world.now)
+
+
+class Unconditional(MemoryObjects):
+    def create(self, name: str, data: bytes) -> bool:
+        self.objects.pop(name, None)
+        return super().create(name, data)
 
 
 def upload_one(world: World, member: int) -> None:

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 from gantry_broker.archive import chain, upload
 from gantry_broker.archive.chain import Archive, GroupArchive
-from gantry_broker.archive.errors import ArchiveError, Damaged, Fenced, Missing, Overtaken
+from gantry_broker.archive.errors import ArchiveError, Damaged, Fenced, Missing, Overtaken, Unavailable
 from gantry_broker.archive.inspection import check_part
 from gantry_broker.archive.manifest import Change, Gap, Owner, Part, State
 from gantry_broker.archive.segment import BLOCK, LEVEL, SegmentWriter, read_range
@@ -57,6 +57,10 @@ FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 60.0
 OVERTAKEN_AT: Final = 3
 """So many steps in a row that another member overtook are shown as an error."""
+LOST_AT: Final = 6
+"""So many times, with growing pauses, a part that is to be cut is read before it counts as lost: a store may answer
+that it has no such object, and have it a moment later.
+"""
 SMALLEST_PART: Final = 1 << 20
 """Each failure halves what the next try uploads, down to this: a slow way to the store takes a small object in time."""
 CLEAN_S: Final = 3_600.0
@@ -77,6 +81,8 @@ MEMORY: Final = 64 << 20
 """Bytes of parts that are sent or put together, at most; a part of the largest size is always let through."""
 AHEAD_MS: Final = 60_000
 """A clock that is ahead by so much is worth a warning."""
+LAG_MS: Final = 3_600_000
+"""For so long a list may lag behind: entries of the manifest that it may need are kept."""
 GRACE_MS: Final = 24 * 3_600_000
 """An object that the manifest does not have is removed after a day: a reader that began before may still read it."""
 
@@ -218,6 +224,8 @@ class Archiver:
         self._suspected_at = -math.inf
         self._unreadable: set[str] = set()
         """Names of damaged parts whose records the disk does not give, either."""
+        self._lost_tries = 0
+        """So often in a row a part that is to be cut could not be read back."""
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._stopping = threading.Event()
@@ -399,7 +407,11 @@ class Archiver:
         superseded = ""  # As long as this is not known, what was known counts.
         if owner is not None and owner.uid != self._uid:
             identity = self._archive.identity()
-            if identity is not None and identity.uid != self._uid and self._archive.was_owner(self._uid, identity):
+            if identity is None or identity.number < owner.number:
+                raise Unavailable(
+                    f"the object store does not answer the archive's identity {owner.number}, or an old one"
+                )
+            if identity.uid != self._uid and self._archive.was_owner(self._uid, identity):
                 superseded = (
                     f"cluster {identity.cluster} ({identity.uid}) was promoted and owns the archive now: "
                     "send to that cluster"
@@ -653,6 +665,9 @@ class Archiver:
             try:
                 self._copy(writer, across, at, view)
             except (Damaged, Missing) as error:
+                self._lost_tries += 1
+                if self._lost_tries < LOST_AT:
+                    raise Unavailable(f"{across.name}, which is to be cut, cannot be read back: {error}") from error
                 # What the disk has behind its start is uploaded next, and what it lacks becomes a gap.
                 log.error("the archive: %s is cut off, since it cannot be read back: %s", across.name, error)
                 at = across.start
@@ -662,6 +677,7 @@ class Archiver:
                 added = (self._group.put_part(data, directory, epoch),)
         removed = () if across is None else (across.name,)
         self._write(state, Change(cut=at, added=added, removed=removed), view, ())
+        self._lost_tries = 0
 
     def _clean(self, state: State) -> None:
         """Remove what no reader needs, once in `CLEAN_S`. `state` may be old: this member may have slept for days, and
@@ -672,12 +688,13 @@ class Archiver:
             return
         self._compare_clocks()
         # In this order: of what is as old, the state that is read afterwards has all that any reader needs.
-        before_ms = self._clock_ms() - self._ahead_ms - GRACE_MS
+        now_ms = self._clock_ms() - self._ahead_ms
+        before_ms = now_ms - GRACE_MS
         newest = self._state = self._group.load(state)
         if newest.owner != self._owner:
             return
         self._cleaned = now
-        self._group.forget_entries(newest)
+        self._group.forget_entries(now_ms - LAG_MS)
         self._group.remove_parts(self._group.orphans(newest, before_ms))
         self._group.forget_clocks(before_ms)
 

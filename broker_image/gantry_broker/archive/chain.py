@@ -146,6 +146,11 @@ class Archive:
                 f"the archive belongs to cluster {identity.cluster} ({identity.uid}), this is cluster {cluster} "
                 f"({uid}): write another spec.archive.url"
             )
+        if self.objects.create(_identity_name(identity.number), identity.to_json()):
+            raise Unavailable(
+                "the object store writes an object that is there already, or says so, though it was asked to write a "
+                "new one only: two members could overwrite each other's work. Use one that takes If-None-Match"
+            )
         if identity.key_id != self.sealer.key_id:
             raise ArchiveError(
                 "the archive was begun "
@@ -215,6 +220,11 @@ class GroupArchive:
             try:
                 data = self._objects.get(self._entry(state.n + 1), MAX_ENTRY)
             except Missing:
+                if known is not None and state.n < known.n:
+                    raise Unavailable(
+                        f"group {self.name}: the object store answers entry {state.n} of the manifest as the newest "
+                        f"one, and has answered {known.n} before"
+                    ) from None
                 return state
             state = manifest.follow(state, data)
         raise ArchiveError(f"group {self.name}: its manifest has over {MAX_PROBES} entries that no listing has")
@@ -263,17 +273,17 @@ class GroupArchive:
     def _entry(self, n: int) -> str:
         return f"{self._prefix}manifest/{n:012d}.json"
 
-    def forget_entries(self, state: State) -> int:
-        """Remove entries that no reader needs: all but the last two that have the whole state, and those behind them.
+    def forget_entries(self, before_ms: int) -> int:
+        """Remove entries that no reader needs: those before the newest one that has the whole state and was written
+        before `before_ms` of the store's clock. A list that lags by less shows entries from which all are there.
         Returns how many. Raises ArchiveError.
         """
-        keep = state.n - state.n % WHOLE_EVERY - WHOLE_EVERY
-        count = 0
-        for found in self._objects.list(f"{self._prefix}manifest/"):
-            if _number(found.name) < keep:
-                self._objects.delete(found.name)
-                count += 1
-        return count
+        entries = [(_number(found.name), found) for found in self._objects.list(f"{self._prefix}manifest/")]
+        keep = max((n for n, found in entries if n % WHOLE_EVERY == 0 and found.modified_ms < before_ms), default=0)
+        forgotten = [found.name for n, found in entries if n < keep]
+        for name in forgotten:
+            self._objects.delete(name)
+        return len(forgotten)
 
     # Parts
 
