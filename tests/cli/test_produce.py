@@ -9,7 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from gantry_broker.client import Message, NoRoute, SendStatus
+from gantry_broker.client import BrokerError, Message, NoRoute, SendStatus
+from gantry_broker.protocol.codes import ResponseCode
 from gantry_operator.actions.target import Clients
 from gantry_operator.cli import messages
 from gantry_operator.cli.errors import CliError
@@ -49,6 +50,8 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> Counter[bytes]:
             tries[message.body] += 1
             if message.body.startswith(b"7 "):
                 return SimpleNamespace(status=SendStatus.SEND_OK)
+            if message.topic == "Compacted":
+                raise BrokerError("send", ResponseCode.MESSAGE_ILLEGAL, "Required message key is missing")
             raise NoRoute("no broker takes messages for topic T")
 
     monkeypatch.setattr(messages, "Producer", Producer)
@@ -64,6 +67,13 @@ def test_one_send_given_up_ends_the_patience_for_all(tried: Counter[bytes]) -> N
     assert len(tried) == 500
     # Those in flight at first, and those that began after the acknowledgement.
     assert sum(times > 1 for times in tried.values()) <= 2 * IN_FLIGHT
+
+
+def test_a_message_that_brokers_refuse_for_good_is_sent_once(tried: Counter[bytes]) -> None:
+    options = ProduceOptions("Compacted", 20, 10, None, "", "", IN_FLIGHT, 60)
+    with pytest.raises(CliError, match=r"19 messages .* first: send: MESSAGE_ILLEGAL \(13\): Required message key is"):
+        run_produce(Servers(), options, as_json=False)  # type: ignore[arg-type]
+    assert set(tried.values()) == {1}
 
 
 @pytest.mark.parametrize(

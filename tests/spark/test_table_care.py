@@ -25,9 +25,11 @@ from gantry_broker.testing import LocalBroker
 from gantry_spark.tables.decoders import decoder, fields_of
 from gantry_spark.tables.fields import BadSchema, Rejected, to_schema
 from gantry_spark.tables.job import BadRecord, TableJob, TableSpec, ends_of
+from gantry_spark.tables.library import type_text
 from gantry_spark.tables.maintenance import Rules, maintain, now_ms
 from gantry_spark.tables.partitions import parse_parts
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, timestamp_pb2
+from pyiceberg.types import ListType, LongType, MapType, NestedField, StringType, StructType
 
 from tests.spark.test_tables import check, one_at_a_time, rows_of, send
 
@@ -400,3 +402,10 @@ def test_a_killed_process_repeats_nothing_and_misses_nothing(
     assert [(t.reason, t.behind) for t in report.tables] == [("Current", 0)] * 2, report
     for mode, job in jobs.items():
         check(job, sent[mode])
+
+
+def test_types_are_shown_without_the_numbers_of_iceberg() -> None:
+    place = NestedField(3, "place", StructType(NestedField(4, "topic", StringType())), required=False)
+    names = MapType(5, StringType(), 6, ListType(7, StructType(place)))
+    assert type_text(names) == "map<string, list<struct<place struct<topic string>>>>"
+    assert type_text(LongType()) == "long"

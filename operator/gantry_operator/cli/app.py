@@ -467,7 +467,9 @@ def produce(
     from gantry_operator.cli.target import find_target
 
     sources = (count is not None) + (file is not None) + (lines is not None) + (body is not None)
-    if sources != 1 or lines not in (None, "-"):
+    if lines not in (None, "-"):
+        raise CliError(f"{lines!r} is no source: write --file {lines}, or --body TEXT", Exit.USAGE)
+    if sources != 1:
         raise CliError("say what to send: --body TEXT, or --count N, or --file FILE, or '-' for stdin", Exit.USAGE)
     properties = properties_of(prop or [])
     options = ProduceOptions(topic, count, size, file, tags, keys, in_flight, patience, body, properties)

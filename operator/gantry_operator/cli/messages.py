@@ -27,7 +27,7 @@ from gantry_broker.client import (
     Session,
 )
 from gantry_broker.client.message import check_topic
-from gantry_broker.protocol.codes import AUTO_CREATE_TOPIC, MASTER_ID
+from gantry_broker.protocol.codes import AUTO_CREATE_TOPIC, MASTER_ID, ResponseCode
 from gantry_broker.protocol.fields import BodyError
 from gantry_broker.protocol.printable import printable
 from gantry_broker.remoting.errors import RemotingError
@@ -138,7 +138,7 @@ async def _produce(target: Target, options: ProduceOptions, statuses: Counter[st
                     except (ClientError, RemotingError) as error:
                         state["failed"] += 1
                         problem = problem or str(error)
-                        hopeless = not isinstance(error, InvalidMessage)
+                        hopeless = not _refused_for_good(error)
                     else:
                         hopeless = status != SendStatus.SEND_OK
                         statuses[status.name] += 1
@@ -217,6 +217,13 @@ async def _usable_group(session: Session, options: ConsumeOptions) -> None:
             )
 
 
+def _refused_for_good(error: Exception) -> bool:
+    """Return whether no repetition of a send succeeds, and sends of other messages may."""
+    if isinstance(error, BrokerError):
+        return error.code == ResponseCode.MESSAGE_ILLEGAL
+    return isinstance(error, InvalidMessage)
+
+
 async def _send(producer: Producer, message: Message, patience: float) -> tuple[SendStatus, int]:
     """Send until acknowledged (SEND_OK), or for `patience` seconds; then return the last result. Also returns the
     number of tries. Raises the last exception of the client.
@@ -227,10 +234,8 @@ async def _send(producer: Producer, message: Message, patience: float) -> tuple[
         tries += 1
         try:
             result = await producer.send(message)
-        except InvalidMessage:
-            raise
-        except (NoRoute, BrokerError, ClientError, RemotingError):
-            if time.monotonic() >= deadline:
+        except (NoRoute, BrokerError, ClientError, RemotingError) as error:
+            if _refused_for_good(error) or time.monotonic() >= deadline:
                 raise
         else:
             if result.status == SendStatus.SEND_OK or time.monotonic() >= deadline:

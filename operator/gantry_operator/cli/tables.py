@@ -229,7 +229,8 @@ def _run(spec: TableSpec, as_json: bool, with_spark: bool = False) -> None:
     if as_json:
         print_json(done)
         return
-    say(f"{spec.topic}: {done['rows']:,} messages in {done['commits']} commits, {done['rejected']:,} rejected")
+    commits = f"{done['commits']} commit{'' if done['commits'] == 1 else 's'}"
+    say(f"{spec.topic}: {done['rows']:,} messages in {commits}, {done['rejected']:,} rejected")
     for loss in done["lost"]:
         note(f"lost: {loss}")
 
@@ -409,7 +410,9 @@ def rebuild_table(
             properties = _in_format(properties, "Parquet")
         spec = library.spec_of(found, _spec(properties, directory, name, topic=table))
         if not spec.cluster().queues(spec.topic):
-            raise CliError(f"topic {spec.topic} does not exist: its table stays as it is")
+            raise CliError(
+                f"no NameServer knows topic {spec.topic}: it does not exist, or no broker runs; its table stays"
+            )
         if not yes and not typer.confirm(f"Drop table {table} and read topic {spec.topic} from its first message?"):
             raise CliError("nothing changed", Exit.USAGE)
         library.drop(opened, spec.topic)

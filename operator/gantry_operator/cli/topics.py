@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+from gantry_broker.broker.metadata.attributes import CLEANUP, RETENTION, TOMBSTONES
+
 from gantry_operator.actions.managed import condition
 from gantry_operator.actions.target import Target
 from gantry_operator.actions.topics import (
@@ -15,6 +17,7 @@ from gantry_operator.actions.topics import (
     describe_topic,
     list_topics,
 )
+from gantry_operator.api.topic import CLEANUP_VALUES, MESSAGE_TYPE
 from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.output import print_json, print_table, say
 from gantry_operator.cli.target import run_async
@@ -22,6 +25,12 @@ from gantry_operator.cluster.amounts import size
 
 NONE: Final = "none"
 """The value of an option that removes a setting."""
+OPTIONS: Final = {
+    MESSAGE_TYPE: "--type FIFO",
+    RETENTION: "--retention 7d",
+    TOMBSTONES: "`gantry topic compact TOPIC --tombstones 24h`",
+}
+"""What to write in place of attributes that have an option."""
 
 
 def settings_of(
@@ -32,7 +41,9 @@ def settings_of(
     retention: str | None,
     attributes: Sequence[str],
 ) -> dict[str, Any]:
-    """Return the fields of a BrokerTopic's spec for options that were given; `none` removes one. Raises CliError."""
+    """Return the fields of a BrokerTopic's spec for options that were given; `none` removes one. An attribute of
+    RocketMQ that has a field of its own becomes this field. Raises CliError.
+    """
     given = {
         "queuesPerGroup": queues, "queues": total, "permission": permission, "messageType": kind,
         "retention": retention,
@@ -42,7 +53,15 @@ def settings_of(
         name, equals, value = text.partition("=")
         if not name or not equals:
             raise CliError(f"--attribute {text!r}: write name=value, or name= to remove it", Exit.USAGE)
-        settings.setdefault("config", {})[name] = value or None
+        if name in OPTIONS:
+            raise CliError(f"--attribute {text!r}: write {OPTIONS[name]}", Exit.USAGE)
+        if name == CLEANUP:
+            policies = {v: k for k, v in CLEANUP_VALUES.items()}
+            if value not in policies:
+                raise CliError(f"--attribute {text!r}: write {CLEANUP}={' or '.join(sorted(policies))}", Exit.USAGE)
+            settings["cleanupPolicy"] = policies[value]
+        else:
+            settings.setdefault("config", {})[name] = value or None
     return settings
 
 

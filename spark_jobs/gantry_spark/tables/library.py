@@ -13,6 +13,7 @@ from gantry_broker.protocol.digits import whole_number
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 from pyiceberg.table import Table
+from pyiceberg.types import IcebergType, ListType, MapType, StructType
 
 from gantry_spark.errors import GantrySparkError, SourceError
 from gantry_spark.tables.fields import BadSchema, parse_schema
@@ -118,7 +119,7 @@ def describe(catalog: Catalog, table: Table, cluster: Cluster | None) -> dict[st
     else:
         snapshot = table.current_snapshot()
         last_ms = None if snapshot is None else snapshot.timestamp_ms
-        columns = [{"name": f.name, "type": str(f.field_type)} for f in table.schema().fields]
+        columns = [{"name": f.name, "type": type_text(f.field_type)} for f in table.schema().fields]
     return {
         "name": name,
         "topic": table.properties[TOPIC],
@@ -141,12 +142,23 @@ def describe(catalog: Catalog, table: Table, cluster: Cluster | None) -> dict[st
     }
 
 
+def type_text(kind: IcebergType) -> str:
+    """Return a type as engines write it: without the numbers that Iceberg gives to fields."""
+    if isinstance(kind, StructType):
+        return f"struct<{', '.join(f'{f.name} {type_text(f.field_type)}' for f in kind.fields)}>"
+    if isinstance(kind, ListType):
+        return f"list<{type_text(kind.element_type)}>"
+    if isinstance(kind, MapType):
+        return f"map<{type_text(kind.key_type)}, {type_text(kind.value_type)}>"
+    return str(kind)
+
+
 def _columns(table: ParquetTable) -> list[dict[str, str]]:
     """Return the columns of a table of Parquet files: those of its schema."""
     own = table.properties
     fields = parse_schema(orjson.loads(own[SCHEMA])) if SCHEMA in own else None
     found = iceberg_schema(Shape(fields, False).arrow())
-    return [{"name": f.name, "type": str(f.field_type)} for f in found.fields]
+    return [{"name": f.name, "type": type_text(f.field_type)} for f in found.fields]
 
 
 def _summary(table: Table) -> Mapping[str, str]:
