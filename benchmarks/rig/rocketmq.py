@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from . import java
@@ -41,7 +41,14 @@ def environment(folder: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _broker(
-    folder: Path, prefix: list[str], settings: dict[str, str], port: int, server: str | Path, heap: str, direct: str
+    folder: Path,
+    prefix: list[str],
+    settings: dict[str, str],
+    port: int,
+    server: str | Path,
+    heap: str,
+    direct: str,
+    flags: Sequence[str] = (),
 ) -> Iterator[Started]:
     """Starts one broker of group `demo-a`, with its store and its log below `folder`."""
     env = environment(folder)
@@ -52,7 +59,7 @@ def _broker(
     }  # fmt: skip
     config = folder / "broker.conf"
     config.write_text("".join(f"{k}={v}\n" for k, v in values.items()))
-    flags = [f"-XX:MaxDirectMemorySize={direct}", f"-Duser.home={folder}"]
+    flags = [f"-XX:MaxDirectMemorySize={direct}", f"-Duser.home={folder}", *flags]
     main = "org.apache.rocketmq.broker.BrokerStartup"
     words = java.command(server, main, "-c", str(config), heap=heap, flags=flags)
     with Started([*prefix, *words], folder / "broker.log", env) as br:
@@ -79,8 +86,9 @@ def rocketmq(
     heap: str = "1g",
     direct: str = "2g",
     server: str | Path = "server49",
+    flags: Sequence[str] = (),
 ) -> Iterator[Target]:
-    """Starts Apache RocketMQ; settings are lines of its broker.conf.
+    """Starts Apache RocketMQ; settings are lines of its broker.conf, and flags are those of both JVMs.
 
     `server`: the module of tests/interop/java with the version (4.9.7 is server49, 5.5.0 is server55), or a folder of
     jars.
@@ -96,10 +104,10 @@ def rocketmq(
     with namespace("rmq") as prefix, contextlib.ExitStack() as stack:
         ns = stack.enter_context(Started(
             [*prefix, *java.command(server, "org.apache.rocketmq.namesrv.NamesrvStartup", "-c", str(namesrv),
-                                    flags=[f"-Duser.home={folder}"])],
+                                    flags=[f"-Duser.home={folder}", *flags])],
             folder / "namesrv.log", env))  # fmt: skip
         until("RocketMQ's NameServer", lambda: listening(prefix, 9876), 60, [ns])
-        br = stack.enter_context(_broker(folder, prefix, values, _BROKER_PORT, server, heap, direct))
+        br = stack.enter_context(_broker(folder, prefix, values, _BROKER_PORT, server, heap, direct, flags))
         yield Target(
             name="rocketmq", namesrv="127.0.0.1:9876", broker_address=f"127.0.0.1:{_BROKER_PORT}", cluster="demo",
             broker_name="demo-a", prefix=prefix, namesrv_pid=ns.pid, broker_pids=[br.pid], log=br.log,

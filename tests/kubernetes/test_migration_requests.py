@@ -173,6 +173,29 @@ async def test_a_cutover_goes_to_its_end_and_says_each_phase() -> None:
     assert source.opened == 1, "it is carried out once"
 
 
+@pytest.mark.parametrize("fails", [False, True])
+async def test_the_key_value_configuration_comes_before_the_first_step_and_costs_no_cutover(fails: bool) -> None:
+    resource, end, said = Resource(**{MIGRATE: "cutover settle=0 routes=0 #1"}), asyncio.Event(), list[str]()
+    source, phases = Source(resource), list[int]()
+
+    async def copy_kv(edge: edges.Edge) -> None:
+        phases.append(source.permission)
+        if fails:
+            raise ApiUnavailable("away")
+
+    requests = MigrationRequests(
+        cast(Any, resource),
+        source.open,
+        source.sides,
+        lambda *event: said.append(event[2]),
+        end.set,
+        copy_kv=copy_kv,
+    )
+    await ended(requests, end)
+    assert (phases, resource.phase()) == ([6], Phase.DONE)
+    assert ("the key-value configuration is not copied to the new NameServers: away" in said) == fails
+
+
 async def test_an_operator_that_takes_over_goes_on_and_an_abort_goes_back_before_the_end() -> None:
     resource, end = Resource(**{MIGRATE: "cutover settle=60 routes=0 timeout=300 #1"}), asyncio.Event()
     source = Source(resource)

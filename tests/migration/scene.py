@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -35,6 +35,8 @@ class Scene:
         self.environment = os.environ | {"XDG_STATE_HOME": str(base / "state")}
         self.environment.pop("GANTRY_KUBERNETES", None)
         self.segment = 1 << 20
+        self.flags: Sequence[str] = ()
+        """Of the clients' JVMs."""
         self._drivers: list[Driver] = []
 
     def write(self, **spec: Any) -> None:
@@ -101,7 +103,7 @@ class Scene:
         return "".join(f"\n--- {p.name}\n{p.read_text(errors='replace')[-3000:]}" for p in logs)
 
     def driver(self, version: str) -> Driver:
-        made = Driver(self.source, version, "JSON", self.base / f"driver-{len(self._drivers)}.log")
+        made = Driver(self.source, version, "JSON", self.base / f"driver-{len(self._drivers)}.log", self.flags)
         self._drivers.append(made)
         return made
 
@@ -129,10 +131,12 @@ def put(clients: Driver, *, count: int, first: int = 0, **options: Any) -> set[i
 
 
 @contextlib.contextmanager
-def scene(base: Path, server: str, settings: dict[str, str] | None = None) -> Iterator[Scene]:
-    """`server`: server49 or server55. Raises JavaMissing, NamespaceUnavailable."""
+def scene(
+    base: Path, server: str, settings: dict[str, str] | None = None, flags: Sequence[str] = ()
+) -> Iterator[Scene]:
+    """`server`: server49 or server55. `flags`: of its JVMs. Raises JavaMissing, NamespaceUnavailable."""
     with rocketmq.rocketmq(
-        base / "rocketmq", PATIENCE | SMALL | (settings or {}), server=server, heap="512m", direct="512m"
+        base / "rocketmq", PATIENCE | SMALL | (settings or {}), server=server, heap="512m", direct="512m", flags=flags
     ) as source:
         made = Scene(base, source)
         try:

@@ -55,6 +55,13 @@ class FromRocketMQ(Model):
         pattern=OBJECT_NAME,
     )
     tls: SourceTls | None = Field(None, description="TLS of the source's remoting ports. Default: none.")
+    kvNamespaces: list[Annotated[str, StringConstraints(min_length=1, max_length=255)]] = Field(
+        default_factory=list,
+        description="Namespaces of the source's key-value configuration that a cutover copies to the NameServers of "
+        "this cluster. The order configuration of topics comes without being named. No NameServer lists its "
+        "namespaces.",
+        max_length=16,
+    )
     dropAccessControl: bool = Field(
         False,
         description="The source asks for signatures, and security.authentication is not Enabled: follow it all the "

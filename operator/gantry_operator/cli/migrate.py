@@ -105,7 +105,7 @@ def _place(source: FromRocketMQ) -> SourcePlace:
     tls = None
     if source.tls is not None:
         tls = TlsOptions(ca_file=secret_folder(source.tls.caSecret) / "ca.crt")
-    return SourcePlace(tuple(source.nameServers), _keys(source.accessKeySecret), tls)
+    return SourcePlace(tuple(source.nameServers), _keys(source.accessKeySecret), tls, tuple(source.kvNamespaces))
 
 
 def _keys(secret: str | None) -> Credentials | None:
@@ -739,7 +739,7 @@ def cutover(
                 _show_steps(begun, limits, {n: s.lag or 0 for n, s in seen.items()})
                 return
             await _save_record(folder, begun)
-            await _copy_order(folder, edge)
+            await _copy_kv(folder, edge)
             shown = _Shown()
             began = time.monotonic()
             await drive(edge, begun, limits, partial(_save_record, folder), timeout=timeout, say=shown)
@@ -773,7 +773,7 @@ def _show_operators_steps(context: str | None, namespace: str | None, name: str 
     _show_steps(begun, limits, lags)
 
 
-async def _copy_order(folder: ClusterFolder, edge: Edge) -> None:
+async def _copy_kv(folder: ClusterFolder, edge: Edge) -> None:
     """Copy what the source's NameServers have. A failure costs no cutover: clients keep those NameServers."""
     from gantry_broker.client import Admin
 
@@ -785,9 +785,9 @@ async def _copy_order(folder: ClusterFolder, edge: Edge) -> None:
             LocalTarget(folder).clients() as ours,
             Admin(ours.name_servers, credentials=ours.credentials, tls=ours.tls) as own,
         ):
-            await edge.copy_order(own)
+            await edge.copy_kv(own)
     except FAILURES as error:
-        note(f"the order configuration of topics is not copied to the new NameServers: {error}")
+        note(f"the key-value configuration is not copied to the new NameServers: {error}")
 
 
 class _Shown:

@@ -63,6 +63,8 @@ class SourcePlace:
     name_servers: tuple[str, ...]
     credentials: Credentials | None = None
     tls: TlsOptions | ssl.SSLContext | None = None
+    kv_namespaces: tuple[str, ...] = ()
+    """Of key-value configuration that is copied beside the order configuration."""
 
 
 async def ask_copy(http: httpx.AsyncClient, members: Sequence[str]) -> dict[str, Any] | None:
@@ -162,15 +164,16 @@ class Edge:
         """Return the settings of a source's broker. Raises as `FAILURES`."""
         return await next(iter(self._admins.values())).broker_config(address)
 
-    async def copy_order(self, target: Admin) -> int:
-        """Give the new cluster's NameServers the order configuration of the source's; return how many entries differed.
-        Raises as `FAILURES`.
+    async def copy_kv(self, target: Admin) -> int:
+        """Give the new cluster's NameServers the order configuration of the source's, and the namespaces that the spec
+        names; return how many entries differed. Raises as `FAILURES`.
         """
         count = 0
-        for name, value in (await _kv_table(next(iter(self._admins.values())), ORDER_TOPIC_NAMESPACE)).items():
-            if await target.get_kv(ORDER_TOPIC_NAMESPACE, name) != value:
-                await target.put_kv(ORDER_TOPIC_NAMESPACE, name, value)
-                count += 1
+        for namespace in (ORDER_TOPIC_NAMESPACE, *self.place.kv_namespaces):
+            for name, value in (await _kv_table(next(iter(self._admins.values())), namespace)).items():
+                if await target.get_kv(namespace, name) != value:
+                    await target.put_kv(namespace, name, value)
+                    count += 1
         return count
 
     async def routes(self) -> Routes:

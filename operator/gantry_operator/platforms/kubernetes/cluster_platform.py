@@ -157,8 +157,25 @@ class ClusterPlatform:
             )
             for group in self.plan.groups
         ]
-        async with Edge(SourcePlace(tuple(source.nameServers), keys, tls), groups, self.http) as edge:
+        place = SourcePlace(tuple(source.nameServers), keys, tls, tuple(source.kvNamespaces))
+        async with Edge(place, groups, self.http) as edge:
             yield edge
+
+    async def copy_kv(self, edge: Edge) -> None:
+        """Give the cluster's NameServers the source's key-value configuration. Raises ApiError, ApiUnavailable, errors
+        of clients.
+        """
+        async with self._own_admin() as own:
+            await edge.copy_kv(own)
+
+    @asynccontextmanager
+    async def _own_admin(self) -> AsyncIterator[Admin]:
+        """Yield a client of the cluster with all rights. Raises ApiError, ApiUnavailable."""
+        assert self.cluster is not None
+        assert self.plan is not None
+        addresses, keys = name_servers.addresses(self.cluster, self.plan), await self._super_user()
+        async with Admin(addresses, credentials=keys, tls=self.certificates.for_calls()) as own:
+            yield own
 
     async def _lead_to_copy(self, group: str) -> None:
         """Let the group's Service lead to the member that has the copy. Raises Refused."""
@@ -172,9 +189,7 @@ class ClusterPlatform:
         """Yield what a rollback asks and changes. Raises Refused, ApiError, ApiUnavailable."""
         async with self.migration() as edge:
             assert self.cluster is not None
-            assert self.plan is not None
-            addresses = name_servers.addresses(self.cluster, self.plan)
-            async with Admin(addresses, credentials=await self._super_user(), tls=self.certificates.for_calls()) as own:
+            async with self._own_admin() as own:
                 state = ConfigMapState(
                     self.shared.api, self.namespace, names.rollback_map(self.name), names.owner(self.cluster)
                 )

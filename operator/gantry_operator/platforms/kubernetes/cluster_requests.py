@@ -25,7 +25,13 @@ class ClusterRequests:
         self._switchovers = SwitchoverRequests(resource, control, platform.events, on_end)
         self._sites = SiteRequests(resource, control.sites, on_end, why_not)
         self._migrations = MigrationRequests(
-            resource, platform.migration, platform.rolling_back, platform.events.record, on_end, why_not
+            resource,
+            platform.migration,
+            platform.rolling_back,
+            platform.events.record,
+            on_end,
+            why_not,
+            platform.copy_kv,
         )
 
     def look(self) -> None:

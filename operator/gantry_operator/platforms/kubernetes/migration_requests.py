@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 
 from gantry_operator.migration import steps
@@ -58,12 +58,15 @@ class MigrationRequests(AnnotationRequests):
         event: Callable[[str, str, str], None],
         on_end: Callable[[], None],
         why_not: Callable[[], str | None] = lambda: "",
+        copy_kv: Callable[[Edge], Awaitable[None]] | None = None,
     ) -> None:
-        """`open_edge` and `open_sides` may raise Refused. `event` gets kind, reason and message."""
+        """`open_edge` and `open_sides` may raise Refused. `event` gets kind, reason and message. `copy_kv` gives the
+        cluster's NameServers the source's key-value configuration.
+        """
         super().__init__(resource, on_end, why_not)
         self.waits = ""
         """What the present step waits for, for people."""
-        self._open_edge = open_edge
+        self._open_edge, self._copy_kv = open_edge, copy_kv
         self._event = event
         self._rollbacks = Rollbacks(resource, open_sides, event, self._wait_for)
 
@@ -106,7 +109,10 @@ class MigrationRequests(AnnotationRequests):
         begun: Record | None = None
         while True:
             async with self._open_edge() as edge:
-                begun = begun or await self._begin(edge, asked)
+                if begun is None:
+                    begun = await self._begin(edge, asked)
+                    if asked.op == "cutover":
+                        await self._bring_kv(edge)
                 interrupted = asked.op == "cutover" and begun.phase is Phase.ABORTING
                 try:
                     ended = await drive(edge, begun, asked.limits, self._save, timeout=asked.timeout_s, say=say)
@@ -160,6 +166,15 @@ class MigrationRequests(AnnotationRequests):
         if begun != record:
             await self._save(begun)
         return begun
+
+    async def _bring_kv(self, edge: Edge) -> None:
+        """Copy the key-value configuration. A failure costs no cutover: clients keep the source's NameServers."""
+        try:
+            if self._copy_kv is not None:
+                await self._copy_kv(edge)
+        except (Refused, ApiError, ApiUnavailable, *FAILURES) as error:
+            text = f"the key-value configuration is not copied to the new NameServers: {error}"
+            self._event("Warning", "Migration", text[:900])
 
     async def _save(self, record: Record) -> None:
         await self._resource.annotate({MIGRATION: written(record)})
