@@ -154,12 +154,18 @@ class Controlled(groups.ControllerGroup):
     of_broker: ClassVar = groups.ControllerGroup.of_broker | PATIENCE | SMALL
 
 
+class Elected(groups.DLedgerGroup):
+    """Three brokers of 4.9.7 that elect their leader."""
+
+    of_broker: ClassVar = groups.DLedgerGroup.of_broker | PATIENCE | SMALL
+
+
 @contextlib.contextmanager
-def controlled(base: Path) -> Iterator[tuple[Scene, groups.ApacheGroup]]:
-    """A source under a controller, and its group for faults. Raises JavaMissing, NamespaceUnavailable."""
+def replicated(base: Path, kind: type[groups.ApacheGroup] = Controlled) -> Iterator[tuple[Scene, groups.ApacheGroup]]:
+    """A source of several brokers, and its group for faults. Raises JavaMissing, NamespaceUnavailable."""
     folder = base / "rocketmq"
     folder.mkdir()
-    with groups.apache(Controlled, folder) as group:
+    with groups.apache(kind, folder) as group:
         source = Target(
             "rocketmq", group.namesrv, group.master(), "demo", "demo-a", group.prefix, 0, group.pids(), group.log()
         )

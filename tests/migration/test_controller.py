@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.rig.groups import ApacheGroup
 from benchmarks.rig.processes import NamespaceUnavailable
-from tests.migration.scene import Scene, controlled, put
+from tests.migration.scene import Scene, put, replicated
 
 FIRST = 500
 
@@ -19,7 +19,7 @@ FIRST = 500
 @pytest.mark.timeout(400)
 def test_a_group_under_a_controller_moves_through_a_failover(java_side: Path, tmp_path: Path) -> None:
     try:
-        with controlled(tmp_path) as (made, group):
+        with replicated(tmp_path) as (made, group):
             moves(made, group)
     except NamespaceUnavailable as error:
         pytest.skip(f"the migration from Apache RocketMQ is not tested here: {error}")
@@ -72,7 +72,7 @@ def moves(made: Scene, group: ApacheGroup) -> None:
 @pytest.mark.parametrize("failover", [False, True])
 def test_a_group_under_a_controller_gets_its_clients_back(java_side: Path, tmp_path: Path, failover: bool) -> None:
     try:
-        with controlled(tmp_path) as (made, group):
+        with replicated(tmp_path) as (made, group):
             returns(made, group, failover)
     except NamespaceUnavailable as error:
         pytest.skip(f"a rollback to Apache RocketMQ is not tested here: {error}")

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ from gantry_operator.platforms.local.folder import ClusterFolder
 from gantry_operator.platforms.local.ports import Ports
 
 from benchmarks.rig.driver import Driver
-from benchmarks.rig.processes import NamespaceUnavailable
+from benchmarks.rig.processes import NamespaceUnavailable, until
 from benchmarks.rig.target import Target
-from tests.migration.scene import Scene, put, scene
+from tests.migration.scene import Elected, Scene, put, replicated, scene
 
 COUNT = 2_000
 
@@ -106,7 +107,31 @@ def test_a_source_moves_by_messages(java_side: Path, tmp_path: Path) -> None:
         pytest.skip(f"a copy from Apache RocketMQ is not tested here: {error}")
 
 
-def by_messages(made: Scene) -> None:
+@pytest.mark.timeout(500)
+def test_a_source_with_dledger_is_refused_and_moves_by_messages_through_a_failover(
+    java_side: Path, tmp_path: Path
+) -> None:
+    try:
+        with replicated(tmp_path, Elected) as (made, group):
+            made.write()
+            refused = made.gantry("migrate", "check", str(made.file), check=False)
+            said = refused.stdout + refused.stderr
+            assert refused.returncode == 1, said
+            assert "keeps its log with DLedger, which has no HA port: migrate it by messages" in said
+            assert made.gantry("migrate", "start", str(made.file), "--dir", str(made.folder), check=False).returncode
+            before = group.master()
+
+            def fail_over() -> None:
+                group.inject("kill9")
+                until("the next leader", lambda: group.master() not in ("", before), 120)
+
+            by_messages(made, fail_over)
+    except NamespaceUnavailable as error:
+        pytest.skip(f"a copy from Apache RocketMQ is not tested here: {error}")
+
+
+def by_messages(made: Scene, meanwhile: Callable[[], None] = lambda: None) -> None:
+    """`meanwhile`: what happens to the source while the copy runs."""
     theirs = made.driver("49")
     theirs.mqadmin("updateTopic", "-c", made.source.cluster, "-t", "Orders", "-r", "4", "-w", "4")
     options: dict[str, Any] = {"topic": "Orders", "run": "run", "keys": "k", "tags": "A,B", "properties": True}
@@ -125,14 +150,15 @@ def by_messages(made: Scene) -> None:
         ) as started:  # fmt: skip
             try:
                 deadline = time.monotonic() + 120
+                if total == 300:
+                    meanwhile()
+                    put(theirs, first=200, count=100, size=300, **options)
                 while not copied(made, total):
                     assert started.poll() is None, made.gantry(*words, check=False).stderr
                     assert time.monotonic() < deadline, made.migrate("status").stdout
                     time.sleep(0.5)
             finally:
                 started.kill()
-        if total == 200:
-            put(theirs, first=200, count=100, size=300, **options)
     said = made.migrate("cutover").stdout
     assert "all is copied" in said, said  # The offsets may have been set before.
     assert made.status()["phase"] == "done"
