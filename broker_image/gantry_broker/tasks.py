@@ -1,4 +1,4 @@
-"""The end of background tasks."""
+"""The end of background tasks, and waits with a limit."""
 
 import asyncio
 from typing import Any
@@ -10,3 +10,12 @@ async def end_tasks(*tasks: asyncio.Future[Any] | None) -> None:
     for task in begun:
         task.cancel()
     await asyncio.gather(*begun, return_exceptions=True)
+
+
+async def set_within(event: asyncio.Event, seconds: float) -> bool:
+    """Wait for an event, at most this long. Return whether it came."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await event.wait()
+    except TimeoutError:
+        return False

@@ -8,7 +8,6 @@ store fails, only what this disk has of it is served, and the store is tried aga
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 import struct
@@ -33,7 +32,7 @@ from gantry_broker.protocol.message import PHYS_OFFSET_AT, QUEUE_OFFSET_AT
 from gantry_broker.shares import Shares
 from gantry_broker.store.log.record_reader import TIME_HEAD_SIZE, store_ms_of
 from gantry_broker.store.types import Got
-from gantry_broker.tasks import end_tasks
+from gantry_broker.tasks import end_tasks, set_within
 
 if TYPE_CHECKING:
     from gantry_broker.archive.manifest import State
@@ -509,8 +508,7 @@ class ArchiveReads:
                 self._failed(unexpected)
                 pause = LONGEST_PAUSE_S
             self._wake.clear()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), pause)
+            await set_within(self._wake, pause)
 
     async def _refresh(self, tiered: TieredLog) -> None:
         state = self._state()

@@ -33,7 +33,7 @@ from gantry_broker.store.compaction.passes import (
 from gantry_broker.store.errors import BadRecords, StoreError
 from gantry_broker.store.index.compacted import QueueRows
 from gantry_broker.store.types import Put
-from gantry_broker.tasks import end_tasks
+from gantry_broker.tasks import end_tasks, set_within
 from gantry_broker.timeslice import SLICE_S
 
 if TYPE_CHECKING:
@@ -324,6 +324,5 @@ class Compaction:
             left = ends - self._loop.time()
             if left <= 0:
                 raise _Unfinished
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._applied.wait(), min(left, 1.0))
+            await set_within(self._applied, min(left, 1.0))
             self._store.compaction.apply(self._loop.time() + SLICE_S)

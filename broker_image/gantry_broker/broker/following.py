@@ -8,7 +8,6 @@ truncated as well. Calls of the object store run in threads; the event loop appe
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 from collections.abc import Callable
@@ -30,7 +29,7 @@ from gantry_broker.broker.site import REFILL
 from gantry_broker.replication.epochs import divergence
 from gantry_broker.store.errors import StoreError
 from gantry_broker.store.files import atomic_write
-from gantry_broker.tasks import end_tasks
+from gantry_broker.tasks import end_tasks, set_within
 
 if TYPE_CHECKING:
     from gantry_broker.broker.clock import Clock
@@ -147,8 +146,7 @@ class Following:
             self._wake.clear()
             pause = await self._guarded()
             if pause:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), pause)
+                await set_within(self._wake, pause)
 
     async def _guarded(self) -> float:
         try:

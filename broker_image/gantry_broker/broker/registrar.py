@@ -24,7 +24,7 @@ from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import Long, RegisterBrokerHeader, UnregisterBrokerHeader
 from gantry_broker.protocol.limits import SMALL_BODY
 from gantry_broker.remoting.errors import RemotingError
-from gantry_broker.tasks import end_tasks
+from gantry_broker.tasks import end_tasks, set_within
 
 if TYPE_CHECKING:
     from gantry_broker.broker.access_control import AccessControl
@@ -169,9 +169,7 @@ class Registrar:
                     done.set_result(None)
             if self._closing:
                 return
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(delay):
-                    await wanted.wait()
+            await set_within(wanted, delay)
 
     def _header(self, body: bytes, since: DataVersion | None = None) -> RegisterBrokerHeader:
         config = self._config

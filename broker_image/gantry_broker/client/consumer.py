@@ -40,7 +40,7 @@ from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.message import RecordError
 from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.remoting.tls import TlsOptions
-from gantry_broker.tasks import end_tasks
+from gantry_broker.tasks import end_tasks, set_within
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
@@ -347,11 +347,7 @@ class Consumer:
 
     async def _rebalance_forever(self) -> None:
         while True:
-            try:
-                async with asyncio.timeout(self._rebalance_s):
-                    await self._rebalance_now.wait()
-            except TimeoutError:
-                pass
+            await set_within(self._rebalance_now, self._rebalance_s)
             await asyncio.sleep(max(self._rebalance_not_before - time.monotonic(), 0))
             self._rebalance_now.clear()
             complete = True

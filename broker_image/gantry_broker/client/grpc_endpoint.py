@@ -46,7 +46,7 @@ from gantry_broker.protocol.grpc_contract import (
 from gantry_broker.protocol.message import Record
 from gantry_broker.remoting.errors import ConnectError, ConnectionLost, RemotingError, RequestTimeout
 from gantry_broker.remoting.tls import TlsError, TlsOptions
-from gantry_broker.tasks import end_tasks
+from gantry_broker.tasks import end_tasks, set_within
 from gantry_broker.version import VERSION
 
 try:
@@ -177,11 +177,8 @@ class GrpcEndpoint:
 
     async def greeted(self, timeout: float) -> None:
         """Wait until the proxy knows the settings. Raises RequestTimeout, BrokerError when it refuses them."""
-        try:
-            async with asyncio.timeout(timeout):
-                await self._greeted.wait()
-        except TimeoutError:
-            raise RequestTimeout(f"the proxy at {self.addresses} does not answer in time") from None
+        if not await set_within(self._greeted, timeout):
+            raise RequestTimeout(f"the proxy at {self.addresses} does not answer in time")
         if self._refusal is not None:
             raise self._refusal
 

@@ -8,7 +8,6 @@ in place; of any other group a failed one comes again after the pause of the gro
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 import uuid
@@ -27,7 +26,7 @@ from gantry_broker.protocol.fastjson import MessageQueue
 from gantry_broker.protocol.grpc_contract import ClientType
 from gantry_broker.protocol.retry_policy import STEPS_S
 from gantry_broker.remoting.errors import RemotingError
-from gantry_broker.tasks import end_tasks
+from gantry_broker.tasks import end_tasks, set_within
 
 if TYPE_CHECKING:
     from gantry_broker.client.spans import Spans
@@ -166,9 +165,7 @@ class GrpcPush:
     async def _scan_forever(self) -> None:
         complete = True
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(SCAN_S if complete else AGAIN_S):
-                    await self._scan_now.wait()
+            await set_within(self._scan_now, SCAN_S if complete else AGAIN_S)
             self._scan_now.clear()
             complete = True
             for topic in list(self._receiver.subscriptions):
@@ -273,9 +270,7 @@ class GrpcPush:
 
     async def _wait(self, seconds: float) -> None:
         """Wait before the next attempt in place, but not when this client closes."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._closing.wait()
+        await set_within(self._closing, seconds)
 
     def _attempts(self) -> int:
         """Return how often a message is delivered before it is a dead letter."""

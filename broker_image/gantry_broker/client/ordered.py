@@ -26,7 +26,7 @@ from gantry_broker.protocol.fastjson import MessageQueue
 from gantry_broker.protocol.fields import BodyError
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.remoting.errors import RemotingError
-from gantry_broker.tasks import end_tasks
+from gantry_broker.tasks import end_tasks, set_within
 
 log = logging.getLogger(__name__)
 
@@ -128,13 +128,9 @@ class OrderedConsumer(Consumer):
     async def _renew_forever(self) -> None:
         complete = True
         while True:
-            try:
-                async with asyncio.timeout(RENEW_SECONDS if complete else LOCK_RETRY_SECONDS):
-                    await self._renew_now.wait()
+            if await set_within(self._renew_now, RENEW_SECONDS if complete else LOCK_RETRY_SECONDS):
                 self._renew_now.clear()
                 await asyncio.sleep(BACKOFF_FIRST)
-            except TimeoutError:
-                pass
             queues = list(self._assigned)
             complete = len(await self._lock(queues)) == len(queues)
 

@@ -46,7 +46,7 @@ from gantry_broker.protocol.pop_batches import batch_frame, batch_of, without_ef
 from gantry_broker.protocol.pop_handle import Handle, of_delivery, parse_handle, topic_type
 from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.remoting.tls import TlsOptions
-from gantry_broker.tasks import end_tasks
+from gantry_broker.tasks import end_tasks, set_within
 
 if TYPE_CHECKING:
     from gantry_broker.client.grpc_endpoint import GrpcReceiver
@@ -288,10 +288,7 @@ class SimpleConsumer:
                     poll = loop.create_task(self._poll(place, max_messages, invisible, left))
                     self._polls[place] = poll
                     poll.add_done_callback(partial(self._polled, place))
-            try:
-                async with asyncio.timeout(left + (ANSWER_S if self._grpc is None else PROXY_ANSWER_S)):
-                    await self._arrived.wait()
-            except TimeoutError:
+            if not await set_within(self._arrived, left + (ANSWER_S if self._grpc is None else PROXY_ANSWER_S)):
                 return self._take(max_messages, invisible)
             if self._kept:
                 continue

@@ -21,7 +21,7 @@ from gantry_broker.client.message import Message, ReceivedMessage, SendResult
 from gantry_broker.client.uniqueid import create_unique_key
 from gantry_broker.protocol.codes import KEY_SEPARATOR, RETRY_PREFIX, TRACE_TOPIC, Prop
 from gantry_broker.remoting.errors import RemotingError
-from gantry_broker.tasks import end_tasks
+from gantry_broker.tasks import end_tasks, set_within
 
 if TYPE_CHECKING:
     from gantry_broker.client.transaction_state import TransactionState
@@ -189,9 +189,7 @@ class MessageTrace:
 
     async def _run(self) -> None:
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(EVERY_S):
-                    await self._enough.wait()
+            await set_within(self._enough, EVERY_S)
             self._enough.clear()
             await self._send()
 

@@ -18,7 +18,7 @@ from gantry_broker.remoting.errors import ConnectError, ConnectionLost
 from gantry_broker.remoting.members import ConnectingMember, HandshakeFailed, Membership
 from gantry_broker.remoting.tls import CallingTls, Certificates, TlsError, TlsOptions
 from gantry_broker.remoting.tls_transport import CallingEnd, TlsFailed, TlsTransport
-from gantry_broker.tasks import end_tasks
+from gantry_broker.tasks import end_tasks, set_within
 
 log = logging.getLogger(__name__)
 
@@ -235,10 +235,7 @@ class RemotingClient:
             conn.close()
         if self._addresses:
             self._all_ended.clear()
-            try:
-                async with asyncio.timeout(1.0):
-                    await self._all_ended.wait()
-            except TimeoutError:
+            if not await set_within(self._all_ended, 1.0):
                 for conn in list(self._addresses):
                     conn.abort()
 

@@ -13,6 +13,7 @@ from gantry_broker.protocol.request_limits import RequestLimits
 from gantry_broker.remoting.connection import Connection, Handler, Shared
 from gantry_broker.remoting.handshake import Identity
 from gantry_broker.remoting.members import HandshakeGuard
+from gantry_broker.tasks import set_within
 
 if TYPE_CHECKING:
     from gantry_broker.remoting.tls_gate import TlsGate
@@ -126,12 +127,7 @@ class RemotingServer:
         self._ended.clear()
         if not self.connections:
             return True
-        try:
-            async with asyncio.timeout(patience_s):
-                await self._ended.wait()
-        except TimeoutError:
-            return False
-        return True
+        return await set_within(self._ended, patience_s)
 
     def _end(self, conn: Connection) -> None:
         self.connections.discard(conn)

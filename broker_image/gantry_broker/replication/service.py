@@ -50,7 +50,7 @@ from gantry_broker.replication.state import HardState
 from gantry_broker.replication.storelog import StoreLog, StoreLogHooks
 from gantry_broker.store.errors import BadRecords, StoreError, StoreFull
 from gantry_broker.store.group_commit import GroupCommit, OnDurable
-from gantry_broker.tasks import end_tasks
+from gantry_broker.tasks import end_tasks, set_within
 
 if TYPE_CHECKING:
     from gantry_broker.config import BrokerConfig
@@ -587,11 +587,7 @@ class ReplicationService:
                     ready=False, end=self._store.log.end, reason=f"{target} did not reach {self._store.log.end} in time"
                 )
             self._acked.clear()
-            try:
-                async with asyncio.timeout(min(left, TICK_S)):
-                    await self._acked.wait()
-            except TimeoutError:
-                continue
+            await set_within(self._acked, min(left, TICK_S))
         if isinstance(self.core, RaftReplica):
             return await self._transfer(self.core, target, deadline)
         return HandoverAnswer(ready=True, end=self._store.log.end)
@@ -607,11 +603,7 @@ class ReplicationService:
             if core.leader is not None and not core.hands_over:
                 break
             self._acked.clear()
-            try:
-                async with asyncio.timeout(TICK_S):
-                    await self._acked.wait()
-            except TimeoutError:
-                continue
+            await set_within(self._acked, TICK_S)
         return HandoverAnswer(ready=False, end=self._store.log.end, reason=f"{target} was not elected in time")
 
     async def remove_member(self, number: int) -> str:

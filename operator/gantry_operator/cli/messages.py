@@ -31,6 +31,7 @@ from gantry_broker.protocol.codes import AUTO_CREATE_TOPIC, MASTER_ID, ResponseC
 from gantry_broker.protocol.fields import BodyError
 from gantry_broker.protocol.printable import printable
 from gantry_broker.remoting.errors import RemotingError
+from gantry_broker.tasks import set_within
 
 from gantry_operator.actions.message_fields import message_fields
 from gantry_operator.actions.target import Target
@@ -347,11 +348,7 @@ async def _consume(target: Target, options: ConsumeOptions, show: Callable[[Rece
                     if options.timeout is not None and time.monotonic() - last > options.timeout:
                         await _say_silent(consumer.session, c.groups)
                         break
-                    try:
-                        async with asyncio.timeout(0.1):
-                            await done.wait()
-                    except TimeoutError:
-                        pass
+                    await set_within(done, 0.1)
                     progress.advance(seen - shown)
                     shown = seen
         finally:

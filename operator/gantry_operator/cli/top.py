@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Final
 
+from gantry_broker.tasks import set_within
 from rich.console import Console
 from rich.live import Live
 
@@ -101,11 +102,7 @@ async def _live(target: Target, interval_s: float) -> None:
                 at = live.console.size
                 live.update(screen(view, _steps(view, target), choice, now, at.width, at.height), refresh=True)
                 changed.clear()
-                try:
-                    async with asyncio.timeout(interval_s):
-                        await changed.wait()
-                except TimeoutError:
-                    pass
+                await set_within(changed, interval_s)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 from gantry_broker.client.credentials import Credentials
 from gantry_broker.protocol.frame import Frame
-from gantry_broker.tasks import end_tasks
+from gantry_broker.tasks import end_tasks, set_within
 
 from gantry_operator.access.decide import Decision, decide
 from gantry_operator.access.state import AccessState
@@ -139,11 +139,7 @@ class AccessControl:
                     self.problem, self._dirty, self._state = str(error), True, None
                     await asyncio.sleep(AGAIN_S)
                 self._wake.clear()
-                try:
-                    async with asyncio.timeout(LOOK_S):
-                        await self._wake.wait()
-                except TimeoutError:
-                    pass
+                await set_within(self._wake, LOOK_S)
         finally:
             await end_tasks(*self._pushing.values())
 

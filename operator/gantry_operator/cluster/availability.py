@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gantry_broker.remoting.client import RemotingClient
-from gantry_broker.tasks import end_tasks
+from gantry_broker.tasks import end_tasks, set_within
 
 from gantry_operator.cluster.probe import check_group
 
@@ -101,11 +101,7 @@ class Availability:
                     g.result, g.has_result, g.since = result, True, time.monotonic()
                     self._on_news()
             rest = REST_S if g.has_result and g.result is None else AGAIN_S
-            try:
-                async with asyncio.timeout(rest):
-                    await g.changed.wait()
-            except TimeoutError:
-                continue
+            await set_within(g.changed, rest)
 
     async def _check(self, g: _Group) -> str | None:
         """While the clients' route moves to a new leader, a check may fail where a client's own retry would not."""

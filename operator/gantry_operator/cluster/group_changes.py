@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import orjson
 from gantry_broker.contracts.models import MAX_CONFIGS, DrainReport, Unread
+from gantry_broker.tasks import set_within
 from pydantic import ValidationError
 
 from gantry_operator.api.status import DrainRow
@@ -127,11 +128,7 @@ class GroupChanges:
                 self._said[""] = repr(error)
             if before != (self.drains, self.progress):
                 self._on_news()
-            try:
-                async with asyncio.timeout(BUSY_S if busy else IDLE_S):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
+            await set_within(self._wake, BUSY_S if busy else IDLE_S)
             self._wake.clear()
 
     async def _pass(self) -> bool:

@@ -10,10 +10,9 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 
 from gantry_broker.contracts.leadership import LeadershipRecord
-from gantry_broker.tasks import end_tasks
+from gantry_broker.tasks import end_tasks, set_within
 
 from gantry_operator.cluster.member_client import MemberClient
 from gantry_operator.cluster.member_http import httpx
@@ -209,9 +208,7 @@ class GroupController(ABC):
                 again = await self._guarded_pass()
                 if again:
                     continue
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(self._pause()):
-                        await self._news.wait()
+                await set_within(self._news, self._pause())
                 self._news.clear()
         finally:
             self._clock.stop()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+
+from gantry_broker.tasks import set_within
 
 from gantry_operator.cluster import upgrade_check
 from gantry_operator.cluster.group_controller import GroupController, SwitchoverFailed
@@ -115,9 +116,7 @@ class RollingChange:
                 log.exception("rolling change")
                 self._on_event(Event("Warning", "RollingChangeFailed", f"{type(error).__name__}: {error}", ""))
                 busy = True
-            with suppress(TimeoutError):
-                async with asyncio.timeout(STEP_S if busy else IDLE_S):
-                    await self._wake.wait()
+            await set_within(self._wake, STEP_S if busy else IDLE_S)
             self._wake.clear()
 
     async def look_once(self) -> bool:

@@ -15,6 +15,7 @@ from dataclasses import asdict, replace
 from typing import Any, Final, TypeVar
 
 from gantry_broker.contracts.models import CloseAnswer, SiteLook, TakeAnswer
+from gantry_broker.tasks import set_within
 from pydantic import BaseModel, ValidationError
 
 from gantry_operator.cluster.failures import in_words
@@ -224,11 +225,7 @@ class SiteControl:
                 log.exception("the part of this site")
                 self.waits, busy = f"{type(error).__name__}: {error}", False
             self._wake.clear()
-            try:
-                async with asyncio.timeout(LOOK_S if busy else IDLE_S):
-                    await self._wake.wait()
-            except TimeoutError:
-                continue
+            await set_within(self._wake, LOOK_S if busy else IDLE_S)
 
     async def step(self) -> bool:
         """Do what is due. True: look again soon."""

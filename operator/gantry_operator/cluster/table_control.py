@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from gantry_broker.contracts.table_runs import TableOrder, TableReport
+from gantry_broker.tasks import set_within
 
 from gantry_operator.api.status import TableRow
 from gantry_operator.api.table import DEFAULT_EVERY, Tables, TableStatus
@@ -161,12 +162,8 @@ class TableControl:
                     log.warning("tables: %s", error)
                 self.problem, wait = str(error), AGAIN_S
             self._say()
-            try:
-                async with asyncio.timeout(max(wait, SHORT_S)):
-                    await self._wake.wait()
+            if await set_within(self._wake, max(wait, SHORT_S)):
                 await asyncio.sleep(SHORT_S / 10)  # Changes come in bursts.
-            except TimeoutError:
-                pass
 
     async def _pass(self) -> float:
         """One look. Returns the seconds until the next one."""

@@ -18,6 +18,7 @@ import orjson
 from gantry_broker.contracts.models import MAX_UNDELIVERED
 from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.remoting.errors import RemotingError
+from gantry_broker.tasks import set_within
 
 from gantry_operator.api.table import TableStatus
 from gantry_operator.cluster.group_controller import GroupController
@@ -149,12 +150,8 @@ class TopicControl:
             except BadTables as error:
                 self.problem, wait = f"a broker's tables cannot be used: {error}", BUSY_S
                 log.warning("topics: %s", self.problem)
-            try:
-                async with asyncio.timeout(wait):
-                    await self._wake.wait()
+            if await set_within(self._wake, wait):
                 await asyncio.sleep(SETTLE_CHANGES_S)
-            except TimeoutError:
-                pass
             self._wake.clear()
 
     async def _pass(self) -> float:

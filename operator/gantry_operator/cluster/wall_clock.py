@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
+from gantry_broker.tasks import set_within
+
 LOOK_S: Final = 5.0
 """Seconds between two looks at the wall clock: it may be set, or have gone on without this process."""
 
@@ -22,10 +24,7 @@ async def wait(
     waited_for = asyncio.Event() if event is None else event
     while True:
         left = ends - loop.time()
-        try:
-            async with asyncio.timeout(min(max(left, 0.0), look_s)):
-                await waited_for.wait()
+        if await set_within(waited_for, min(max(left, 0.0), look_s)):
             return True
-        except TimeoutError:
-            if left <= look_s or is_due():
-                return False
+        if left <= look_s or is_due():
+            return False

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 import orjson
-from gantry_broker.tasks import end_tasks
+from gantry_broker.tasks import end_tasks, set_within
 
 from gantry_operator.cluster.member_http import httpx
 from gantry_operator.console.queue_holders import QueueHolders
@@ -113,12 +113,7 @@ class Collector:
     async def _is_read_again(self) -> bool:
         """Wait for a reader for as long as one older point of the chart stands for."""
         self._read.clear()
-        try:
-            async with asyncio.timeout(STEP_S):
-                await self._read.wait()
-        except TimeoutError:
-            return False
-        return True
+        return await set_within(self._read, STEP_S)
 
     async def first(self) -> None:
         """One turn, with everything that it begins: for a first page with figures."""

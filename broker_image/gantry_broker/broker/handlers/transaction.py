@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
@@ -25,6 +24,7 @@ from gantry_broker.protocol.codes import (
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import EndTransactionHeader, ResumeCheckHeader
 from gantry_broker.protocol.message import parse_message_id, parse_properties
+from gantry_broker.tasks import set_within
 
 if TYPE_CHECKING:
     from gantry_broker.broker.transactions import Transactions
@@ -57,9 +57,7 @@ def end_transaction(broker: Parts, conn: Connection, frame: Frame) -> Result:
 
 async def _end_later(broker: Parts, conn: Connection, frame: Frame, header: EndTransactionHeader) -> Frame | None:
     deadline = asyncio.get_running_loop().time() + WAIT_S
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(WAIT_S):
-            await broker.transactions.loaded.wait()
+    await set_within(broker.transactions.loaded, WAIT_S)
     if not broker.transactions.loaded.is_set():
         # The half message may be committed already. The broker will ask its producer again.
         log.warning("end of a transaction refused: this master has not read all decisions yet")

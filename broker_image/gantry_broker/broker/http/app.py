@@ -66,6 +66,7 @@ from gantry_broker.http.query import WholeNumber
 from gantry_broker.http.server import Server, accept
 from gantry_broker.protocol import plausible
 from gantry_broker.protocol.limits import MAX_ACCESS
+from gantry_broker.tasks import set_within
 
 if TYPE_CHECKING:
     from gantry_broker.broker.context import BrokerContext
@@ -228,9 +229,7 @@ class StatusStreams:
             while not self.closed:
                 event.clear()
                 yield self.status().model_dump_json().encode() + b"\n"
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(STATUS_S):
-                        await event.wait()
+                await set_within(event, STATUS_S)
         finally:
             self._events.discard(event)
 

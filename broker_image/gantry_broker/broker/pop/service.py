@@ -35,6 +35,7 @@ from gantry_broker.broker.pop.waiting import MAX_NOTIFICATIONS, Pair, Waiter, Wa
 from gantry_broker.broker.pull.sql92 import FilterSyntaxError
 from gantry_broker.protocol.codes import ResponseCode, SendStatus
 from gantry_broker.protocol.pop_handle import ORDERLY_QUEUE, BadHandle, Handle, real_topic
+from gantry_broker.tasks import set_within
 from gantry_broker.timeslice import SLICE_S
 
 if TYPE_CHECKING:
@@ -228,10 +229,8 @@ class PopService:
             return
         if not self._role.leading:
             raise NotWritable(self._role.refusal())
-        try:
-            await asyncio.wait_for(self._log.ready.wait(), READY_S)
-        except TimeoutError:
-            raise self._busy() from None
+        if not await set_within(self._log.ready, READY_S):
+            raise self._busy()
 
     def ack(self, ack: Ack) -> AckResult:
         """Finishes a message; `when_stored` says when that is certain. Raises RequestRejected (SYSTEM_BUSY) and

@@ -31,6 +31,7 @@ import uvloop
 from gantry_broker import logs
 from gantry_broker.config import OtlpConfig
 from gantry_broker.http.otlp import OtlpPush
+from gantry_broker.tasks import set_within
 from prometheus_client.core import Metric
 
 from gantry_operator.api.annotations import GROUP
@@ -141,9 +142,7 @@ class Operator:
             for kind in OF_USERS:
                 for obj in self.caches[kind].everywhere():
                     await self.name_stray(kind, obj)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(STRAYS_EVERY_S):
-                    await self._stray.wait()
+            await set_within(self._stray, STRAYS_EVERY_S)
 
     async def name_stray(self, kind: str, obj: Object) -> None:
         meta = obj["metadata"]

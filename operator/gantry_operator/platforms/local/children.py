@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from gantry_broker.tasks import set_within
+
 from gantry_operator.platforms.local.folder import ClusterFolder
 from gantry_operator.platforms.local.process import (
     ExitWatch,
@@ -149,10 +151,7 @@ class Children:
         child.stopping = asyncio.Event()
         send(record, signal.SIGTERM)
         send(record, signal.SIGCONT)
-        try:
-            async with asyncio.timeout(STOP_PATIENCE_S):
-                await child.stopping.wait()
-        except TimeoutError:
+        if not await set_within(child.stopping, STOP_PATIENCE_S):
             self._event("Warning", "ProcessKilled", f"{name} did not stop within {STOP_PATIENCE_S:.0f} s", name)
             send(record, signal.SIGKILL)
             await child.stopping.wait()

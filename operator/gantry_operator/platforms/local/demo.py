@@ -11,13 +11,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from gantry_broker.client import ClientError, Consumer, FromWhere, Producer, ReceivedMessage, SendStatus
 from gantry_broker.remoting.errors import RemotingError
+from gantry_broker.tasks import set_within
 
 TOPIC = "Orders"
 SENDERS = 8
@@ -119,9 +119,7 @@ class Demo:
 
         async with Consumer(servers, "auditor", from_where=FromWhere.FIRST) as consumer:
             await consumer.subscribe(TOPIC, handle)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(READ_S):
-                    await done.wait()
+            await set_within(done, READ_S)
         print(f"{len(self.promised)} messages were acknowledged, {len(missing)} of them are lost.", flush=True)
         return not missing
 

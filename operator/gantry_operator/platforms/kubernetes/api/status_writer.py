@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from gantry_broker.tasks import set_within
+
 from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.api.status import BrokerClusterStatus
 from gantry_operator.cluster.observed import ObservedMember, ObservedState
@@ -84,11 +86,7 @@ class StatusWriter:
 
     async def run(self) -> None:
         while True:
-            try:
-                async with asyncio.timeout(OFFSETS_EVERY_S):
-                    await self._news.wait()
-            except TimeoutError:
-                pass
+            await set_within(self._news, OFFSETS_EVERY_S)
             self._news.clear()
             await self._write()
             await asyncio.sleep(GAP_S)
