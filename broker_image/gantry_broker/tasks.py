@@ -1,7 +1,25 @@
-"""The end of background tasks, and waits with a limit."""
+"""Begin and end of parts and background tasks, and waits with a limit."""
 
 import asyncio
-from typing import Any
+from abc import ABC, abstractmethod
+from typing import Any, Self
+
+
+class Started(ABC):
+    """`async with` starts it, and closes it at the end."""
+
+    @abstractmethod
+    async def start(self) -> None: ...
+
+    @abstractmethod
+    async def close(self) -> None: ...
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
 
 
 async def end_tasks(*tasks: asyncio.Future[Any] | None) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from gantry_broker.broker.handlers.table import HANDLERS
 from gantry_broker.namesrv.service import SERVED
 from gantry_broker.protocol.codes import RequestCode as Code
-from gantry_broker.protocol.requests import TO_CLIENTS, TO_SENDER
+from gantry_broker.protocol.requests import REQUESTS, TO_SENDER
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "docs" / "compatibility.md"
@@ -152,6 +152,7 @@ WHY_NOT: dict[int, str] = {
 }
 """Why a code of 5.5.0 is not served."""
 
+TO_CLIENTS = {int(code) for code, row in REQUESTS.items() if row.to_client}
 BROKER = {int(code) for code in HANDLERS} | TO_SENDER
 NAME_SERVER = set(SERVED)
 

@@ -33,6 +33,7 @@ from gantry_broker.remoting.connection import Connection
 from gantry_broker.remoting.handshake import Identity
 from gantry_broker.remoting.members import Membership
 
+from tests.support.free_ports import free_port
 from tests.support.remoting import encode_compressed
 from tests.support.running import until
 
@@ -97,12 +98,13 @@ async def ask(tmp_path: Path) -> AsyncIterator[Asker]:
         0,
         0,
         tmp_path / "ns",
-        [ListenerSettings("external", 0)],
+        [ListenerSettings("external", free_port())],
         cluster="c",
         registration_port=0,
     )
     async with NameServer(settings) as server:
         asker = Asker(server)
+        asker.outside = f"127.0.0.1:{settings.listeners[0].port}"
         yield asker
         await asker.close()
 
@@ -220,8 +222,7 @@ async def test_a_registration_with_an_impossible_epoch_is_refused_and_counted(as
 
 async def test_listeners_give_out_their_own_addresses(ask: Asker) -> None:
     await ask.register(gantryEpoch=1, gantryMember=0, gantryAddresses='{"external":"203.0.113.7:30911"}')
-    outside = f"127.0.0.1:{ask.server.listener_ports['external']}"
-    route = fastjson.loads((await ask(105, address=outside, topic="T")).body)
+    route = fastjson.loads((await ask(105, address=ask.outside, topic="T")).body)
     assert route["brokerDatas"][0]["brokerAddrs"] == {"0": "203.0.113.7:30911"}
     route = fastjson.loads((await ask(105, topic="T")).body)
     assert route["brokerDatas"][0]["brokerAddrs"] == {"0": "h:1"}

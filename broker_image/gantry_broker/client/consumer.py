@@ -14,7 +14,7 @@ import ssl
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final, Self
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from gantry_broker.client.credentials import Credentials
 from gantry_broker.client.errors import BrokerError, ClientError
@@ -40,7 +40,7 @@ from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.message import RecordError
 from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.remoting.tls import TlsOptions
-from gantry_broker.tasks import end_tasks, set_within
+from gantry_broker.tasks import Started, end_tasks, set_within
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
@@ -79,7 +79,7 @@ class RetryLater(Exception):
         self.delay_level = delay_level
 
 
-class Consumer:
+class Consumer(Started):
     """Consumes as a member of a group.
 
     async with Consumer("127.0.0.1:9876", "billing") as consumer:
@@ -167,13 +167,6 @@ class Consumer:
             self._trace = MessageTrace(Producer(self.session, f"{GROUP_PREFIX}{group[:200]}-CONSUME"))
         self._tracer_provider = tracer_provider
         self._spans: Spans | None = None
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.close()
 
     # Start and stop
 

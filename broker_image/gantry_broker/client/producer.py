@@ -13,7 +13,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 from gantry_broker.client.credentials import Credentials
 from gantry_broker.client.errors import BrokerError, InvalidMessage, NoRoute, SendFailed
@@ -50,6 +50,7 @@ from gantry_broker.protocol.message import BatchItem, encode_batch
 from gantry_broker.protocol.recall_handle import RecallHandle
 from gantry_broker.remoting.errors import RemotingError, RequestTimeout
 from gantry_broker.remoting.tls import TlsOptions
+from gantry_broker.tasks import Started
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
@@ -111,7 +112,7 @@ class Begun(NamedTuple):
     answer: asyncio.Future[Frame]
 
 
-class Producer:
+class Producer(Started):
     """Sends messages.
 
     async with Producer("127.0.0.1:9876") as producer:
@@ -171,13 +172,6 @@ class Producer:
         self._cache: dict[str, tuple[TopicRoute, list[MessageQueue]]] = {}
         self._auto_created: dict[str, tuple[float, list[MessageQueue]]] = {}
         """Topics that brokers create on demand: (monotonic time until which to use these queues, queues)."""
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.close()
 
     async def start(self) -> None:
         if self._grpc is not None:

@@ -13,7 +13,7 @@ import os
 import ssl
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
 from gantry_broker.client.consumer_admin import ConsumerAdmin, ConsumerAdminHandler
 from gantry_broker.client.errors import BrokerError, NoRoute
@@ -28,7 +28,7 @@ from gantry_broker.protocol.headers import RouteHeader, UnregisterClientHeader
 from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.remoting.errors import ConnectError, RemotingError
 from gantry_broker.remoting.tls import TlsOptions
-from gantry_broker.tasks import end_tasks
+from gantry_broker.tasks import Started, end_tasks
 
 if TYPE_CHECKING:
     from gantry_broker.client.credentials import Credentials, Signer
@@ -84,7 +84,7 @@ def parse_name_servers(name_servers: str | Sequence[str]) -> list[str]:
     return addresses
 
 
-class Session:
+class Session(Started):
     """One client, as brokers see it. Use `async with Session("127.0.0.1:9876") as session`, or `start` and `close`.
 
     Several producers and consumers (of different groups) may share one.
@@ -135,13 +135,6 @@ class Session:
         answers = ConsumerAdminHandler(self._consumer_admins.get, self.name_servers)
         for code in ConsumerAdminHandler.CODES:
             self.remoting.register(code, answers.answer)
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.close()
 
     async def start(self) -> None:
         """Start the session. Each `start` needs a `close`; the last one ends the session."""

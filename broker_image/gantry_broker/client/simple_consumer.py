@@ -18,7 +18,7 @@ import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from gantry_broker.client.credentials import Credentials
 from gantry_broker.client.errors import BrokerError, ClientError, NoRoute
@@ -46,7 +46,7 @@ from gantry_broker.protocol.pop_batches import batch_frame, batch_of, without_ef
 from gantry_broker.protocol.pop_handle import Handle, of_delivery, parse_handle, topic_type
 from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.remoting.tls import TlsOptions
-from gantry_broker.tasks import end_tasks, set_within
+from gantry_broker.tasks import Started, end_tasks, set_within
 
 if TYPE_CHECKING:
     from gantry_broker.client.grpc_endpoint import GrpcReceiver
@@ -113,7 +113,7 @@ Waiting = tuple[PoppedMessage, "asyncio.Future[None]"]
 """An acknowledgement, and its end."""
 
 
-class SimpleConsumer:
+class SimpleConsumer(Started):
     """Receives and acknowledges as a member of a group.
 
     async with SimpleConsumer("127.0.0.1:9876", "billing") as consumer:
@@ -171,13 +171,6 @@ class SimpleConsumer:
         """Acknowledgements that this pass of the event loop has gathered."""
         self._turns = itertools.count()
         self._open = False
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.close()
 
     async def start(self) -> None:
         if self._grpc is not None:

@@ -6,8 +6,6 @@ unless `pages` has it.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -42,7 +40,6 @@ class InterimServer:
         self._gate = self._tls.http_gate(handshakes(most))
         self._connections = Connections(most)
         self._detail = detail
-        self._port = config.http_port
         self._pages = pages or {}
         guarded = Guard(
             self._app,
@@ -69,7 +66,6 @@ class InterimServer:
                 timeout_graceful_shutdown=1,
             )
         )
-        self._task: asyncio.Task[None] | None = None
 
     async def _app(self, scope: Any, receive: Any, send: Any) -> None:
         page = self._pages.get((scope.get("method", ""), scope.get("path", "")))
@@ -94,18 +90,10 @@ class InterimServer:
 
     async def start(self) -> None:
         """Serve. Raises OSError when the port is taken."""
-        self._task = asyncio.create_task(self._server.serve_port(self._port))
-        while not self._server.started:
-            if self._task.done():
-                self._task.result()
-                raise OSError(f"HTTP port {self._port} cannot be served")
-            await asyncio.sleep(0.01)
+        await self._server.begin()
 
     async def close(self) -> None:
-        self._server.should_exit = True
-        if self._task is not None:
-            with contextlib.suppress(OSError):
-                await self._task
+        await self._server.end()
         self._connections.close()
         if self._gate is not None:
             self._gate.close()

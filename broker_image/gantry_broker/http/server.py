@@ -25,12 +25,28 @@ def accept(gate: TlsGate | None, table: Connections, **given: Any) -> asyncio.Pr
 class Server(uvicorn.Server):
     """uvicorn without its own signals."""
 
-    async def serve_port(self, port: int) -> None:
-        """Serve until `should_exit`. Raises OSError when the port is taken."""
+    _task: asyncio.Task[None] | None = None
+
+    async def begin(self) -> None:
+        """Return once it serves. Raises OSError when the port is taken."""
+        self._task = asyncio.create_task(self._serve_port())
+        while not self.started:
+            if self._task.done():
+                self._task.result()
+                raise OSError(f"HTTP port {self.config.port} cannot be served")
+            await asyncio.sleep(0.005)
+
+    async def end(self) -> None:
+        self.should_exit = True
+        if self._task is not None:
+            with contextlib.suppress(OSError):
+                await self._task
+
+    async def _serve_port(self) -> None:
         try:
             await self.serve()
         except SystemExit:
-            raise OSError(f"HTTP port {port} cannot be bound") from None
+            raise OSError(f"HTTP port {self.config.port} cannot be bound") from None
 
     @contextlib.contextmanager
     def capture_signals(self):  # type: ignore[no-untyped-def]

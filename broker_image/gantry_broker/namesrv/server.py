@@ -18,14 +18,14 @@ from gantry_broker.remoting.handshake import Identity
 from gantry_broker.remoting.members import HandshakeGuard, Membership
 from gantry_broker.remoting.server import RemotingServer
 from gantry_broker.remoting.tls_ports import PortsTls
-from gantry_broker.tasks import end_tasks
+from gantry_broker.tasks import Started, end_tasks
 
 log = logging.getLogger(__name__)
 
 SCAN_SECONDS = 5.0
 
 
-class NameServer:
+class NameServer(Started):
     """A running NameServer: `async with NameServer(settings) as server`. `server.port` is its port."""
 
     def __init__(self, settings: NameServerSettings) -> None:
@@ -82,13 +82,6 @@ class NameServer:
         return None if self._registration is None else self._registration.port
 
     @property
-    def listener_ports(self) -> dict[str, int]:
-        return {
-            listener.name: server.port
-            for listener, server in zip(self._settings.listeners, self._remoting[1:], strict=True)
-        }
-
-    @property
     def http_port(self) -> int | None:
         return None if self._http is None else self._http.port
 
@@ -120,13 +113,6 @@ class NameServer:
 
     def _servers(self) -> list[RemotingServer]:
         return self._remoting if self._registration is None else [*self._remoting, self._registration]
-
-    async def __aenter__(self) -> NameServer:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.close()
 
     def _pages(self) -> Pages:
         def alive() -> Page:

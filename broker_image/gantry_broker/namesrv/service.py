@@ -84,6 +84,16 @@ class NotYours(Exception):
     """A broker sends a request in another one's name."""
 
 
+REFUSED = (NotYours, BadField, BodyError)
+
+
+def _refusal(frame: Frame, error: Exception) -> Frame:
+    if isinstance(error, BadField):
+        return Frame.response_to(frame, error.code, str(error))
+    code = ResponseCode.NO_PERMISSION if isinstance(error, NotYours) else ResponseCode.SYSTEM_ERROR
+    return Frame.response_to(frame, code, str(error))
+
+
 Waiting = tuple[Frame, Owners, int]
 """A request that waits, who pays for it, and its bytes."""
 
@@ -226,12 +236,8 @@ class NameService:
                 if conn.closed:
                     return Frame.response_to(frame, ResponseCode.SYSTEM_ERROR)
                 return self._take_in(conn, frame, header, body.configs)
-        except NotYours as error:
-            return Frame.response_to(frame, ResponseCode.NO_PERMISSION, str(error))
-        except BadField as error:
-            return Frame.response_to(frame, error.code, str(error))
-        except BodyError as error:
-            return Frame.response_to(frame, ResponseCode.SYSTEM_ERROR, str(error))
+        except REFUSED as error:
+            return _refusal(frame, error)
 
     async def _update_access(self, frame: Frame) -> Frame:
         try:
@@ -284,12 +290,8 @@ class NameService:
             )
         try:
             return method(self, conn, frame)
-        except NotYours as error:
-            return Frame.response_to(frame, ResponseCode.NO_PERMISSION, str(error))
-        except BadField as error:
-            return Frame.response_to(frame, error.code, str(error))
-        except BodyError as error:
-            return Frame.response_to(frame, ResponseCode.SYSTEM_ERROR, str(error))
+        except REFUSED as error:
+            return _refusal(frame, error)
 
     # Brokers
 

@@ -427,7 +427,6 @@ TO_SENDER: Final = _codes(lambda row: row.broker == SENDER)
 PULLS: Final = _codes(lambda row: row.broker == "pulls.pull")
 OF_FOLLOWERS: Final = {int(code): row.followers for code, row in REQUESTS.items() if row.followers}
 """Codes that a leader takes from its followers only, with their names in metrics."""
-TO_CLIENTS: Final = _codes(lambda row: row.to_client)
 
 # ---- who may ask
 

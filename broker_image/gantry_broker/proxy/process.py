@@ -39,6 +39,7 @@ from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.remoting.tls import Certificates, TlsOptions
 from gantry_broker.remoting.tls_gate import TlsGate
 from gantry_broker.remoting.tls_ports import PortsTls
+from gantry_broker.tasks import Started
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ READY_S = 1.0
 """Seconds for which an answer of a NameServer counts."""
 
 
-class Proxy:
+class Proxy(Started):
     """A running proxy. Use `async with Proxy(config)`, or `start` and `close`."""
 
     def __init__(self, config: ProxyConfig) -> None:
@@ -74,13 +75,6 @@ class Proxy:
     @property
     def http_port(self) -> int | None:
         return None if self._pages is None else self._pages.port
-
-    async def __aenter__(self) -> Proxy:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.close()
 
     async def start(self) -> None:
         """Raise OSError when a port is taken."""

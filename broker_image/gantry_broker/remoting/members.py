@@ -173,10 +173,7 @@ class PendingConnection(asyncio.Protocol):
         if transport is None or (self._look is not None and self._look.keeps(data)):
             return
         try:
-            answer = self._machine.receive(data)
-            peer = self._machine.peer
-            if peer is not None:
-                check_certificate(peer, transport)
+            answer, peer = receive(self._machine, data, transport)
         except HandshakeError as error:
             self.fail(error.reason, str(error), error.answer)
             return
@@ -252,10 +249,7 @@ class ConnectingMember(asyncio.Protocol):
         if transport is None or self._done.done() or (self._look is not None and self._look.keeps(data)):
             return
         try:
-            answer = self._machine.receive(data)
-            peer = self._machine.peer
-            if peer is not None:
-                check_certificate(peer, transport)
+            answer, peer = receive(self._machine, data, transport)
         except HandshakeError as error:
             self._fail(str(error))
             transport.abort()
@@ -276,6 +270,16 @@ class ConnectingMember(asyncio.Protocol):
         if not self._done.done():
             self._done.set_exception(HandshakeFailed(text))
             self._done.exception()  # Retrieved: the caller may have given the attempt up.
+
+
+def receive(
+    machine: HandshakeServer | HandshakeClient, data: bytes, transport: asyncio.BaseTransport
+) -> tuple[bytes, Identity | None]:
+    """Return the answer to the other end, and who it is once that is proved. Raises HandshakeError."""
+    answer = machine.receive(data)
+    if machine.peer is not None:
+        check_certificate(machine.peer, transport)
+    return answer, machine.peer
 
 
 def check_certificate(peer: Identity, transport: asyncio.BaseTransport) -> None:

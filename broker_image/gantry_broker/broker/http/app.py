@@ -7,7 +7,6 @@ configuration names a token file; `guard` checks it before it reads a body. `lim
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
@@ -129,7 +128,6 @@ class HttpServer:
             server_header=False,
         )
         self._server = Server(config)
-        self._task: asyncio.Task[None] | None = None
 
     async def _families(self) -> list[Family]:
         async with self._families_lock:  # `StoreTimes` follows one page at a time
@@ -168,13 +166,7 @@ class HttpServer:
 
     async def start(self) -> None:
         """Raise OSError when the port is taken."""
-        port = self._broker.config.http_port
-        self._task = asyncio.get_running_loop().create_task(self._server.serve_port(port))
-        while not self._server.started:
-            if self._task.done():
-                self._task.result()
-                raise OSError(f"HTTP port {self._broker.config.http_port} cannot be served")
-            await asyncio.sleep(0.005)
+        await self._server.begin()
         if self._otlp is not None:
             self._otlp.start()
 
@@ -182,10 +174,7 @@ class HttpServer:
         if self._otlp is not None:
             await self._otlp.close()
         self._streams.close()
-        self._server.should_exit = True
-        if self._task is not None:
-            with contextlib.suppress(OSError):
-                await self._task
+        await self._server.end()
         self._connections.close()
         if self._gate is not None:
             self._gate.close()
