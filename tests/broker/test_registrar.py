@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from gantry_broker.remoting.handshake import Identity
 from gantry_broker.remoting.members import Membership
 
 from tests.broker.conftest import Bench
+from tests.support.running import until
 
 
 def topic(name: str) -> dict[str, object]:
@@ -43,11 +43,6 @@ async def test_new_topics_are_registered_alone_and_all_topics_after_a_restart(
 ) -> None:
     def settings(port: int = 0, registration: int = 0) -> NameServerSettings:
         return NameServerSettings("ns", "127.0.0.1", port, 0, None, [], cluster="demo", registration_port=registration)
-
-    async def until(done: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20):
-            while not done():  # noqa: ASYNC110 (a condition of another task)
-                await asyncio.sleep(0.01)
 
     server = NameServer(settings())
     await server.start()

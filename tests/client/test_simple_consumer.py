@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
 
 import pytest
 from gantry_broker.client import (
@@ -21,10 +20,9 @@ from gantry_broker.client import (
 from gantry_broker.protocol import pop_batches as batches
 from gantry_broker.protocol.bodies import SubscriptionGroup
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
-from gantry_broker.protocol.frame import Frame
-from gantry_broker.remoting.connection import Connection
 
 from tests.client.cluster import Cluster, Inbox, until
+from tests.support.remoting import codes_sent
 
 
 async def _send(cluster: Cluster, *bodies: bytes, topic: str = "T", tags: str = "") -> None:
@@ -97,14 +95,7 @@ async def test_acknowledgements_that_are_made_together_go_together(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that comes too late fails alone; and without the broker's word on each, each one is asked for."""
-    codes: list[int] = []
-    submit = Connection.submit
-
-    def noted(conn: Connection, frame: Frame, *args: Any, **more: Any) -> Any:
-        codes.append(frame.code)
-        return submit(conn, frame, *args, **more)
-
-    monkeypatch.setattr(Connection, "submit", noted)
+    codes = codes_sent(monkeypatch)
     await _send(cluster, *(b"%d" % number for number in range(8)))
     async with SimpleConsumer(cluster.name_server, "G", invisible_s=30) as consumer:
         await consumer.subscribe("T")

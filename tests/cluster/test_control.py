@@ -384,21 +384,27 @@ async def test_brokers_are_called_with_the_newest_certificates() -> None:
         assert control.remoting is second
 
 
+class Failing:
+    """A part whose first two runs fail."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+
+    async def __call__(self) -> None:
+        self.runs += 1
+        if self.runs < 3:
+            raise RuntimeError("a fault")
+        await asyncio.Event().wait()
+
+
 async def test_a_part_that_fails_is_reported_and_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gantry_operator.cluster.restart.PART_AGAIN_S", 0.0)
     platform = FakePlatform()
     control = ClusterControl(platform, StallCompensatedClock())
-    calls: list[int] = []
-
-    async def fails() -> None:
-        calls.append(1)
-        if len(calls) < 3:
-            raise RuntimeError("a fault")
-        await asyncio.Event().wait()
-
-    monkeypatch.setattr(control.hibernation, "run", fails)
+    part = Failing()
+    monkeypatch.setattr(control.hibernation, "run", part)
     control.start()
-    await until(lambda: len(calls) == 3)
+    await until(lambda: part.runs == 3)
     said = [e.message for e in platform.events if e.reason == "ReconcileError"]
     assert said == ["hibernation failed and is restarted: RuntimeError('a fault')"] * 2
     await control.close()
@@ -407,18 +413,12 @@ async def test_a_part_that_fails_is_reported_and_started_again(monkeypatch: pyte
 
 async def test_a_part_is_started_again_though_its_fault_cannot_be_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restart, "PART_AGAIN_S", 0.0)
-    calls: list[int] = []
-
-    async def fails() -> None:
-        calls.append(1)
-        if len(calls) < 3:
-            raise RuntimeError("a fault")
-        await asyncio.Event().wait()
+    part = Failing()
 
     def report(event: Event) -> None:
         raise ValueError(event.reason)
 
-    task = asyncio.create_task(restart.kept_alive("a part", fails, report))
-    await until(lambda: len(calls) == 3)
+    task = asyncio.create_task(restart.kept_alive("a part", part, report))
+    await until(lambda: part.runs == 3)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

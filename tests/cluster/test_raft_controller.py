@@ -16,40 +16,16 @@ from gantry_operator.cluster.group_controller import SwitchoverFailed
 from gantry_operator.cluster.member_client import MemberClient
 from gantry_operator.cluster.member_http import httpx
 from gantry_operator.cluster.member_watch import MemberWatch
-from gantry_operator.cluster.platform import Change, Event, MemberEndpoint, ProcessState
+from gantry_operator.cluster.platform import Change, MemberEndpoint, ProcessState
 from gantry_operator.cluster.raft_controller import RaftController
 from gantry_operator.failover.model import FailoverSettings, FollowerView, Report
 from gantry_operator.plan.order import MemberState, Step, next_step
 
+from tests.support.led_group import Place
 from tests.support.running import running
 
 HTTP = cast(httpx.AsyncClient, None)
 WAIT_S = 0.06
-
-
-class Place:
-    """Members whose reports the test sets."""
-
-    def __init__(self, count: int) -> None:
-        self.planned = count
-        self.events: list[Event] = []
-        self.changes: list[Change] = []
-        self.known: dict[str, ProcessState] = {}
-
-    def members(self, group: str) -> list[MemberEndpoint]:
-        return [MemberEndpoint(f"m{n}", n, f"http://m{n}", f"m{n}:1") for n in range(self.planned)]
-
-    def process_state(self, name: str) -> ProcessState:
-        return self.known.get(name, ProcessState())
-
-    async def announce(self, group: str, master: MemberEndpoint, epoch: int) -> None:
-        """Sends no request."""
-
-    def event(self, event: Event) -> None:
-        self.events.append(event)
-
-    def changed(self, change: Change) -> None:
-        self.changes.append(change)
 
 
 class FakeMembers(MemberClient):

@@ -21,15 +21,7 @@ from gantry_operator.platforms.local.events import EventLog, last_events
 from gantry_operator.registry.file import FileRegistry
 
 from tests.support.free_ports import free_port
-
-PATIENCE_S = 60.0
-
-
-async def until(what: str, condition: Callable[[], object], patience_s: float = PATIENCE_S) -> None:
-    deadline = asyncio.get_running_loop().time() + patience_s
-    while not condition():
-        assert asyncio.get_running_loop().time() < deadline, f"not within {patience_s:.0f} s: {what}"
-        await asyncio.sleep(0.01)
+from tests.support.running import until
 
 
 class Group:
@@ -122,7 +114,7 @@ async def group(tmp_path: Path) -> AsyncIterator[Group]:
 async def kept(group: Group) -> AsyncIterator[None]:
     task = asyncio.create_task(run_with_restarts(group.make(), group.make, group.event, again_s=0.05))
     try:
-        await until("both are in sync", lambda: group.in_sync() == 2 and group.master() is not None)
+        await until(lambda: group.in_sync() == 2 and group.master() is not None, "both are in sync")
         yield
     finally:
         task.cancel()
@@ -138,7 +130,7 @@ async def _fail_over(group: Group) -> None:
     old = group.master()
     assert old is not None
     await group.stop(old)
-    await until("the other one leads", lambda: group.master() == 1 - old)
+    await until(lambda: group.master() == 1 - old, "the other one leads")
 
 
 async def test_a_pass_that_raises_is_reported_and_followed_by_the_next(group: Group) -> None:
@@ -152,7 +144,7 @@ async def test_a_pass_that_raises_is_reported_and_followed_by_the_next(group: Gr
 
         group.failing = fail_once
         group.controllers[0].wake()
-        await until("the fault is reported", lambda: failures(group) == ["ValueError: a fault in a pass"])
+        await until(lambda: failures(group) == ["ValueError: a fault in a pass"], "the fault is reported")
         await _fail_over(group)
         assert len(group.controllers) == 1, "the loop itself went on"
         assert group.controllers[0].problem == ""
@@ -169,9 +161,9 @@ async def test_a_loop_that_ends_is_reported_and_another_takes_over(
 
         monkeypatch.setattr(first, "_pause", broken)
         first.wake()
-        await until("another loop runs", lambda: len(group.controllers) == 2)
+        await until(lambda: len(group.controllers) == 2, "another loop runs")
         assert failures(group) == ["KeyError: 'outside of a pass'; it is started again"]
-        await until("it knows the group", lambda: group.in_sync() == 2 and group.master() is not None)
+        await until(lambda: group.in_sync() == 2 and group.master() is not None, "it knows the group")
         await _fail_over(group)
 
 
@@ -203,8 +195,8 @@ async def test_a_report_that_fails_does_not_end_the_failover(group: Group, monke
 
         monkeypatch.setattr(group.controllers[0], "_pause", broken)
         group.controllers[0].wake()
-        await until("another loop runs", lambda: len(group.controllers) == 2)
-        await until("it knows the group", lambda: group.master() is not None)
+        await until(lambda: len(group.controllers) == 2, "another loop runs")
+        await until(lambda: group.master() is not None, "it knows the group")
 
 
 def test_an_event_that_cannot_be_written_is_shown_all_the_same(tmp_path: Path) -> None:
@@ -229,10 +221,10 @@ async def test_a_member_that_reports_an_impossible_epoch_is_named_and_moves_noth
             assert isinstance(core, Replica)
             highest = core.highest_seen_epoch
             core._highest_seen_epoch = 2**40
-            await until("the problem is named", lambda: "highest_seen_epoch" in loop.problem)
+            await until(lambda: "highest_seen_epoch" in loop.problem, "the problem is named")
             assert f"{config.name}: its report cannot be used" in loop.problem
             core._highest_seen_epoch = highest
-            await until("it is solved", lambda: not loop.problem)
+            await until(lambda: not loop.problem, "it is solved")
         now = group.registry.read_now("a")
         assert now is not None
         assert now.leadership.master == before.leadership.master

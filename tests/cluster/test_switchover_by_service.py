@@ -26,8 +26,8 @@ from gantry_operator.failover.model import FailoverSettings
 from gantry_operator.registry.file import FileRegistry
 
 from tests.cluster.service import Service
-from tests.cluster.test_restart import until
 from tests.support.free_ports import free_port
+from tests.support.running import until
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -194,8 +194,8 @@ async def served(folder: Path, lag_s: float, **settings: int) -> AsyncIterator[t
         running = asyncio.create_task(loop.run())
         try:
             await until(
-                "all are in sync",
                 lambda: loop.leadership is not None and len(loop.leadership.in_sync) == MEMBERS,
+                "all are in sync",
                 START_S,
             )
             yield pods, loop, name_server
@@ -237,5 +237,5 @@ async def test_clients_of_a_late_service_are_disconnected_however_late_it_moved(
         while time.monotonic() < moved:
             await send_and_read(client, service.address)
             await asyncio.sleep(0.1)
-        await until("no connection leads to the former master", lambda: service.carries[former] == 0, DRAIN_S)
+        await until(lambda: service.carries[former] == 0, "no connection leads to the former master", DRAIN_S)
         assert await send_and_read(client, service.address) is None, pods.story()

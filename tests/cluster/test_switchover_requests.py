@@ -4,46 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 
 import pytest
 from gantry_broker.contracts.leadership import LeadershipRecord
 from gantry_operator.cluster import master_slave_controller as loop
 from gantry_operator.cluster.group_controller import SwitchoverFailed
 from gantry_operator.cluster.master_slave_controller import MasterSlaveController
-from gantry_operator.cluster.platform import Change, Event, MemberEndpoint, ProcessState
+from gantry_operator.cluster.platform import MemberEndpoint, ProcessState
 from gantry_operator.failover.decide import decide
 from gantry_operator.failover.model import FailoverSettings, Promote, Report
 from gantry_operator.registry.base import Entry, RegistryUnavailable
 
-from tests.support.led_group import IDS, NO_HTTP, Registry, ReportingMembers, led_by
+from tests.support.led_group import IDS, NO_HTTP, Place, Registry, ReportingMembers, led_by
 from tests.support.running import running
 
 LEADERSHIP = led_by(0)
-
-
-class Place:
-    """Three members without further state."""
-
-    def __init__(self) -> None:
-        self.gone: set[str] = set()
-        self.events: list[str] = []
-        self.changes: list[Change] = []
-
-    def members(self, group: str) -> Sequence[MemberEndpoint]:
-        return [MemberEndpoint(f"m{n}", n, f"http://m{n}", f"m{n}:1") for n in range(3)]
-
-    def process_state(self, name: str) -> ProcessState:
-        return ProcessState(gone=name in self.gone)
-
-    async def announce(self, group: str, master: MemberEndpoint, epoch: int) -> None:
-        """Sends no request."""
-
-    def event(self, event: Event) -> None:
-        self.events.append(event.reason)
-
-    def changed(self, change: Change) -> None:
-        self.changes.append(change)
 
 
 class Group(ReportingMembers, MasterSlaveController):
@@ -124,7 +99,7 @@ async def test_a_handover_with_a_lost_registry_answer_is_reported_as_one() -> No
         group.registry.unanswered = 1
         assert await group.switchover(1, "asked for", timeout_s=5) == "m1 leads a in epoch 2"
         await group.next_look()
-        assert group.place.events == ["GroupControllerFailed", "SwitchoverStarted"]
+        assert group.place.reasons == ["GroupControllerFailed", "SwitchoverStarted"]
         assert [(c.old, c.new, c.planned) for c in group.place.changes] == [("m0", "m1", True)]
         assert group.registry.leadership.version == LEADERSHIP.promoted(IDS[1], frozenset(IDS)).version, (
             "nothing else was written"
@@ -138,7 +113,7 @@ async def test_a_failover_with_a_lost_registry_answer_is_reported_as_one() -> No
         group.place.gone = {"m0"}
         while not group.place.changes:
             await group.next_look()
-        assert group.place.events[:2] == ["GroupControllerFailed", "FailoverStarted"]
+        assert group.place.reasons[:2] == ["GroupControllerFailed", "FailoverStarted"]
         assert [(c.old, c.planned) for c in group.place.changes] == [("m0", False)]
 
 

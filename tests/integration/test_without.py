@@ -11,22 +11,13 @@ from gantry_broker.namesrv.server import NameServer
 
 from tests.support.free_ports import free_ports
 from tests.support.patience import SLOW
+from tests.support.running import until
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Group
 
 HEARTBEAT_S = 30.0
 """The interval in which brokers register when nothing happens: a returned NameServer must be complete within it."""
-
-
-async def until(condition: Callable[[], bool], timeout_s: float) -> float:
-    """Seconds until the condition holds; raises TimeoutError after `SLOW` times the limit."""
-    clock = asyncio.get_running_loop().time
-    began = clock()
-    async with asyncio.timeout(SLOW * timeout_s):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-    return clock() - began
 
 
 class Observations:
@@ -66,7 +57,7 @@ async def test_running_clients_go_on_without_a_name_server_and_one_that_returns_
     ):
         await consumer.subscribe("T", seen.take)
         sent = await send(producer, b"makes the topic")
-        await until(lambda: "T" in group.names.service.routes.topics(), 5.0)
+        await until(lambda: "T" in group.names.service.routes.topics(), timeout_s=5.0)
         sent |= await send(producer, b"by its own route")
         await seen.all_of(sent)
         await group.names.close()
@@ -78,7 +69,7 @@ async def test_running_clients_go_on_without_a_name_server_and_one_that_returns_
         sent |= await send(producer, b"after the switch")
         await seen.all_of(sent)
         async with NameServer(group.name_server_settings(port, registration_port)) as names:
-            took = await until(lambda: "T" in names.service.routes.topics(), HEARTBEAT_S)
+            took = await until(lambda: "T" in names.service.routes.topics(), timeout_s=HEARTBEAT_S)
             assert took < HEARTBEAT_S / 3, "brokers should register at once, not with the heartbeat"
             async with Producer(group.name_server, "new") as other:
                 sent |= await send(other, b"by a new client")
@@ -91,7 +82,7 @@ async def test_brokers_may_start_before_the_name_server(make_group: Callable[...
     group = await make_group(1, registration_addresses=[f"127.0.0.1:{registration_port}"])
     await group.lead(0)
     async with NameServer(group.name_server_settings(port, registration_port)) as names:
-        await until(lambda: "demo-a" in names.service.routes.groups, 5.0)
+        await until(lambda: "demo-a" in names.service.routes.groups, timeout_s=5.0)
         async with Producer(f"127.0.0.1:{port}") as producer:
             await send(producer, b"x")
 
@@ -113,7 +104,7 @@ async def test_a_backlog_is_read_from_a_slave_while_there_is_no_master(
         first.suspend()
         async with first:
             await first.subscribe("T", seen.take)
-            await until(lambda: sum(q.topic == "T" for q in first.assigned) == 4, 10.0)
+            await until(lambda: sum(q.topic == "T" for q in first.assigned) == 4, timeout_s=10.0)
             await group.members[0].kill()
             first.resume()
             await seen.all_of(sent)

@@ -225,18 +225,20 @@ REFUSED = {
 }
 
 
-def kept_open(target: KubeTarget, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands use it instead of creating one."""
+def kept_open(target: KubeTarget, monkeypatch: pytest.MonkeyPatch, then: Callable[[], None] = lambda: None) -> None:
+    """Commands use it instead of creating one; `then` is called when they open it."""
 
     class Opened:
         def __init__(self, *wanted: Any) -> None: ...
 
         async def __aenter__(self) -> KubeTarget:
+            then()
             return target
 
         async def __aexit__(self, *_: object) -> None: ...
 
-    monkeypatch.setattr(ondemand, "KubeTarget", Opened)
+    for module in (kube_target, ondemand):
+        monkeypatch.setattr(module, "KubeTarget", Opened)
     monkeypatch.setattr(ondemand, "POLL_S", 0.02)
 
 
@@ -323,19 +325,7 @@ async def test_a_refusal_of_the_api_server_is_one_line(
     fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch, command: Callable[[], Awaitable[Any]]
 ) -> None:
     """For example, a user may have the right to read a cluster, but not to change it."""
-    target = opened(fake, api, {})
-
-    class Opened:
-        def __init__(self, *wanted: Any) -> None: ...
-
-        async def __aenter__(self) -> KubeTarget:
-            fake.down = True
-            return target
-
-        async def __aexit__(self, *_: object) -> None: ...
-
-    for module in (kube_target, ondemand):
-        monkeypatch.setattr(module, "KubeTarget", Opened)
+    kept_open(opened(fake, api, {}), monkeypatch, lambda: setattr(fake, "down", True))
     with pytest.raises(ActionError, match="the Kubernetes API server refuses or does not answer: it is down"):
         await command()
 

@@ -19,18 +19,17 @@ import pytest
 from gantry_broker.access.guesses import WRONG_A_SECOND
 from gantry_broker.access.table import AccessTable, table_json
 from gantry_broker.protocol.codes import RequestCode
-from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.grpc_contract import Code, v2
 from gantry_broker.proxy import brokers, receiving, renewal, service
 from gantry_broker.proxy.authentication import TooManyGuesses
 from gantry_broker.proxy.brokers import CALL_S
 from gantry_broker.proxy.receiving import HeldReceive
-from gantry_broker.remoting.connection import Connection
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.client.cluster import Cluster
 from tests.integration.test_metrics_page import ROOT, compare, documented, served
 from tests.proxy import cluster as c
+from tests.support.remoting import codes_sent
 from tests.support.running import until
 
 CLIENT = "client@1"
@@ -88,19 +87,6 @@ async def test_messages_come_as_they_were_sent_and_once(cluster: Cluster, tmp_pa
         [known] = json.loads(await asyncio.to_thread(_page, proxy.http_port, "/v1/clients", "secret"))
         assert (known["id"], known["group"], known["connected"]) == (CLIENT, "g", True)
         assert "ready" in await asyncio.to_thread(_page, proxy.http_port, "/readyz")
-
-
-def codes_sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The codes of requests that connections of this process send from now on."""
-    codes: list[int] = []
-    submit = Connection.submit
-
-    def noted(conn: Connection, frame: Frame, *args: Any, **more: Any) -> Any:
-        codes.append(frame.code)
-        return submit(conn, frame, *args, **more)
-
-    monkeypatch.setattr(Connection, "submit", noted)
-    return codes
 
 
 async def test_acknowledgements_of_one_request_go_to_the_broker_together(

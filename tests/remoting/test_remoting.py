@@ -66,13 +66,19 @@ class Served:
         self.server.shared.budget = dataclasses.replace(self.server.shared.budget, **parts)
 
 
-@pytest.fixture
-async def served() -> AsyncIterator[Served]:
+@contextlib.asynccontextmanager
+async def serving(**options: Any) -> AsyncIterator[Served]:
     handler = Echo()
-    server = RemotingServer(handler, "127.0.0.1", 0)
+    server = RemotingServer(handler, "127.0.0.1", 0, **options)
     await server.start()
     yield Served(server, handler)
     await server.close(0.1)
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[Served]:
+    async with serving() as served:
+        yield served
 
 
 @pytest.fixture
@@ -534,15 +540,6 @@ async def test_answers_to_all_slow_readers_are_bounded_and_the_slowest_is_cut(se
             conn.abort()
         await until(lambda: served.handler.closed == 3, "all have ended")
         assert served.server.shared.unsent == 0
-
-
-@contextlib.asynccontextmanager
-async def serving(**options: Any) -> AsyncIterator[Served]:
-    handler = Echo()
-    server = RemotingServer(handler, "127.0.0.1", 0, **options)
-    await server.start()
-    yield Served(server, handler)
-    await server.close(0.1)
 
 
 async def test_a_frame_that_does_not_end_in_time_ends_its_connection(client: RemotingClient) -> None:

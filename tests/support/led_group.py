@@ -12,7 +12,7 @@ from gantry_broker.contracts.leadership import Assignment, LeadershipRecord, Mem
 from gantry_operator.cluster.member_client import MemberClient
 from gantry_operator.cluster.member_http import httpx
 from gantry_operator.cluster.member_watch import MemberWatch
-from gantry_operator.cluster.platform import MemberEndpoint
+from gantry_operator.cluster.platform import Change, Event, MemberEndpoint, ProcessState
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
 from gantry_operator.failover.model import Report
 from gantry_operator.registry.base import Entry, RegistryUnavailable
@@ -25,6 +25,36 @@ IDS: Final = tuple(MemberId(n, "x") for n in range(3))
 def led_by(member: int, epoch: int = 1, count: int = 3) -> LeadershipRecord:
     """A record in which all members are in sync."""
     return LeadershipRecord(epoch, 1, IDS[member], frozenset(IDS[:count]))
+
+
+class Place:
+    """Members without processes: the platform of one group's controller."""
+
+    def __init__(self, count: int = 3) -> None:
+        self.planned = count
+        self.gone: set[str] = set()
+        self.known: dict[str, ProcessState] = {}
+        self.events: list[Event] = []
+        self.changes: list[Change] = []
+
+    @property
+    def reasons(self) -> list[str]:
+        return [event.reason for event in self.events]
+
+    def members(self, group: str) -> Sequence[MemberEndpoint]:
+        return [MemberEndpoint(f"m{n}", n, f"http://m{n}", f"m{n}:1") for n in range(self.planned)]
+
+    def process_state(self, name: str) -> ProcessState:
+        return self.known.get(name, ProcessState(gone=name in self.gone))
+
+    async def announce(self, group: str, master: MemberEndpoint, epoch: int) -> None:
+        """Sends no request."""
+
+    def event(self, event: Event) -> None:
+        self.events.append(event)
+
+    def changed(self, change: Change) -> None:
+        self.changes.append(change)
 
 
 class Registry:

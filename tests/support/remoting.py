@@ -8,6 +8,7 @@ from struct import Struct
 from typing import Any
 
 import orjson
+import pytest
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import RegisterBody
 from gantry_broker.protocol.frame import Frame
@@ -89,3 +90,16 @@ class Socket(asyncio.Transport):
 
     def is_closing(self) -> bool:
         return self.closed
+
+
+def codes_sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The codes of requests that connections of this process send from now on."""
+    codes: list[int] = []
+    submit = Connection.submit
+
+    def noted(conn: Connection, frame: Frame, *args: Any, **more: Any) -> Any:
+        codes.append(frame.code)
+        return submit(conn, frame, *args, **more)
+
+    monkeypatch.setattr(Connection, "submit", noted)
+    return codes

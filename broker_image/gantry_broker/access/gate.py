@@ -314,8 +314,8 @@ class Gate:
     def _no_right(self, user: User, need: Need, frame: Frame) -> Refused:
         """Return a remark. It names a resource only if the request did: the topic of a stored record is private."""
         name = self.cluster if need.kind == "Cluster" else need.name
-        said = name if need.kind == "Cluster" or name in frame.ext.values() else ""
-        what = f"{need.kind} {said[:255]}" if said else "this"
+        shown = name if need.kind == "Cluster" or name in frame.ext.values() else ""
+        what = f"{need.kind} {shown[:255]}" if shown else "this"
         remark = f"user {user.name} has no permission ({' or '.join(need.actions)}) for {what}"
         return Refused(_NO_PERMISSION, remark, "permission", f"{need.kind}:{name}")
 

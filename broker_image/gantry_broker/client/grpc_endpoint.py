@@ -208,18 +208,18 @@ class GrpcEndpoint:
     async def route(self, topic: str) -> list[Any]:
         """Return the queues of a topic. Raises NoRoute, BrokerError, RemotingError."""
         now = time.monotonic()
-        until, known = self._routes.get(topic, (0.0, []))
-        if known and now < until:
-            return known
+        until, cached = self._routes.get(topic, (0.0, []))
+        if cached and now < until:
+            return cached
         request = v2.QueryRouteRequest()
         request.topic.name = topic
         request.endpoints.CopyFrom(self.place())
         answer = await self.call("QueryRoute", request)
         if answer.status.code != Code.OK:
             raise refusal(f"route of {topic}", answer.status)
-        found = list(answer.message_queues)
-        self._routes[topic] = now + ROUTE_S, found
-        return found
+        queues = list(answer.message_queues)
+        self._routes[topic] = now + ROUTE_S, queues
+        return queues
 
     # The streams beside the calls
 
@@ -295,13 +295,13 @@ class GrpcEndpoint:
 
     def place(self) -> Any:
         """Return the proxy's addresses as the contract has them."""
-        found = v2.Endpoints()
+        endpoints = v2.Endpoints()
         for address in self.addresses.split(","):
             host, _, port = address.rpartition(":")
-            found.addresses.add(host=host.strip("[]"), port=int(port))
-        plain = all(whole_number(part) is not None for part in found.addresses[0].host.split("."))
-        found.scheme = 1 if plain else 2 if ":" in found.addresses[0].host else 3
-        return found
+            endpoints.addresses.add(host=host.strip("[]"), port=int(port))
+        plain = all(whole_number(part) is not None for part in endpoints.addresses[0].host.split("."))
+        endpoints.scheme = 1 if plain else 2 if ":" in endpoints.addresses[0].host else 3
+        return endpoints
 
     def _open(self) -> Any:
         if self._channel is None:
@@ -310,7 +310,7 @@ class GrpcEndpoint:
 
     def _metadata(self) -> list[tuple[str, str]]:
         now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-        found = [
+        metadata = [
             ("x-mq-client-id", self.client_id),
             ("x-mq-language", "PYTHON"),
             ("x-mq-client-version", VERSION),
@@ -322,23 +322,23 @@ class GrpcEndpoint:
         if keys is not None:
             signature = hmac.digest(keys.secret_key.encode(), now.encode(), "sha1").hex().upper()
             text = f"Credential={keys.access_key}, SignedHeaders=x-mq-date-time, Signature={signature}"
-            found.append(("authorization", f"MQv2-HMAC-SHA1 {text}"))
+            metadata.append(("authorization", f"MQv2-HMAC-SHA1 {text}"))
             if keys.security_token is not None:
-                found.append(("x-mq-session-token", keys.security_token))
-        return found
+                metadata.append(("x-mq-session-token", keys.security_token))
+        return metadata
 
     def _failure(self, error: Any) -> Exception:
         """Return the error of a call without an answer."""
-        code, said = error.code(), f"the proxy at {self.addresses}: {_details(error)}"
+        code, text = error.code(), f"the proxy at {self.addresses}: {_details(error)}"
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-            return RequestTimeout(said)
+            return RequestTimeout(text)
         if code is grpc.StatusCode.UNAVAILABLE:
-            return ConnectError(said) if "connect" in said.lower() else ConnectionLost(said)
+            return ConnectError(text) if "connect" in text.lower() else ConnectionLost(text)
         if code is grpc.StatusCode.UNAUTHENTICATED or code is grpc.StatusCode.PERMISSION_DENIED:
-            return BrokerError("gRPC call", ResponseCode.NO_PERMISSION, said)
+            return BrokerError("gRPC call", ResponseCode.NO_PERMISSION, text)
         if code in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL):
-            return ConnectionLost(said)
-        return BrokerError("gRPC call", ResponseCode.REQUEST_CODE_NOT_SUPPORTED, said)
+            return ConnectionLost(text)
+        return BrokerError("gRPC call", ResponseCode.REQUEST_CODE_NOT_SUPPORTED, text)
 
 
 def _details(error: BaseException) -> str:
@@ -411,9 +411,9 @@ class GrpcSender:
             raise InvalidMessage("gRPC has neither flag nor wait_stored=False: leave them out")
         unique_key = create_unique_key()
         message.wire_properties(unique_key)  # Refuses reserved names, as by remoting.
-        found = v2.Message(body=message.body, user_properties={**message.properties, **extra})
-        found.topic.name = message.topic
-        system = found.system_properties
+        wire = v2.Message(body=message.body, user_properties={**message.properties, **extra})
+        wire.topic.name = message.topic
+        system = wire.system_properties
         system.message_id = unique_key
         system.body_encoding = Encoding.IDENTITY
         system.message_type = MessageType.NORMAL
@@ -434,7 +434,7 @@ class GrpcSender:
             if message.deliver_at_ms is not None:
                 raise InvalidMessage("by gRPC a message has a transaction or deliver_at_ms, not both")
             system.message_type = MessageType.TRANSACTION
-        return found
+        return wire
 
     async def send(self, messages: list[Any], timeout: float) -> SendResult:
         """Send messages of one topic in one request, until a proxy answers. Raises NoRoute, BrokerError, SendFailed."""
@@ -497,19 +497,19 @@ class GrpcSender:
 
     def _on_command(self, command: Any) -> None:
         if command.WhichOneof("command") == "recover_orphaned_transaction_command" and self.check is not None:
-            asked = command.recover_orphaned_transaction_command
-            task = asyncio.get_running_loop().create_task(self._answer_check(asked, self.check))
+            orphan = command.recover_orphaned_transaction_command
+            task = asyncio.get_running_loop().create_task(self._answer_check(orphan, self.check))
             self._checks.add(task)
             task.add_done_callback(self._checks.discard)
 
-    async def _answer_check(self, asked: Any, check: Check) -> None:
-        message = ReceivedMessage(record_of(asked.message), "")
+    async def _answer_check(self, orphan: Any, check: Check) -> None:
+        message = ReceivedMessage(record_of(orphan.message), "")
         try:
             state = await check(message)
         except Exception:
-            log.exception("check of transaction %s failed", asked.transaction_id)
+            log.exception("check of transaction %s failed", orphan.transaction_id)
             return
-        await self.end_transaction(message.topic, message.id, asked.transaction_id, state, checked=True)
+        await self.end_transaction(message.topic, message.id, orphan.transaction_id, state, checked=True)
 
     async def recall(self, topic: str, handle: str, timeout: float) -> None:
         """Take back a message. Raises as `send`."""
@@ -695,9 +695,9 @@ def _unpacked(body: bytes) -> bytes:
     """Return a body as it was sent. Raises RecordError for one that is damaged, or over `MOST` bytes."""
     try:
         unpacking = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)  # GZIP's header or zlib's: RocketMQ stores both.
-        found = unpacking.decompress(body, MOST + 1)
+        unpacked = unpacking.decompress(body, MOST + 1)
     except zlib.error as error:
         raise RecordError(f"the body cannot be unpacked: {error}") from None
-    if len(found) > MOST or not unpacking.eof:
+    if len(unpacked) > MOST or not unpacking.eof:
         raise RecordError(f"the body is cut off, or has more than {MOST} bytes")
-    return found
+    return unpacked

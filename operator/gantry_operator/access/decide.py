@@ -148,8 +148,8 @@ def _add_fitting(users: list[dict[str, Any]], made: Sequence[dict[str, Any]]) ->
 
 def _precedence(wanted: WantedUser, state: AccessState) -> tuple[bool, bool, str, str]:
     """Of two users with one AccessKey the first keeps it: the cluster itself, the one that had it, the older one."""
-    known = state.users.get(wanted.name)
-    had = known is not None and known.access_key == wanted.access_key
+    former = state.users.get(wanted.name)
+    had = former is not None and former.access_key == wanted.access_key
     return wanted.name not in (ADMIN_NAME, PROXY_NAME), not had, wanted.created, wanted.name
 
 
@@ -167,8 +167,8 @@ def _refusal(cluster: str, wanted: WantedUser, first: str, users: Sequence[Mappi
     if first != wanted.name and first == PROXY_NAME:
         return _Refusal("AccessKeyTaken", f"accessKey {PROXY} is that of {cluster}'s proxies: write another accessKey")
     if first != wanted.name:
-        said = f"accessKey {wanted.access_key} belongs to BrokerUser {first}: write another accessKey"
-        return _Refusal("AccessKeyTaken", said)
+        message = f"accessKey {wanted.access_key} belongs to BrokerUser {first}: write another accessKey"
+        return _Refusal("AccessKeyTaken", message)
     if len(users) >= MAX_USERS:
         return _Refusal("TooManyUsers", f"the cluster has {MAX_USERS} users: delete another one first")
     if sum(len(u["rules"]) for u in users) + len(wanted.rules) > MAX_ALL_RULES:
@@ -182,8 +182,8 @@ def _key_in(secrets: Mapping[str, Mapping[str, str]], wanted: WantedUser) -> str
 
 
 def _names_another(secrets: Mapping[str, Mapping[str, str]], wanted: WantedUser) -> bool:
-    found = secrets.get(wanted.secret)
-    return found is not None and found.get(ACCESS_KEY) != wanted.access_key
+    secret = secrets.get(wanted.secret)
+    return secret is not None and secret.get(ACCESS_KEY) != wanted.access_key
 
 
 def _rotated(wanted: WantedUser) -> str:

@@ -34,15 +34,15 @@ NAME_FIELDS: Final = {"BrokerTopic": "topicName", "ConsumerGroup": "groupName"}
 
 def resource_name(name: str) -> str:
     """Return a name for the resource about a topic or group with this name."""
-    found = re.sub(r"[^a-z0-9-]+", "-", name.lower()).strip("-")
-    if not found:
+    slug = re.sub(r"[^a-z0-9-]+", "-", name.lower()).strip("-")
+    if not slug:
         raise ActionError(
             f"no name of a resource can be made of {name!r}: write a manifest, with metadata.name", Cause.BAD_INPUT
         )
-    if len(found) > MAX_RESOURCE_NAME:
+    if len(slug) > MAX_RESOURCE_NAME:
         digest = hashlib.sha256(name.encode()).hexdigest()[:12]
-        found = f"{found[: MAX_RESOURCE_NAME - len(digest) - 1].rstrip('-')}-{digest}"
-    return found
+        slug = f"{slug[: MAX_RESOURCE_NAME - len(digest) - 1].rstrip('-')}-{digest}"
+    return slug
 
 
 class Managed:
@@ -107,15 +107,15 @@ def validated(model: type[R], changes: Mapping[str, Any]) -> R:
 
 def merged(spec: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return a spec after a JSON merge patch (RFC 7386): None removes a field, and maps are merged."""
-    found = dict(spec)
+    result = dict(spec)
     for name, value in changes.items():
         if value is None:
-            found.pop(name, None)
+            result.pop(name, None)
         elif isinstance(value, Mapping):
-            found[name] = merged(found[name] if isinstance(found.get(name), Mapping) else {}, value)
+            result[name] = merged(result[name] if isinstance(result.get(name), Mapping) else {}, value)
         else:
-            found[name] = value
-    return found
+            result[name] = value
+    return result
 
 
 def digest_of(shown: Any) -> str:
@@ -140,16 +140,16 @@ async def change_managed(
             return f"{kind} {name} is changed; no `gantry up` runs, which would carry it out"
         deadline = time.monotonic() + IN_FORCE_S
         while time.monotonic() < deadline:
-            found = [o for o in await resources.list(kind) if o["metadata"]["name"] == name]
-            if found and (found[0].get("status") or {}).get("observedGeneration", 0) >= generation:
-                ready, synced = condition(found[0], "Ready"), condition(found[0], "Synced")
+            named = [o for o in await resources.list(kind) if o["metadata"]["name"] == name]
+            if named and (named[0].get("status") or {}).get("observedGeneration", 0) >= generation:
+                ready, synced = condition(named[0], "Ready"), condition(named[0], "Synced")
                 if ready.get("reason") in REFUSALS:
                     raise ActionError(f"{name} is refused: {ready.get('message')}")
-                said = synced.get("message") if synced.get("status") != "True" else ready.get("message")
-                return f"{kind} {name} is changed: {said or 'the brokers have it'}"
+                message = synced.get("message") if synced.get("status") != "True" else ready.get("message")
+                return f"{kind} {name} is changed: {message or 'the brokers have it'}"
             await asyncio.sleep(POLL_S)
-        said = f"{kind} {name} is changed, and {resources.waits_for} has not seen it after {IN_FORCE_S:.0f} s"
-        raise ActionError(said, Cause.NOT_IN_TIME)
+        message = f"{kind} {name} is changed, and {resources.waits_for} has not seen it after {IN_FORCE_S:.0f} s"
+        raise ActionError(message, Cause.NOT_IN_TIME)
 
 
 async def delete_managed(target: Target, kind: str, name: str, force: bool) -> str | None:
@@ -172,26 +172,26 @@ async def delete_managed(target: Target, kind: str, name: str, force: bool) -> s
 
 
 def condition(obj: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    found = (obj.get("status") or {}).get("conditions") or []
-    return next((dict(c) for c in found if c.get("type") == kind), {})
+    conditions = (obj.get("status") or {}).get("conditions") or []
+    return next((dict(c) for c in conditions if c.get("type") == kind), {})
 
 
-async def in_force(found: Any, resource: BrokerTopic | ConsumerGroup, remarks: Remarks) -> None:
+async def in_force(resources: Any, resource: BrokerTopic | ConsumerGroup, remarks: Remarks) -> None:
     """Wait until the brokers have it, and say why if they do not. Raises ActionError."""
-    if not found.waits_for:
+    if not resources.waits_for:
         remarks.note(f"no `gantry up` runs: {resource.name} is made once one does")
         return
     deadline = time.monotonic() + IN_FORCE_S
-    said = f"is {found.waits_for} running?"
+    problem = f"is {resources.waits_for} running?"
     while time.monotonic() < deadline:
         obj: dict[str, Any] = next(
-            (o for o in await found.list(resource.kind) if o["metadata"]["name"] == resource.name), {}
+            (o for o in await resources.list(resource.kind) if o["metadata"]["name"] == resource.name), {}
         )
         ready = condition(obj, "Ready")
         if ready.get("status") == "True":
             return
         if ready.get("reason") in REFUSALS:
             raise ActionError(f"{resource.name} is refused: {ready.get('message')}")
-        said = ready.get("message") or said
+        problem = ready.get("message") or problem
         await asyncio.sleep(POLL_S)
-    raise ActionError(f"{resource.name} is not ready after {IN_FORCE_S:.0f} s: {said}", Cause.NOT_IN_TIME)
+    raise ActionError(f"{resource.name} is not ready after {IN_FORCE_S:.0f} s: {problem}", Cause.NOT_IN_TIME)

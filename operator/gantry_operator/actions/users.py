@@ -69,31 +69,31 @@ def rule_text(rule: Mapping[str, Any]) -> str:
     return f"{rule['type']}:{name}:{','.join(rule['actions'])}" + (f"@{sources}" if sources else "")
 
 
-def user_of(wanted: NewUser, cluster: str, namespace: str) -> BrokerUser:
+def user_of(new: NewUser, cluster: str, namespace: str) -> BrokerUser:
     """Build the BrokerUser. Raises ActionError."""
     spec: dict[str, Any] = {
-        "superUser": wanted.super_user,
-        "rules": [rule_of(t, "Allow") for t in wanted.allow] + [rule_of(t, "Deny") for t in wanted.deny],
+        "superUser": new.super_user,
+        "rules": [rule_of(t, "Allow") for t in new.allow] + [rule_of(t, "Deny") for t in new.deny],
     }
-    if wanted.access_key is not None:
-        spec["accessKey"] = wanted.access_key
-    if wanted.existing_secret is not None:
-        spec["secret"] = {"name": wanted.existing_secret}
+    if new.access_key is not None:
+        spec["accessKey"] = new.access_key
+    if new.existing_secret is not None:
+        spec["secret"] = {"name": new.existing_secret}
     try:
-        return BrokerUser.make(wanted.name, cluster, namespace, **spec)
+        return BrokerUser.make(new.name, cluster, namespace, **spec)
     except ValidationError as error:
         raise ActionError("; ".join(map(str, problems_of(error.errors(), BrokerUser))), Cause.BAD_INPUT) from None
 
 
-async def create_user(target: Target, wanted: NewUser) -> str:
+async def create_user(target: Target, new: NewUser) -> str:
     """Create a user. Returns where its key lies. Raises ActionError."""
-    if wanted.name == ADMIN:
+    if new.name == ADMIN:
         raise ActionError(f"{ADMIN} is the super user that every cluster has: write another name", Cause.BAD_INPUT)
     async with target.users() as users:
-        user = user_of(wanted, users.cluster, users.namespace)
+        user = user_of(new, users.cluster, users.namespace)
         await users.create(user)
-        await _in_force(users, wanted.name, target.remarks)
-        place: str = await users.key_place(wanted.name)
+        await _in_force(users, new.name, target.remarks)
+        place: str = await users.key_place(new.name)
         return place
 
 
@@ -110,10 +110,10 @@ async def user_settings(target: Target, name: str) -> dict[str, Any]:
     """
     if name == ADMIN:
         raise ActionError(f"{ADMIN} is the super user that every cluster has: it cannot be changed", Cause.BAD_INPUT)
-    found = [u for u in await list_users(target) if u["metadata"]["name"] == name]
-    if not found:
+    named = [u for u in await list_users(target) if u["metadata"]["name"] == name]
+    if not named:
         raise ActionError(f"there is no user {name}: `gantry user list` shows those that exist")
-    spec = found[0]["spec"]
+    spec = named[0]["spec"]
     by_decision: dict[str, list[str]] = {"Allow": [], "Deny": []}
     for rule in spec.get("rules") or ():
         by_decision[rule.get("decision") or "Allow"].append(rule_text(rule))
@@ -188,8 +188,8 @@ async def known_users(target: Target, cluster: str) -> tuple[dict[str, str], set
     async with target.users() as users:
         if users.cluster != cluster:
             raise ActionError(f"the manifest is of {cluster}, and the cluster here is {users.cluster}", Cause.BAD_INPUT)
-        found = await users.list()
-        keys = {str(u["spec"].get("accessKey") or u["metadata"]["name"]): str(u["metadata"]["name"]) for u in found}
+        resources = await users.list()
+        keys = {str(u["spec"].get("accessKey") or u["metadata"]["name"]): str(u["metadata"]["name"]) for u in resources}
         return keys, set(await users.taken())
 
 
@@ -211,19 +211,19 @@ async def import_accounts(target: Target, accounts: Sequence[Account], *, wait: 
     follow a RocketMQ do not before they lead. Raises ActionError.
     """
     names = []
-    async with target.users() as found:
-        known = {str(u["metadata"]["name"]) for u in await found.list()}
-        twice = sorted(known & {a.name for a in accounts})
+    async with target.users() as store:
+        existing = {str(u["metadata"]["name"]) for u in await store.list()}
+        twice = sorted(existing & {a.name for a in accounts})
         if twice:
             raise ActionError(f"{', '.join(twice)} exists already: delete it first, or take it out of the file")
-        users = [_imported(a, found.cluster, found.namespace) for a in accounts]
+        users = [_imported(a, store.cluster, store.namespace) for a in accounts]
         for account, user in zip(accounts, users, strict=True):
             assert user.spec.secret is not None
-            await found.put_secret(user.spec.secret.name, {ACCESS_KEY: account.access_key, SECRET_KEY: account.secret})
-            await found.create(user)
+            await store.put_secret(user.spec.secret.name, {ACCESS_KEY: account.access_key, SECRET_KEY: account.secret})
+            await store.create(user)
             names.append(account.name)
         for name in names if wait else ():
-            await _in_force(found, name, target.remarks)
+            await _in_force(store, name, target.remarks)
     return names
 
 
@@ -235,16 +235,16 @@ def _imported(account: Account, cluster: str, namespace: str) -> BrokerUser:
     try:
         return BrokerUser.make(account.name, cluster, namespace, **spec)
     except ValidationError as error:
-        said = "; ".join(map(str, problems_of(error.errors(), BrokerUser)))
-        raise ActionError(f"account {account.access_key}: {said}", Cause.BAD_INPUT) from None
+        problems = "; ".join(map(str, problems_of(error.errors(), BrokerUser)))
+        raise ActionError(f"account {account.access_key}: {problems}", Cause.BAD_INPUT) from None
 
 
-async def _in_force(found: Any, name: str, remarks: Remarks) -> None:
+async def _in_force(store: Any, name: str, remarks: Remarks) -> None:
     """Wait until the members know the user, and say why if they do not. Raises ActionError for a refused user."""
     deadline = time.monotonic() + IN_FORCE_S
     why = "is the operator running?"
     while time.monotonic() < deadline:
-        state = await found.state(name)
+        state = await store.state(name)
         if state is None:
             remarks.note(f"no `gantry up` runs: {name} is known to the brokers once one does")
             return

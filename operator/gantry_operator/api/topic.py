@@ -59,6 +59,24 @@ def permission_name(perm: int) -> str:
     return next((name for name, bits in PERMISSIONS.items() if bits == known), "None")
 
 
+_OWN_FIELDS = {
+    MESSAGE_TYPE: "messageType",
+    RETENTION: "retention",
+    CLEANUP: "cleanupPolicy",
+    TOMBSTONES: "tombstoneRetention",
+}
+"""Attributes that have a field of the spec."""
+
+
+def _not_in_config(attribute: str, field: str) -> Rule:
+    return Rule(
+        f"!has(self.config) || !('{attribute}' in self.config)",
+        f"config has {attribute}: write {field} instead",
+        lambda s: attribute not in s.config,
+        "config",
+    )
+
+
 class BrokerTopicSpec(Model):
     """The topic as it should be. What is not written stays as the brokers have it."""
 
@@ -131,30 +149,7 @@ class BrokerTopicSpec(Model):
             lambda s: all(re.fullmatch(_ATTRIBUTE_VALUE, v) for v in s.config.values()),
             "config",
         ),
-        Rule(
-            f"!has(self.config) || !('{MESSAGE_TYPE}' in self.config)",
-            f"config has {MESSAGE_TYPE}: write messageType instead",
-            lambda s: MESSAGE_TYPE not in s.config,
-            "config",
-        ),
-        Rule(
-            f"!has(self.config) || !('{RETENTION}' in self.config)",
-            f"config has {RETENTION}: write retention instead",
-            lambda s: RETENTION not in s.config,
-            "config",
-        ),
-        Rule(
-            f"!has(self.config) || !('{CLEANUP}' in self.config)",
-            f"config has {CLEANUP}: write cleanupPolicy instead",
-            lambda s: CLEANUP not in s.config,
-            "config",
-        ),
-        Rule(
-            f"!has(self.config) || !('{TOMBSTONES}' in self.config)",
-            f"config has {TOMBSTONES}: write tombstoneRetention instead",
-            lambda s: TOMBSTONES not in s.config,
-            "config",
-        ),
+        *(_not_in_config(attribute, field) for attribute, field in _OWN_FIELDS.items()),
         Rule(
             r"!has(self.retention) || !self.retention.matches(r'^(0+[smhd]|0*[1-5]?\ds)$')",
             "retention is too short: write 1m or more",

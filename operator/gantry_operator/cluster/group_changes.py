@@ -233,12 +233,12 @@ class GroupChanges:
                 missing = await self._homeless(group, wanted)
             except MemberRefused as error:
                 others = str(error)
-        known = self._memory.get(group, Progress())
+        progress = self._memory.get(group, Progress())
         seen = LeavingGroup(
             time.monotonic(), report, None if leadership is None else leadership.epoch, wanted.policy, others,
             homeless=any(missing.values()),
         )  # fmt: skip
-        self._memory[group], step = decide(known, seen)
+        self._memory[group], step = decide(progress, seen)
         if step.action == "remove" and report is not None:
             step = await self._read_by_all(group, wanted, step, expired(report))
         if group not in self.drains:

@@ -102,11 +102,11 @@ class StoreTimes:
     def of(self, store: MessageStore, topic: str, queue: int, offset: int) -> int | None:
         """Return the store time in Unix ms; None: the record cannot be read."""
         key = (topic, queue, offset)
-        known = self._last.get(key)
-        if known is None:
-            known = store.reader.store_time(topic, queue, offset)
-        self._next[key] = known
-        return known if known > 0 else None
+        stored_ms = self._last.get(key)
+        if stored_ms is None:
+            stored_ms = store.reader.store_time(topic, queue, offset)
+        self._next[key] = stored_ms
+        return stored_ms if stored_ms > 0 else None
 
     def turn(self) -> None:
         """Forget what the page that ends now did not use."""
@@ -165,7 +165,7 @@ async def lags(broker: Parts, times: StoreTimes) -> tuple[list[Lag], int]:
 async def _most_unread(broker: Parts, keys: list[str]) -> tuple[list[str], int]:
     """Return the `MAX_SERIES` topics and groups with the most unread messages, and the number of the others."""
     offsets = broker.meta.working.offsets
-    found: list[tuple[int, str]] = []
+    most: list[tuple[int, str]] = []
     count = 0
     async for key in broker.slices.sliced(keys):
         rows = queue_progress(broker, key, offsets.get(key, {}))
@@ -173,17 +173,17 @@ async def _most_unread(broker: Parts, keys: list[str]) -> tuple[list[str], int]:
             continue
         count += 1
         unread = sum([end - committed for _, end, committed, _ in rows])
-        if len(found) < MAX_SERIES:
-            heappush(found, (unread, key))
-        elif unread >= found[0][0]:
-            heappushpop(found, (unread, key))
-    return [key for _, key in found], count - len(found)
+        if len(most) < MAX_SERIES:
+            heappush(most, (unread, key))
+        elif unread >= most[0][0]:
+            heappushpop(most, (unread, key))
+    return [key for _, key in most], count - len(most)
 
 
-def _older(known: int | None, found: int | None) -> int | None:
-    if known is None or found is None:
-        return found if known is None else known
-    return min(known, found)
+def _older(one: int | None, other: int | None) -> int | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return min(one, other)
 
 
 async def rocketmq_families(broker: Parts, times: StoreTimes, counts: Busiest, known: KnownLabels) -> list[Family]:
@@ -201,14 +201,14 @@ async def rocketmq_families(broker: Parts, times: StoreTimes, counts: Busiest, k
     async for part in broker.slices.sliced(parts):
         families += part()
     if broker.role.leading:
-        found, more = await lags(broker, times)
-        families += await _consumers(broker, found, me, known)
+        rows, more = await lags(broker, times)
+        families += await _consumers(broker, rows, me, known)
         if more:
             omitted.add({"family": "rocketmq_consumer_lag_messages"}, more)
     return [*families, omitted]
 
 
-async def _consumers(broker: Parts, found: list[Lag], me: dict[str, str], known: KnownLabels) -> list[Family]:
+async def _consumers(broker: Parts, rows: list[Lag], me: dict[str, str], known: KnownLabels) -> list[Family]:
     now_ms = broker.clock.unix_ms()
     lag = Family("rocketmq_consumer_lag_messages", "gauge", "Messages that the group has not committed.")
     latency = Family(
@@ -231,7 +231,7 @@ async def _consumers(broker: Parts, found: list[Lag], me: dict[str, str], known:
             is_system=_flag(is_system_topic(topic) or is_system_group(group)),
         )
 
-    async for row in broker.slices.sliced(found):
+    async for row in broker.slices.sliced(rows):
         topic, group = row.topic, row.group
         labels = known.get(("lag", f"{topic}@{group}"), labels_of, topic, group)
         lag.add(labels, row.committed)

@@ -129,13 +129,13 @@ class Draft:
             if not given or not _NAME.fullmatch(name.strip()):
                 raise ValueError(f"Properties: {line[:40]!r} is no property: write one name=value a line")
             properties[name.strip()] = value.strip()
-        made = Message(self.topic, self.body.encode(), self.tags, self.keys.split(), properties)
+        message = Message(self.topic, self.body.encode(), self.tags, self.keys.split(), properties)
         try:
-            made.check()
-            made.wire_properties("")
+            message.check()
+            message.wire_properties("")
         except ClientError as error:
             raise ValueError(str(error)) from None
-        return made
+        return message
 
 
 def resend_command(source: Source, message: ReceivedMessage, body: bytes) -> str:
@@ -153,11 +153,11 @@ def resend_command(source: Source, message: ReceivedMessage, body: bytes) -> str
 
 
 def message_values(
-    request: Request, source: Source, found: ReceivedMessage, kind: str, dead: str = ""
+    request: Request, source: Source, shown: ReceivedMessage, kind: str, dead: str = ""
 ) -> dict[str, Any]:
     """Return what `message.html` needs. `dead`: the consumer group whose dead letter it is."""
-    body, problem = body_of(found)
-    content = content_of(found.properties)
+    body, problem = body_of(shown)
+    content = content_of(shown.properties)
     view = body_view(body, kind if kind in KINDS else None, content=content)  # type: ignore[arg-type]
     query = dict(request.query_params)
 
@@ -166,9 +166,9 @@ def message_values(
 
     kinds = dict(KINDS) if view.kind in KINDS else {view.kind: view.kind.capitalize(), **KINDS}
     return {
-        "message": found, "view": view, "problem": problem, "link": link, "limit": MAX_SHOWN, "kind": kind,
-        "kinds": kinds, "dead": dead, "content": content, "again": "" if dead else resend_command(source, found, body),
-        "read": do.gantry(source, "messages", found.record.topic, "--id", found.id, "-o", "json"),
+        "message": shown, "view": view, "problem": problem, "link": link, "limit": MAX_SHOWN, "kind": kind,
+        "kinds": kinds, "dead": dead, "content": content, "again": "" if dead else resend_command(source, shown, body),
+        "read": do.gantry(source, "messages", shown.record.topic, "--id", shown.id, "-o", "json"),
     }  # fmt: skip
 
 
@@ -180,16 +180,16 @@ def _text(form: Mapping[str, list[str]], name: str) -> str:
 async def messages_page(
     request: Request, place: ClusterRequest, asked: Asked, draft: Draft | None = None, refused: str = ""
 ) -> Response:
-    found, said = None, ""
+    result, problem = None, ""
     if asked.topic or asked.id:
         try:
-            found = await find(place.source, asked)
+            result = await find(place.source, asked)
         except (ValueError, do.OperationError) as error:
-            said = str(error)
+            problem = str(error)
     path = f"{place.snapshot.key.path}/messages"
     return page(
-        request, place, "messages.html", "messages", code=400 if refused else 200, asked=asked, found=found,
-        rows=[row_of(m) for m in found.messages] if found else [], said=said, page_size=PAGE, path=path,
+        request, place, "messages.html", "messages", code=400 if refused else 200, asked=asked, found=result,
+        rows=[row_of(m) for m in result.messages] if result else [], said=problem, page_size=PAGE, path=path,
         live=asked.tail and asked.newest and not refused, command=asked.command(place.source),
         names=[t.name for t in place.snapshot.tables.topics.values() if not t.system][:NAMES],
         chooser=" ".join(place.source.command), draft=draft or Draft(topic=asked.topic), refused=refused,
@@ -224,7 +224,7 @@ async def message(
     offset: int,
     kind: str = "auto",
 ) -> Response:
-    found = await do.message_at(place.source, topic, broker, queue, offset)
-    if found is None:
+    received = await do.message_at(place.source, topic, broker, queue, offset)
+    if received is None:
         raise HTTPException(404, f"queue {queue} of {topic} in {broker} has no message {offset}")
-    return page(request, place, "message.html", "messages", **message_values(request, place.source, found, kind))
+    return page(request, place, "message.html", "messages", **message_values(request, place.source, received, kind))

@@ -46,8 +46,8 @@ def of_a_former(caches: Mapping[str, InformerCache], cluster: BrokerCluster) -> 
 
 def growth(claim: Object, size: str) -> str | None:
     """Return the new size of a claim; None: it need not grow."""
-    asked = claim["spec"]["resources"]["requests"]["storage"]
-    return size if parse_quantity(size) > parse_quantity(asked) else None
+    requested = claim["spec"]["resources"]["requests"]["storage"]
+    return size if parse_quantity(size) > parse_quantity(requested) else None
 
 
 def largest(claims: Iterable[Object], groups: Container[str]) -> str | None:
@@ -70,16 +70,16 @@ def bound(claim: Mapping[str, Any]) -> bool:
 
 def of_brokers(caches: Mapping[str, InformerCache], namespace: str, cluster: str) -> list[Object]:
     """Return the claims of the cluster's brokers."""
-    found = caches["PersistentVolumeClaim"].of(namespace, names.CLUSTER_LABEL, cluster)
-    return [c for c in found if (c["metadata"].get("labels") or {}).get(names.COMPONENT_LABEL) == names.BROKER]
+    claims = caches["PersistentVolumeClaim"].of(namespace, names.CLUSTER_LABEL, cluster)
+    return [c for c in claims if (c["metadata"].get("labels") or {}).get(names.COMPONENT_LABEL) == names.BROKER]
 
 
-def of_another_class(claim: Object, wanted: str | None, missing: Iterable[str]) -> bool:
+def of_another_class(claim: Object, class_name: str | None, missing: Iterable[str]) -> bool:
     """Return whether the claim asks for another storage class than the spec. A spec without a class wants the default
     one, so only a class that is `missing` is another one.
     """
-    asked = claim["spec"].get("storageClassName")
-    return asked in missing if wanted is None else asked != wanted
+    present = claim["spec"].get("storageClassName")
+    return present in missing if class_name is None else present != class_name
 
 
 async def _keep_metadata(api: KubeApi, claims: InformerCache, claim: Object, storage: Storage) -> str:
@@ -133,8 +133,8 @@ def with_sizes_of_volumes(
     for group, _, name in running:
         claim = caches["PersistentVolumeClaim"].get(cluster.namespace, names.claim(name))
         if claim is not None and bound(claim) and growth(claim, cluster.spec.storage_of(group).size):
-            asked = str(claim["spec"]["resources"]["requests"]["storage"])
-            smallest[group] = min(asked, smallest.get(group, asked), key=parse_quantity)
+            requested = str(claim["spec"]["resources"]["requests"]["storage"])
+            smallest[group] = min(requested, smallest.get(group, requested), key=parse_quantity)
     if not smallest:
         return cluster
     groups = [
@@ -154,13 +154,13 @@ def _growth_problems(field: str, refused: Sequence[tuple[str, str, str]], grown:
     """
     if not refused:
         return []
-    former = max((asked for _, asked, _ in refused), key=parse_quantity)
+    former = max((now for _, now, _ in refused), key=parse_quantity)
     back = (
         f"{', '.join(grown)} has {size} already, which cannot be taken back, and the members work as they are"
         if grown
         else f"or write {former} again: no volume has grown"
     )
-    first = [f"{field}: volume {name} cannot grow from {asked} to {size} ({why})" for name, asked, why in refused]
+    first = [f"{field}: volume {name} cannot grow from {now} to {size} ({why})" for name, now, why in refused]
     first[-1] += f"; use a storage class with allowVolumeExpansion; {back}"
     return first
 
@@ -206,10 +206,10 @@ async def keep(
             )
         field = f"spec.brokerGroups[{group}].storage.size" if group in own else "spec.storage.size"
         sizes[field], size = storage.size, growth(claim, storage.size)
-        asked = str(claim["spec"]["resources"]["requests"]["storage"])
-        if parse_quantity(storage.size) < parse_quantity(asked):
+        now = str(claim["spec"]["resources"]["requests"]["storage"])
+        if parse_quantity(storage.size) < parse_quantity(now):
             problems.append(
-                f"{field} is {storage.size}, but volume {name} has {asked}, and a volume cannot shrink: write {asked}"
+                f"{field} is {storage.size}, but volume {name} has {now}, and a volume cannot shrink: write {now}"
             )
         if size is None:
             grown.setdefault(field, []).append(name)
@@ -220,11 +220,11 @@ async def keep(
         except ApiError as error:
             if error.status not in (403, 422):
                 raise
-            refused.setdefault(field, []).append((name, asked, str(error)))
+            refused.setdefault(field, []).append((name, now, str(error)))
         else:
             grown.setdefault(field, []).append(name)
-    for field, found in refused.items():
-        problems += _growth_problems(field, found, grown.get(field, []), sizes[field])
+    for field, rows in refused.items():
+        problems += _growth_problems(field, rows, grown.get(field, []), sizes[field])
     return problems
 
 
@@ -257,5 +257,5 @@ async def make_again(
 
 def _made_wrong(claim: Object, storage: Storage, missing_classes: Iterable[str]) -> bool:
     """Return whether a claim without a volume asks for something that the spec no longer says."""
-    asked = parse_quantity(claim["spec"]["resources"]["requests"]["storage"])
-    return of_another_class(claim, storage.className, missing_classes) or asked != parse_quantity(storage.size)
+    requested = parse_quantity(claim["spec"]["resources"]["requests"]["storage"])
+    return of_another_class(claim, storage.className, missing_classes) or requested != parse_quantity(storage.size)
