@@ -75,10 +75,10 @@ class _Kept(Generic[T]):
             return found[0]
 
     async def _fetch(self, name: str) -> T:
-        value, known = await self._ask(name)
+        value, exists = await self._ask(name)
         if len(self._values) >= MAX_KEPT:
             self._values.clear()
-        self._values[name] = value, time.monotonic() + (FRESH_S if known else ABSENT_S)
+        self._values[name] = value, time.monotonic() + (FRESH_S if exists else ABSENT_S)
         return value
 
     def _done(self, name: str, task: asyncio.Task[T]) -> None:
@@ -108,9 +108,9 @@ class Brokers:
 
     async def route(self, topic: str) -> TopicRoute | None:
         """Return the route of a topic; None: there is none. A topic without one is not asked for at each request."""
-        known = self.session.cached_route(topic)
-        if known is not None:
-            return known
+        cached = self.session.cached_route(topic)
+        if cached is not None:
+            return cached
         now = time.monotonic()
         until = self._absent.get(topic)
         if until is not None and now < until:
@@ -131,9 +131,9 @@ class Brokers:
         """Return the address of a group's master. Raises NoRoute, and Refusal for a name that no group has: the handle
         of a client may have any, and would wait for a failover to end.
         """
-        found = self.session.address(broker)
-        if found is not None:
-            return found
+        cached = self.session.address(broker)
+        if cached is not None:
+            return cached
         if not await self._exists(broker):
             raise Refusal(Code.INVALID_RECEIPT_HANDLE, f"the cluster has no broker {broker[:80]!r}")
         return await self.session.master(broker, topic)
@@ -230,8 +230,8 @@ def _types_of(body: bytes) -> tuple[MessageType, ...]:
     name = attributes.get("message.type") if isinstance(attributes, dict) else None
     if name == "MIXED":
         return _ALL_TYPES
-    known = MessageType.__members__.get(str(name))
-    return (MessageType.NORMAL,) if known is None or not known else (known,)
+    kind = MessageType.__members__.get(str(name))
+    return (MessageType.NORMAL,) if kind is None or not kind else (kind,)
 
 
 def _group_of(body: bytes) -> GroupConfig:

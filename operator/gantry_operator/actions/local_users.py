@@ -51,32 +51,32 @@ class LocalUsers:
             return set(users.load_users(self._folder).users)
 
     async def create(self, user: BrokerUser) -> None:
-        with readable(self._folder.users), users.changed_users(self._folder) as known:
-            if user.name in known.users:
+        with readable(self._folder.users), users.changed_users(self._folder) as users_file:
+            if user.name in users_file.users:
                 raise ActionError(f"{user.name} exists already: delete it first, or change it in your manifest")
-            known.users[user.name] = user
+            users_file.users[user.name] = user
 
     async def change(self, name: str, changes: Mapping[str, Any]) -> None:
         """Change fields of the spec (a merge patch). Raises ActionError."""
-        with readable(self._folder.users), users.changed_users(self._folder) as known:
-            former = known.users.get(name)
+        with readable(self._folder.users), users.changed_users(self._folder) as users_file:
+            former = users_file.users.get(name)
             if former is None:
-                raise ActionError(f"there is no user {name}, but {', '.join(sorted(known.users)) or 'none'}")
+                raise ActionError(f"there is no user {name}, but {', '.join(sorted(users_file.users)) or 'none'}")
             spec = merged(former.spec.model_dump(mode="json", exclude_none=True), changes)
             try:
                 changed = BrokerUser.make(name, spec.pop("cluster"), former.metadata.namespace, **spec)
             except ValidationError as error:
-                said = "; ".join(map(str, problems_of(error.errors(), BrokerUser)))
-                raise ActionError(said, Cause.BAD_INPUT) from None
+                problems = "; ".join(map(str, problems_of(error.errors(), BrokerUser)))
+                raise ActionError(problems, Cause.BAD_INPUT) from None
             changed.metadata = former.metadata
-            known.users[name] = changed
+            users_file.users[name] = changed
         await self._read_by_supervisor()
 
     async def delete(self, name: str) -> None:
-        with readable(self._folder.users), users.changed_users(self._folder) as known:
-            user = known.users.pop(name, None)
+        with readable(self._folder.users), users.changed_users(self._folder) as users_file:
+            user = users_file.users.pop(name, None)
             if user is None:
-                raise ActionError(f"there is no user {name}, but {', '.join(sorted(known.users)) or 'none'}")
+                raise ActionError(f"there is no user {name}, but {', '.join(sorted(users_file.users)) or 'none'}")
         if user.spec.secret is None:
             users.key_file(self._folder, secret_name(self.cluster, name)).unlink(missing_ok=True)
         await self._read_by_supervisor()
@@ -84,21 +84,21 @@ class LocalUsers:
     async def rotate(self, name: str, request: str) -> None:
         if await self._asked() is None:
             raise ActionError("no `gantry up` runs: a key is rotated while one does")
-        with readable(self._folder.users), users.changed_users(self._folder) as known:
+        with readable(self._folder.users), users.changed_users(self._folder) as users_file:
             if name == ADMIN:
-                known.rotateAdmin = request
+                users_file.rotateAdmin = request
                 return
-            if name not in known.users:
-                raise ActionError(f"there is no user {name}, but {', '.join(sorted(known.users)) or 'none'}")
-            known.users[name].metadata.annotations[ROTATE] = request
+            if name not in users_file.users:
+                raise ActionError(f"there is no user {name}, but {', '.join(sorted(users_file.users)) or 'none'}")
+            users_file.users[name].metadata.annotations[ROTATE] = request
 
     async def key(self, name: str) -> tuple[str, str]:
         with readable(self._folder.users):
             file, key = self._place(name)
-            found = users.read_secret(file)
-        if key not in found:
+            secret = users.read_secret(file)
+        if key not in secret:
             raise ActionError(f"{file} holds no {key}: `gantry up` writes it")
-        return found.get(ACCESS_KEY, ADMIN if name == ADMIN else name), found[key]
+        return secret.get(ACCESS_KEY, ADMIN if name == ADMIN else name), secret[key]
 
     async def key_place(self, name: str) -> str:
         with readable(self._folder.users):
@@ -121,8 +121,8 @@ class LocalUsers:
             return None
         if not answer.get("current"):
             return "", "Waiting", str(answer.get("problem") or "")
-        said = (answer.get("users") or {}).get(name)
-        return ("", "Waiting", str(answer.get("problem") or "")) if said is None else ready_of({"status": said})
+        status = (answer.get("users") or {}).get(name)
+        return ("", "Waiting", str(answer.get("problem") or "")) if status is None else ready_of({"status": status})
 
     async def why_not(self, name: str) -> str:
         state = await self.state(name)
@@ -150,10 +150,10 @@ class LocalUsers:
 
 def keep_local(folder: ClusterFolder, wanted: Sequence[BrokerUser]) -> None:
     """Add or change users of a manifest. Raises ActionError."""
-    with readable(folder.users), users.changed_users(folder) as known:
+    with readable(folder.users), users.changed_users(folder) as users_file:
         for user in wanted:
-            former = known.users.get(user.name)
+            former = users_file.users.get(user.name)
             if former is not None:
                 # A request for a rotation stays answered.
                 user.metadata.annotations = former.metadata.annotations | user.metadata.annotations
-            known.users[user.name] = user
+            users_file.users[user.name] = user

@@ -70,14 +70,14 @@ def _catalog(given: Path | None, directory: Path | None, name: str | None) -> di
 
     if given is not None:
         try:
-            found = json.loads(given.read_text())
+            properties = json.loads(given.read_text())
         except OSError as error:
             raise CliError(f"--catalog: {given} cannot be read: {error.strerror}", Exit.USAGE) from None
         except ValueError as error:
             raise CliError(f"--catalog: {given} is no JSON: {error}", Exit.USAGE) from None
-        if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
+        if not isinstance(properties, dict) or not all(isinstance(v, str) for v in properties.values()):
             raise CliError(f'--catalog: {given}: write an object of texts, as {{"type": "sql"}}', Exit.USAGE)
-        return {str(k): v for k, v in found.items()}
+        return {str(k): v for k, v in properties.items()}
     folder = find_local(directory, name)
     return local_catalog(folder, load_saved(folder).spec.tables)
 
@@ -140,8 +140,8 @@ def _schema(text: str, message: str | None) -> dict[str, Any]:
         return {"kind": text.capitalize()}
     try:
         if message is not None:
-            found = base64.b64encode(Path(text).read_bytes()).decode()
-            return {"kind": "Protobuf", "definition": found, "message": message}
+            definition = base64.b64encode(Path(text).read_bytes()).decode()
+            return {"kind": "Protobuf", "definition": definition, "message": message}
         if text.endswith(".avsc"):
             return {"kind": "Avro", "definition": Path(text).read_text()}
         return {"kind": "JsonSchema", "schema": json.loads(Path(text).read_text())}
@@ -244,13 +244,13 @@ def list_tables(
 ) -> None:
     """List the tables: rows, rejected rows, last commit, and how far each is behind its topic."""
     with _one_line_errors():
-        found = _described(catalog, directory, name, None)
+        tables = _described(catalog, directory, name, None)
     if output == Output.json:
-        print_json(found)
+        print_json(tables)
         return
     headings = ("TABLE", "MODE", "SCHEMA", "ROWS", "REJECTED", "SIZE", "LAST COMMIT", "BEHIND")
-    print_table(headings, [_row(one) for one in found], right=("ROWS", "REJECTED", "SIZE", "BEHIND"))
-    for one in found:
+    print_table(headings, [_row(one) for one in tables], right=("ROWS", "REJECTED", "SIZE", "BEHIND"))
+    for one in tables:
         if one["problem"]:
             note(f"{one['name']}: {one['problem']}")
 
@@ -296,23 +296,23 @@ def describe_table(
 ) -> None:
     """Show a table: its columns, its place, and the offsets that it covers."""
     with _one_line_errors():
-        (found,) = _described(catalog, directory, name, table)
+        (described,) = _described(catalog, directory, name, table)
     if output == Output.json:
-        print_json(found)
+        print_json(described)
         return
     for label, key in (
         ("topic", "topic"), ("format", "format"), ("mode", "mode"), ("schema", "schema"), ("location", "location"),
         ("rows", "rows"), ("rejected", "rejected"), ("files", "files"),
     ):  # fmt: skip
-        say(f"{label}: {found[key]}")
-    say(f"behind: {'not known' if found['behindRecords'] is None else found['behindRecords']}")
-    print_table(("COLUMN", "TYPE"), [(c["name"], c["type"]) for c in found["columns"]])
-    offsets = [(q, o) for queues in found["offsets"].values() for q, o in queues.items()]
+        say(f"{label}: {described[key]}")
+    say(f"behind: {'not known' if described['behindRecords'] is None else described['behindRecords']}")
+    print_table(("COLUMN", "TYPE"), [(c["name"], c["type"]) for c in described["columns"]])
+    offsets = [(q, o) for queues in described["offsets"].values() for q, o in queues.items()]
     print_table(("QUEUE", "OFFSET"), offsets, right=("OFFSET",))
-    for loss in found["lost"]:
+    for loss in described["lost"]:
         note(f"lost: {loss}")
-    if found["problem"]:
-        note(found["problem"])
+    if described["problem"]:
+        note(described["problem"])
 
 
 @table_app.command("query")
@@ -370,8 +370,8 @@ def maintain_table(
 
         opened, own = library.find(_catalog(catalog, directory, name), table)
         rules = Rules(now_ms(), int(snapshots_s * 1000), None if rows_s is None else int(rows_s * 1000))
-        found = [own, *library.rejected(opened, table)]
-        done = [maintain(one, rules, ends_of) for one in found]
+        tables = [own, *library.rejected(opened, table)]
+        done = [maintain(one, rules, ends_of) for one in tables]
     result: dict[str, Any] = {
         "table": table,
         "merged": sum(one.merged for one in done),
@@ -405,10 +405,10 @@ def rebuild_table(
         from gantry_spark.tables import library
 
         properties = _catalog(catalog, directory, name)
-        opened, found = library.find(properties, table)
-        if library.is_parquet(found):
+        opened, former = library.find(properties, table)
+        if library.is_parquet(former):
             properties = _in_format(properties, "Parquet")
-        spec = library.spec_of(found, _spec(properties, directory, name, topic=table))
+        spec = library.spec_of(former, _spec(properties, directory, name, topic=table))
         if not spec.cluster().queues(spec.topic):
             raise CliError(
                 f"no NameServer knows topic {spec.topic}: it does not exist, or no broker runs; its table stays"

@@ -186,8 +186,8 @@ def _kept_row(m: ObservedMember, old: BrokerClusterStatus) -> MemberRow | None:
 def _row(m: ObservedMember) -> MemberRow:
     s = m.status
     if s is None:
-        said = m.problem or "it does not answer"
-        return MemberRow(name=m.name, group=m.group, inSync=m.in_sync, node=m.node, reason=said)
+        reason = m.problem or "it does not answer"
+        return MemberRow(name=m.name, group=m.group, inSync=m.in_sync, node=m.node, reason=reason)
     role = str(s.get("role", "Unknown"))
     site = _part(s, "site")
     if site.get("role") == "Standby":
@@ -251,16 +251,16 @@ def _available(observed: ObservedState, old: BrokerClusterStatus) -> tuple[Answe
         if all(m.status is None for m in mine):  # The last check was before they fell silent.
             bad[group] = "none of its members answers"
     if bad:
-        said = "; ".join(f"group {g}: {_with_cause(why, observed, g)}" for g, why in sorted(bad.items()))
-        return "False", "ProbeFailed", said
+        reasons = "; ".join(f"group {g}: {_with_cause(why, observed, g)}" for g, why in sorted(bad.items()))
+        return "False", "ProbeFailed", reasons
     former = _former(old, "Available") if observed.blind - set(observed.drains) else None
     if former is not None:
         return former
     groups |= observed.blind - set(observed.drains)
     unknown = sorted(groups - (set(observed.available) - observed.blind))
     if unknown or not groups:
-        said = ", ".join(_with_cause(g, observed, g) for g in unknown)
-        return "False", "ProbePending", f"not checked yet: {said or 'no broker runs'}"
+        reasons = ", ".join(_with_cause(g, observed, g) for g in unknown)
+        return "False", "ProbePending", f"not checked yet: {reasons or 'no broker runs'}"
     return "True", "ProbeSucceeded", "a message was sent to every group and read back"
 
 
@@ -298,8 +298,8 @@ def _degraded(observed: ObservedState, rows: Sequence[MemberRow]) -> tuple[Answe
     proxy = observed.proxy
     if proxy is not None and proxy.readyReplicas < proxy.replicas:
         reasons = [f"{r.name} ({r.reason})" for r in proxy.members if not r.ready]
-        said = f"{proxy.readyReplicas} of {proxy.replicas} proxies are ready"
-        return "True", "ProxiesNotReady", f"{said}: {', '.join(reasons)}" if reasons else said
+        ready = f"{proxy.readyReplicas} of {proxy.replicas} proxies are ready"
+        return "True", "ProxiesNotReady", f"{ready}: {', '.join(reasons)}" if reasons else ready
     return "False", "AllMembersReady", "every member is ready and in sync"
 
 
@@ -369,17 +369,17 @@ def _secured(authentication: Authentication, loopback: bool) -> tuple[Answer, st
     if authentication == "Disabled" and loopback:
         return "False", "AuthenticationDisabled", "every program on this machine may do everything"
     if authentication == "Disabled":
-        said = (
+        message = (
             "every client that reaches a port may do everything: write spec.security.authentication: Permissive, then "
             "Enabled"
         )
-        return "False", "AuthenticationDisabled", said
+        return "False", "AuthenticationDisabled", message
     if authentication == "Permissive":
-        said = (
+        message = (
             "requests without a signature are allowed: write spec.security.authentication: Enabled once "
             "gantry_access_anonymous_total stays the same"
         )
-        return "False", "AuthenticationPermissive", said
+        return "False", "AuthenticationPermissive", message
     return "True", "AuthenticationEnabled", "every request of a client needs a signature"
 
 
@@ -387,8 +387,8 @@ def _draining(drains: Mapping[str, DrainRow]) -> tuple[Answer, str, str]:
     if not drains:
         return "False", "NoGroupLeaves", "no broker group leaves"
     blocked = any(row.blocked for row in drains.values())
-    said = "; ".join(f"group {g} ({row.phase}): {row.message}" for g, row in sorted(drains.items()))
-    return "True", "DrainBlocked" if blocked else "GroupsLeave", said
+    message = "; ".join(f"group {g} ({row.phase}): {row.message}" for g, row in sorted(drains.items()))
+    return "True", "DrainBlocked" if blocked else "GroupsLeave", message
 
 
 def group_rows(observed: ObservedState, old: BrokerClusterStatus, now: str) -> list[GroupRow]:
@@ -468,8 +468,8 @@ def unbalanced(rows: Sequence[GroupRow], old: BrokerClusterStatus) -> tuple[Answ
         f"group {r.name} {r.messagesIn:.0f} messages and {r.bytesIn / 1_000:.0f} kB a second" for r in rows
     )
     if load[busiest] > mean * (BALANCED if was else UNBALANCED):
-        said = f"group {busiest} has {load[busiest] / mean:.1f} times the mean load: {shares}; see `gantry rebalance`"
-        return "True", "LoadDiffers", said
+        text = f"group {busiest} has {load[busiest] / mean:.1f} times the mean load: {shares}; see `gantry rebalance`"
+        return "True", "LoadDiffers", text
     return "False", "LoadIsEven", "the load of the groups is about the same"
 
 
@@ -505,16 +505,16 @@ def disk_pressure(observed: ObservedState, old: BrokerClusterStatus) -> tuple[An
     remedy = "write a larger spec.storage.size, or a shorter spec.broker.fileReservedTime"
     if refusing:
         others = f"; nothing is free either: {', '.join(full)}" if full else ""
-        said = f"the disk is full, and sends are refused: {', '.join(refusing)}{others}: {remedy}"
-        return "True", "DiskFull", said
+        message = f"the disk is full, and sends are refused: {', '.join(refusing)}{others}: {remedy}"
+        return "True", "DiskFull", message
     if full:
-        said = f"the disk is full: {', '.join(full)}; sends go on only while files that are open have room: {remedy}"
-        return "True", "DiskFull", said
+        message = f"the disk is full: {', '.join(full)}; sends go on only while files that are open have room: {remedy}"
+        return "True", "DiskFull", message
     if low:
         return "True", "DiskAlmostFull", f"less than {LOW_DISK:.0%} of the disk is free: {', '.join(low)}: {remedy}"
     if soon:
-        said = f"at the pace of the last hour the disk is full within a day: {', '.join(soon)}: {remedy}"
-        return "True", "DiskFullSoon", said
+        message = f"at the pace of the last hour the disk is full within a day: {', '.join(soon)}: {remedy}"
+        return "True", "DiskFullSoon", message
     return "False", "EnoughSpace", "every disk that answers has room"
 
 
@@ -535,9 +535,9 @@ def _tables_current(tables: Sequence[TableRow]) -> tuple[Answer, str, str] | Non
         return None
     bad = [row for row in tables if row.current == "False"]
     if bad:
-        said = "; ".join(f"{row.topic}: {row.message}" for row in bad[:CAUSES_SHOWN])
+        message = "; ".join(f"{row.topic}: {row.message}" for row in bad[:CAUSES_SHOWN])
         more = f"; and {len(bad) - CAUSES_SHOWN} more" if len(bad) > CAUSES_SHOWN else ""
-        return "False", bad[0].reason or "Failed", f"{said}{more}"
+        return "False", bad[0].reason or "Failed", f"{message}{more}"
     waiting = [row.topic for row in tables if row.current == "Unknown"]
     if waiting:
         return "Unknown", "Waiting", f"not known yet: {', '.join(waiting[:CAUSES_SHOWN])}"

@@ -144,9 +144,9 @@ def disk_of(status: Mapping[str, Any], growth: tuple[float, float] | None) -> Di
 def members_of(snapshot: Snapshot, now: float) -> list[MemberView]:
     """All members: those of the status, with newer figures where a member has answered since."""
     views = []
-    known = {row["name"]: row for row in snapshot.status.get("members") or []}
-    for name in sorted({*known, *snapshot.members}, key=_natural):
-        views.append(_member(known.get(name) or {}, snapshot.members.get(name), name, snapshot, now))
+    reported = {row["name"]: row for row in snapshot.status.get("members") or []}
+    for name in sorted({*reported, *snapshot.members}, key=_natural):
+        views.append(_member(reported.get(name) or {}, snapshot.members.get(name), name, snapshot, now))
     return views
 
 
@@ -195,11 +195,11 @@ def _in_sync(snapshot: Snapshot, group: str, status: Mapping[str, Any], before: 
     """By the newest leadership that a member of the group reports: the in-sync set of the highest (epoch, version)."""
     best: Mapping[str, Any] | None = None
     for seen in snapshot.members.values():
-        said = seen.status
-        if said is None or seen.problem or said.get("group") != group:
+        report = seen.status
+        if report is None or seen.problem or report.get("group") != group:
             continue
-        if best is None or (said["epoch"], said["version"]) > (best["epoch"], best["version"]):
-            best = said
+        if best is None or (report["epoch"], report["version"]) > (best["epoch"], best["version"]):
+            best = report
     return before if best is None else status["member"] in best["in_sync"]
 
 
@@ -250,17 +250,21 @@ def health_of(snapshot: Snapshot, now: float) -> Health:
     )
 
 
-def _condition(found: Mapping[str, Any], phase: str) -> ConditionLine:
-    bad, how = BAD_IF.get(found["type"], ("", "none"))
-    if found["type"] == "Ready" and phase in CHANGING:
+def _condition(line: Mapping[str, Any], phase: str) -> ConditionLine:
+    bad, how = BAD_IF.get(line["type"], ("", "none"))
+    if line["type"] == "Ready" and phase in CHANGING:
         how = "warn"
-    tone: Tone = how if found["status"] == bad else "none" if found["status"] == "Unknown" else "good"
-    if found["type"] == "Secured":
-        tone = "good" if found["status"] == "True" else "none"
-    if found["type"] == "Progressing" and found["status"] == "False":
+    tone: Tone = how if line["status"] == bad else "none" if line["status"] == "Unknown" else "good"
+    if line["type"] == "Secured":
+        tone = "good" if line["status"] == "True" else "none"
+    if line["type"] == "Progressing" and line["status"] == "False":
         tone = "none"
     return ConditionLine(
-        found["type"], found["status"], tone, found.get("message", ""), found.get("lastTransitionTime", "")
+        line["type"],
+        line["status"],
+        tone,
+        line.get("message", ""),
+        line.get("lastTransitionTime", ""),
     )
 
 
@@ -273,13 +277,13 @@ def _unread(snapshot: Snapshot, now: float) -> list[str]:
 
 
 def _old(snapshot: Snapshot, now: float) -> list[str]:
-    found = []
+    remarks = []
     if snapshot.problem:
-        found.append(f"the cluster's status: {snapshot.problem}")
+        remarks.append(f"the cluster's status: {snapshot.problem}")
     for group, part in sorted(snapshot.tables.parts.items()):
         if now - part.at > OLD_S:
-            found.append(f"topics and groups of broker group {group}: {now - part.at:.0f} s old")
-    return found
+            remarks.append(f"topics and groups of broker group {group}: {now - part.at:.0f} s old")
+    return remarks
 
 
 def seconds_since(time: str, now: float) -> float | None:

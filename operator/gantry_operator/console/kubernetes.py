@@ -219,9 +219,9 @@ class KubernetesAccess:
 
     async def _person(self, token: str) -> Person | None:
         mark = token if self._user_header else _digest(token)
-        known = self._known(mark)
-        if known is not None:
-            return known[1]
+        cached = self._known(mark)
+        if cached is not None:
+            return cached[1]
         if self._user_header:
             return None
         try:
@@ -236,9 +236,9 @@ class KubernetesAccess:
         person = await self._person(session.token)
         if person is None:
             return False
-        known = self._rights.get((person, verb, key))
-        if known is not None and known[0] > self._now():
-            return known[1]
+        cached = self._rights.get((person, verb, key))
+        if cached is not None and cached[0] > self._now():
+            return cached[1]
         try:
             allowed = allowed_by(await self._api.create(access_review(person, verb, key)))
         except (ApiError, ApiUnavailable) as error:

@@ -287,12 +287,12 @@ def _groups(parts: Mapping[str, GroupTables]) -> tuple[dict[str, ConsumerGroupRo
 
 def queues_of(tables: Tables, topic: str) -> list[QueueRow]:
     """Return the queues of a topic in all broker groups."""
-    found = []
+    rows = []
     for broker, part in sorted(tables.parts.items()):
-        known = part.data["topics"].get(topic)
-        for queue, (first, end) in enumerate([] if known is None else known["queues"]):
-            found.append(QueueRow(topic, broker, queue, first, end))
-    return found
+        entry = part.data["topics"].get(topic)
+        for queue, (first, end) in enumerate([] if entry is None else entry["queues"]):
+            rows.append(QueueRow(topic, broker, queue, first, end))
+    return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,13 +306,13 @@ class TopicReader:
 
 def readers_of(tables: Tables, topic: TopicRow) -> list[TopicReader]:
     """Return the consumer groups of a topic, the one with the most unread messages in it first."""
-    found = []
+    readers = []
     for name in topic.consumers:
         group = tables.groups.get(name)
         if group is not None:
             lags = {(q.broker, q.queue): q.lag for q in group.queues if q.topic == topic.name}
-            found.append(TopicReader(group, sum(lags.values()), lags))
-    return sorted(found, key=lambda r: (-r.lag, r.group.name))
+            readers.append(TopicReader(group, sum(lags.values()), lags))
+    return sorted(readers, key=lambda r: (-r.lag, r.group.name))
 
 
 def marks_of(tables: Tables, group: str) -> dict[tuple[str, int], int]:
@@ -372,9 +372,9 @@ def choose(
     an order that is none. `system`: also the system's own.
     """
     text = search.lower()
-    found = [r for r in rows if (system or not r.system) and text in r.name.lower()]
+    matching = [r for r in rows if (system or not r.system) and text in r.name.lower()]
     key = orders.get(order.removeprefix("-"), next(iter(orders.values())))
-    return sorted(found, key=key, reverse=order.startswith("-"))
+    return sorted(matching, key=key, reverse=order.startswith("-"))
 
 
 def choose_dead(rows: Iterable[DeadRow], search: str) -> list[DeadRow]:
@@ -386,5 +386,5 @@ def choose_dead(rows: Iterable[DeadRow], search: str) -> list[DeadRow]:
 def choose_clients(rows: Iterable[ClientRow], search: str) -> list[ClientRow]:
     """Clients with `search` in their id, address or groups."""
     text = search.lower()
-    found = [r for r in rows if any(text in part.lower() for part in (r.id, r.address, *r.consumes, *r.produces))]
-    return sorted(found, key=lambda r: r.id)
+    matching = [r for r in rows if any(text in part.lower() for part in (r.id, r.address, *r.consumes, *r.produces))]
+    return sorted(matching, key=lambda r: r.id)

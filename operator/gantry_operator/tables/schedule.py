@@ -70,10 +70,10 @@ def interval_s(spec: Table, every: str) -> float | None:
 
 def _time(text: str | None) -> datetime | None:
     try:
-        found = None if text is None else datetime.fromisoformat(text)
+        time = None if text is None else datetime.fromisoformat(text)
     except ValueError:
         return None
-    return found if found is None or found.tzinfo is not None else found.replace(tzinfo=UTC)
+    return time if time is None or time.tzinfo is not None else time.replace(tzinfo=UTC)
 
 
 def maintenance_due(wanted: WantedTable, state: TableStatus, spec: TableMaintenance, now: datetime) -> bool:
@@ -143,14 +143,14 @@ def choose(
         at = times[one.resource]
         if one.resource in now_due or (at is not None and at < until and one.spec.schedule is None):
             due.append((one.resource not in now_due, states.get(one.resource, TableStatus()).lastRun or "", one))
-    found: list[WantedTable] = []
+    chosen: list[WantedTable] = []
     size = 0
     for _, _, one in sorted(due, key=lambda d: (*d[:2], d[2].resource)):
         size += _size(one.spec)
-        if found and (len(found) == MAX_TABLES or size > MAX_ORDER):
+        if chosen and (len(chosen) == MAX_TABLES or size > MAX_ORDER):
             break
-        found.append(one)
-    return found
+        chosen.append(one)
+    return chosen
 
 
 def wait_s(
@@ -158,8 +158,8 @@ def wait_s(
 ) -> float | None:
     """Seconds until a table is due; None: none will be."""
     times = [next_run(one, states.get(one.resource, TableStatus()), now, every) for one in tables]
-    known = [at for at in times if at is not None]
-    return None if not known else max(0.0, (min(known) - now).total_seconds())
+    given = [at for at in times if at is not None]
+    return None if not given else max(0.0, (min(given) - now).total_seconds())
 
 
 def late_s(wanted: WantedTable, state: TableStatus, now: datetime, every: str = DEFAULT_EVERY) -> float | None:

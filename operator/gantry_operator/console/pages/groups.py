@@ -44,11 +44,11 @@ async def group(request: Request, place: Here, group: str) -> Response:
         raise absent(place, f"no broker knows a consumer group {group}")
     queues = sorted(row.queues, key=lambda x: (x.topic, x.broker, x.queue))
     names = place.snapshot.groups_by_broker
-    found = place.collector.holders.of(group, list(row.clients))
-    held = {(q.topic, names.get(q.broker, q.broker), q.queue_id): who for q, who in found.by_queue.items()}
+    holders = place.collector.holders.of(group, list(row.clients))
+    held = {(q.topic, names.get(q.broker, q.broker), q.queue_id): who for q, who in holders.by_queue.items()}
     return page(
         request, place, "group.html", "groups", live=True, group=row, queues=queues[:1024], all_queues=len(queues),
-        held=held, holders=found,
+        held=held, holders=holders,
     )  # fmt: skip
 
 
@@ -62,29 +62,29 @@ WORDS: Final = {
 """Fields of a spec that are true or false: the word for each in the form, which is the option of the command."""
 
 
-def texts_of(found: Settings) -> dict[str, str]:
+def texts_of(current: Settings) -> dict[str, str]:
     """Return what the form shows; empty: broker groups differ, or the resource says nothing."""
-    settings = found["settings"]
+    settings = current["settings"]
     texts = {name: str(settings.get(name, "")) for name in NUMBERS}
     for name, (yes, no) in WORDS.items():
         texts[name] = "" if name not in settings else yes if settings[name] else no
     return texts
 
 
-def changes_in(form: Form, found: Settings) -> dict[str, Any]:
+def changes_in(form: Form, current: Settings) -> dict[str, Any]:
     """Return the fields of a spec that the form changes; an empty one stays. Raises ValueError that names a bad one."""
-    now = found["settings"]
-    wanted: dict[str, Any] = {}
+    now = current["settings"]
+    values: dict[str, Any] = {}
     for name, (_, most) in NUMBERS.items():
         if one(form, name):
-            wanted[name] = number(form, name, 0, most)
+            values[name] = number(form, name, 0, most)
     for name, words in WORDS.items():
         word = one(form, name)
         if word and word not in words:
             raise ValueError(f"{name}: {word[:40]!r} is not known; write {words[0]} or {words[1]}")
         if word:
-            wanted[name] = word == words[0]
-    return {name: value for name, value in wanted.items() if value != now.get(name)}
+            values[name] = word == words[0]
+    return {name: value for name, value in values.items() if value != now.get(name)}
 
 
 def options_of(changes: Mapping[str, Any]) -> list[str]:
@@ -104,9 +104,9 @@ async def subscriptions(request: Request, place: Here, group: str) -> Response:
     row = place.snapshot.tables.groups.get(group)
     if row is None:
         raise absent(place, f"no broker knows a consumer group {group}")
-    asked = sorted(row.clients)[:ASKED_CLIENTS]
-    said = await do.subscriptions_of(place.source, group, asked) if asked else []
-    return page(request, place, "subscriptions.html", "groups", group=row, said=said, asked=len(asked))
+    clients = sorted(row.clients)[:ASKED_CLIENTS]
+    answers = await do.subscriptions_of(place.source, group, clients) if clients else []
+    return page(request, place, "subscriptions.html", "groups", group=row, said=answers, asked=len(clients))
 
 
 @router.get("/groups/{group}/reset")

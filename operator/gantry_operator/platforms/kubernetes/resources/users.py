@@ -135,17 +135,17 @@ class KubernetesAccessStore:
 
     async def load(self) -> AccessState:
         name = names.access_secret(self._name)
-        found = await self._called(self._api.get(SECRET, self._namespace, name))
-        if found is None:
+        secret = await self._called(self._api.get(SECRET, self._namespace, name))
+        if secret is None:
             self._version = None
             return AccessState()
-        if not drift.owned_by(found, self._uid):
+        if not drift.owned_by(secret, self._uid):
             raise StoreUnavailable(
                 f"Secret {name} exists and is not of this cluster: if it is a former cluster's, it is deleted soon; "
                 "otherwise delete it, or give the cluster another name"
             )
-        self._version = found["metadata"]["resourceVersion"]
-        text = decoded(found).get(STATE_KEY)
+        self._version = secret["metadata"]["resourceVersion"]
+        text = decoded(secret).get(STATE_KEY)
         if text is None:
             return AccessState()
         try:
@@ -230,8 +230,8 @@ class KubernetesAccessStore:
     def _owner_uid(self, user: str) -> str:
         if user in (ADMIN_NAME, PROXY_NAME):
             return self._uid
-        found = self._caches["BrokerUser"].get(self._namespace, user)
-        return "" if found is None else str(found["metadata"]["uid"])
+        resource = self._caches["BrokerUser"].get(self._namespace, user)
+        return "" if resource is None else str(resource["metadata"]["uid"])
 
     def _note(self, written: Object) -> None:
         self._caches["Secret"].note(written)
