@@ -189,6 +189,11 @@ class MemberCore(ABC):
         return self.leader is not None and not self.hands_over
 
     @property
+    def readable_end(self) -> int:
+        """Rule 9: readers see nothing from this offset on."""
+        return self._log.confirmed
+
+    @property
     def epoch_confirmed(self) -> bool:
         """Rule 9: false on a new leader until its control record is confirmed.
 
