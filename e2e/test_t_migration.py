@@ -50,6 +50,7 @@ MANIFEST = {
         "storage": {"size": "1Gi"},
         "broker": {"mappedFileSizeCommitLog": 1 << 20},
         "bootstrap": {"fromRocketMQ": {"nameServers": [f"{ADDRESS}:9876"]}},
+        "security": {"authentication": "Disabled"},  # As the source: its clients have no keys.
     },
 }
 

@@ -196,6 +196,25 @@ async def test_the_key_value_configuration_comes_before_the_first_step_and_costs
     assert ("the key-value configuration is not copied to the new NameServers: away" in said) == fails
 
 
+async def test_a_spec_that_locks_clients_out_is_refused_before_the_first_step_and_not_later() -> None:
+    resource, end = Resource(**{MIGRATE: "cutover settle=0 routes=0 #1"}), asyncio.Event()
+    source = Source(resource)
+
+    async def check(edge: edges.Edge) -> None:
+        raise Refused("clients have no keys")
+
+    requests = MigrationRequests(
+        cast(Any, resource), source.open, source.sides, lambda *event: None, end.set, check=check
+    )
+    await ended(requests, end)
+    assert str(resource.annotations[MIGRATE_RESULT]).endswith("failed: clients have no keys")
+    assert (source.permission, resource.phase()) == (6, Phase.FOLLOWING)
+    record = {"phase": "readers-off", "since": 0, "groups": {"a": {"permission": 6, "end": None, "finished": False}}}
+    resource.annotations |= {MIGRATION: json.dumps(record), MIGRATE: "cutover settle=0 routes=0 #2"}
+    await ended(requests, end)
+    assert resource.phase() is Phase.DONE
+
+
 async def test_an_operator_that_takes_over_goes_on_and_an_abort_goes_back_before_the_end() -> None:
     resource, end = Resource(**{MIGRATE: "cutover settle=60 routes=0 timeout=300 #1"}), asyncio.Event()
     source = Source(resource)

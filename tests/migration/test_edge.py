@@ -26,6 +26,29 @@ async def test_the_source_is_known_while_gantry_has_its_place_and_it_has_no_othe
         assert edge.source_of(GROUP, {"n:1": None}) is None
 
 
+@pytest.mark.parametrize(("settings", "keyless"), [({}, True), ({"aclEnable": "true"}, False)])
+async def test_a_source_that_takes_clients_without_keys_is_named(
+    settings: dict[str, str], keyless: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cluster that asks for keys by default would lock out each of its clients."""
+    async with httpx.AsyncClient() as http, Edge(SourcePlace(("n:1",)), [GROUP], http) as edge:
+
+        async def routes() -> edges.Routes:
+            return {"n:1": {"broker-a": {0: "192.0.2.9:10911"}}}
+
+        async def settings_of(address: str) -> dict[str, str]:
+            assert address == "192.0.2.9:10911"
+            return settings
+
+        monkeypatch.setattr(edge, "routes", routes)
+        monkeypatch.setattr(edge, "settings_of", settings_of)
+        if keyless:
+            with pytest.raises(Refused, match=r"spec\.security\.authentication: Disabled"):
+                await edge.refuse_without_keys()
+        else:
+            await edge.refuse_without_keys()
+
+
 async def test_a_new_command_learns_the_source_from_the_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     async with httpx.AsyncClient() as http, Edge(SourcePlace(("n:1",)), [GROUP], http) as edge:
         asked: list[str] = []

@@ -733,6 +733,8 @@ def cutover(
     async def go() -> None:
         record = _read_record(folder)
         async with _edge(folder) as edge:
+            if record.phase is steps.Phase.FOLLOWING and _asks_for_keys_by_default(folder):
+                await edge.refuse_without_keys()
             seen = await edge.look()
             begun = steps.begin(record, seen, limits, time.time())
             if dry_run:
@@ -751,6 +753,14 @@ def cutover(
             run_async(go())
     except steps.Refused as error:
         raise CliError(str(error)) from None
+
+
+def _asks_for_keys_by_default(folder: ClusterFolder) -> bool:
+    from gantry_operator.platforms.local.manifest import load_saved
+    from gantry_operator.platforms.local.users import authentication
+
+    cluster = load_saved(folder)
+    return cluster.spec.security.authentication is None and authentication(cluster) == "Enabled"
 
 
 def _show_operators_steps(context: str | None, namespace: str | None, name: str | None, limits: Limits) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gantry_broker.broker.migration.ha import is_controlled
+from gantry_broker.broker.migration.source import guarded
 from gantry_broker.client import Admin, BrokerError, ClientError, Credentials
 from gantry_broker.protocol import plausible
 from gantry_broker.protocol.codes import FORMER_MASTER_ID, ORDER_TOPIC_NAMESPACE, ResponseCode
@@ -163,6 +164,19 @@ class Edge:
     async def settings_of(self, address: str) -> dict[str, str]:
         """Return the settings of a source's broker. Raises as `FAILURES`."""
         return await next(iter(self._admins.values())).broker_config(address)
+
+    async def refuse_without_keys(self) -> None:
+        """Raise Refused where the source takes clients without keys, which a cluster with the default authentication
+        would refuse. Raises as `FAILURES`.
+        """
+        routes = await self.routes()
+        for group in self.groups.values():
+            address = self.source_of(group, routes)
+            if address is not None and not guarded(await self.settings_of(address)):
+                raise Refused(
+                    f"group {group.name}: the source takes clients without keys, and Gantry would refuse them: write "
+                    "spec.security.authentication: Disabled, or Enabled when all clients have keys"
+                )
 
     async def copy_kv(self, target: Admin) -> int:
         """Give the new cluster's NameServers the order configuration of the source's, and the namespaces that the spec

@@ -161,6 +161,11 @@ class ClusterPlatform:
         async with Edge(place, groups, self.http) as edge:
             yield edge
 
+    async def check_cutover(self, edge: Edge) -> None:
+        """Raise Refused for a spec that would lock the source's clients out, and errors of clients."""
+        if self.cluster is not None and self.cluster.spec.security.authentication is None:
+            await edge.refuse_without_keys()
+
     async def copy_kv(self, edge: Edge) -> None:
         """Give the cluster's NameServers the source's key-value configuration. Raises ApiError, ApiUnavailable, errors
         of clients.

@@ -32,6 +32,7 @@ class ClusterRequests:
             on_end,
             why_not,
             platform.copy_kv,
+            platform.check_cutover,
         )
 
     def look(self) -> None:

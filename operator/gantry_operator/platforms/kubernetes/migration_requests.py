@@ -59,14 +59,16 @@ class MigrationRequests(AnnotationRequests):
         on_end: Callable[[], None],
         why_not: Callable[[], str | None] = lambda: "",
         copy_kv: Callable[[Edge], Awaitable[None]] | None = None,
+        check: Callable[[Edge], Awaitable[None]] | None = None,
     ) -> None:
         """`open_edge` and `open_sides` may raise Refused. `event` gets kind, reason and message. `copy_kv` gives the
-        cluster's NameServers the source's key-value configuration.
+        cluster's NameServers the source's key-value configuration. `check` raises Refused for a spec with which no
+        cutover may begin.
         """
         super().__init__(resource, on_end, why_not)
         self.waits = ""
         """What the present step waits for, for people."""
-        self._open_edge, self._copy_kv = open_edge, copy_kv
+        self._open_edge, self._copy_kv, self._check = open_edge, copy_kv, check
         self._event = event
         self._rollbacks = Rollbacks(resource, open_sides, event, self._wait_for)
 
@@ -162,6 +164,8 @@ class MigrationRequests(AnnotationRequests):
         elif record.phase is Phase.ABORTING:
             return record
         else:
+            if record.phase is Phase.FOLLOWING and self._check is not None:
+                await self._check(edge)
             begun = steps.begin(record, await edge.look(), asked.limits, now)
         if begun != record:
             await self._save(begun)
