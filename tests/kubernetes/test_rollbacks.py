@@ -93,8 +93,8 @@ class World:
         yield
 
     @asynccontextmanager
-    async def copying(self, before: Mapping[str, steps.Group], state: object) -> AsyncIterator[None]:
-        assert state == "the state"
+    async def copying(self, before: Mapping[str, steps.Group], state: object, phase: Phase) -> AsyncIterator[None]:
+        assert (state, phase) == ("the state", self.phase())
         self.befores.append(before)
         if self.no_copy:
             self.no_copy -= 1

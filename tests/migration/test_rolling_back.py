@@ -11,11 +11,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from gantry_broker.client import Admin, BrokerError, Message, Producer
 from gantry_broker.protocol.codes import FORMER_MASTER_ID
+from gantry_broker.testing import broker
 from gantry_operator.cli import migrate
 from gantry_operator.cli.down import down
 from gantry_operator.cli.errors import CliError
-from gantry_operator.migration import rolling_back, rolling_edge, steps
+from gantry_operator.migration import copying, rolling_back, rolling_edge, steps
 from gantry_operator.migration.check import Finding
 from gantry_operator.migration.rolling_back import (
     Limits,
@@ -395,3 +397,43 @@ async def test_a_rollback_without_progress_gives_gantry_its_clients_back(monkeyp
         await rolling_edge.drive(cast(Any, edge), record, LIMITS, save, timeout=10)
     assert (edge.gantry, edge.permission, edge.refuses) == (6, 0, True)
     assert [one.phase for one in kept] == [Phase.ABORTING, Phase.NONE]
+
+
+async def test_a_rollback_that_was_killed_while_nobody_reads_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gantry gives the copy nothing then, and the offsets need what was copied only."""
+    monkeypatch.setattr(copying, "SETTLE_S", 0.0)
+    async with (
+        broker() as gantry,
+        broker() as former,
+        Admin(gantry.name_servers) as ours,
+        Admin(former.name_servers) as theirs,
+        Producer(gantry.name_servers) as producer,
+    ):
+        for admin in (ours, theirs):
+            await admin.create_topic("T", queues=1)
+        for number in range(5):
+            await producer.send(Message("T", b"%d" % number))
+        ((name, address),) = (await ours.masters()).items()
+        masters = {name: (await theirs.masters())[name]}
+
+        def made() -> BackCopy:
+            return BackCopy(ours, theirs, masters, {name: 0}, tmp_path / "copy.json")
+
+        first = made()
+        await first.begin()
+        await first.round()
+        await first.save()
+        assert first.sent() == 5
+        queue = (await ours.readable_queues("T"))[0]
+        await ours.set_offset("g", queue, 3)
+        await ours.update_broker_config(address, {"brokerPermission": "0"})
+        with pytest.raises(BrokerError, match="forbidden"):
+            await made().begin()
+        second = made()
+        second.readable = False
+        await second.begin()
+        await second.move_offsets(name, address)
+        there = (await theirs.readable_queues("T"))[0]
+        assert await theirs.offset("g", there) == 3

@@ -1009,7 +1009,9 @@ def rollback(
             await _save_rollback(folder, begun)
             async with contextlib.AsyncExitStack() as stack:
                 if begun.phase in rolling_back.COPIES:
-                    await stack.enter_async_context(rolling.copying(cut.groups, folder.root / ROLLBACK_COPY))
+                    await stack.enter_async_context(
+                        rolling.copying(cut.groups, folder.root / ROLLBACK_COPY, begun.phase)
+                    )
                 shown, began = _Shown(), time.monotonic()
                 ended = await drive(rolling, begun, limits, partial(_save_rollback, folder), timeout=timeout, say=shown)
                 shown.end(time.monotonic() - began)

@@ -45,6 +45,8 @@ PAUSED: Final = frozenset({Phase.WRITES_OFF, Phase.READERS_OFF, Phase.OFFSETS, P
 """Phases in which clients wait, and from which an abort gives them back what they had."""
 COPIES: Final = frozenset({Phase.COPYING, Phase.WRITES_OFF, Phase.READERS_OFF, Phase.OFFSETS})
 """Phases in which what was copied is needed."""
+UNREADABLE: Final = frozenset({Phase.READERS_OFF, Phase.OFFSETS})
+"""Those of them in which Gantry gives nothing, to a copy neither."""
 
 
 @dataclass(frozen=True, slots=True)

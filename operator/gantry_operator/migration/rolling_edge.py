@@ -78,6 +78,12 @@ class BackCopy(Rounds):
         super().__init__(gantry, former, (), state)
         self._masters = masters
         self._ends = ends
+        self.readable = True
+        """Whether Gantry gives messages. Without them only what was copied is known, and that is enough for offsets."""
+
+    async def _check_last(self, queue: QueueCopy, topic: str) -> None:
+        if self.readable:
+            await super()._check_last(queue, topic)
 
     async def look_for_topics(self) -> None:
         """Give the former brokers the topics that they lack, and copy their queues, too."""
@@ -192,7 +198,9 @@ class RollbackEdge:
         return found
 
     @asynccontextmanager
-    async def copying(self, before: Mapping[str, steps.Group], state: CopyState | Path) -> AsyncIterator[None]:
+    async def copying(
+        self, before: Mapping[str, steps.Group], state: CopyState | Path, phase: Phase
+    ) -> AsyncIterator[None]:
         """Have a copy to the former brokers meanwhile. `before`: what the cutover recorded. `state`: what was copied,
         or its file. Raises Refused, errors of clients and of the state.
         """
@@ -201,6 +209,7 @@ class RollbackEdge:
         async with Admin(session) as former:
             ends = {self._edge.groups[name].broker: group.end or 0 for name, group in before.items()}
             copy = BackCopy(self._gantry, former, masters, ends, state)
+            copy.readable = phase not in rolling_back.UNREADABLE
             await copy.begin()
             self.copy = copy
             yield

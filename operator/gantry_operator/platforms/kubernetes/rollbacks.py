@@ -135,7 +135,7 @@ class Rollbacks:
             if begun.phase in COPIES:
                 before = read_record(self._resource.annotation(MIGRATION)).groups
                 try:
-                    await stack.enter_async_context(edge.copying(before, sides.state))
+                    await stack.enter_async_context(edge.copying(before, sides.state, begun.phase))
                 except (Refused, *FAILURES) as error:
                     raise _NoCopy(str(error)) from error
             ended = await drive(edge, begun, asked.back, self._save, timeout=asked.timeout_s, say=say)
