@@ -34,6 +34,26 @@ def blocks(count):
 blocks(1)
 print("True", blocks(10))
 """
+HEAPS: Final = """
+import ctypes, sys, threading
+from gantry_broker.allocation import share_one_heap
+print(share_one_heap())
+libc = ctypes.CDLL(None)
+libc.malloc.restype = libc.fopen.restype = ctypes.c_void_p
+together = threading.Barrier(8)
+def work():
+    together.wait()
+    libc.malloc(100_000)
+    together.wait()
+threads = [threading.Thread(target=work) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+file = ctypes.c_void_p(libc.fopen(b"/dev/stderr", b"w"))
+libc.malloc_info(0, file)
+libc.fclose(file)
+"""
 
 
 of_glibc = pytest.mark.skipif(
@@ -55,6 +75,17 @@ def test_a_block_that_is_freed_is_used_again() -> None:
     taken, pages = pages_taken()
     assert taken == "True"
     assert pages < 1_000
+
+
+@of_glibc
+@pytest.mark.parametrize(("environment", "taken"), [({}, "True"), ({"MALLOC_ARENA_MAX": "4"}, "False")])
+def test_threads_share_one_heap(environment: dict[str, str], taken: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", HEAPS], env={**os.environ, **environment}, capture_output=True, text=True, check=True
+    )
+    assert ended.stdout.strip() == taken
+    heaps = ended.stderr.count("<heap nr=")
+    assert heaps == 1 if taken == "True" else heaps > 1
 
 
 def test_the_limits_of_a_person_hold() -> None:

@@ -20,7 +20,7 @@ import uvloop
 from pydantic import ValidationError
 
 from gantry_broker import descriptors, logs
-from gantry_broker.allocation import keep_freed_memory
+from gantry_broker.allocation import keep_freed_memory, share_one_heap
 from gantry_broker.archive.errors import ArchiveError
 from gantry_broker.broker import fencing, restoring
 from gantry_broker.broker.migration import member as migrating
@@ -237,6 +237,7 @@ async def _until(filling: Coroutine[None, None, None], stopped: asyncio.Event) -
 def main() -> int:
     descriptors.allow_all()
     keep_freed_memory()
+    share_one_heap()
     parser = argparse.ArgumentParser(prog="python -m gantry_broker.broker", description="One member of a broker group.")
     parser.add_argument("--config", type=Path, required=True, help="JSON file, see gantry_broker.config.BrokerConfig")
     parser.add_argument("--log-level", choices=LEVELS, help="Default: log_level of the config, which is followed.")
