@@ -19,7 +19,7 @@ import gantry_core
 from tests.core import twins
 
 SOURCES = Path(gantry_core.__file__).parent
-COUNT = 12_000
+COUNT = 60_000
 MUTANTS = (
     ("records.rs", "        records += 1;\n        last_ms", "        last_ms", "records that a recovery counts"),
     (

@@ -32,7 +32,9 @@ TEXTS = (
     "\U0001f600",
     "x" * 40,
     "7F00000121A75FFD2B276840243900FF",
+    "jbvfmomt",
 )
+"""The last one has the least hash as a key of the topic "T"."""
 NAMES = ("TAGS", "KEYS", "UNIQ_KEY", "WAIT", "color", "DELAY", "TRAN_MSG", "1ST_POP_TIME", "ä", "", "CLUSTER", "TAG")
 SPECIAL = ("DELAY", "TRAN_MSG", "1ST_POP_TIME", "TIMER_OUT_MS")
 SUFFIX = b"CLUSTER\x01DefaultCluster"
@@ -227,13 +229,15 @@ def mutated(rng: random.Random, data: bytes) -> bytes:
 
 def compare_batches(rng: random.Random, other: Any) -> tuple[Any, Any]:
     body = mutated(rng, batch_body(rng))
+    at_most = len(SUFFIX) + 1 + rng.randrange(64)
     limits = (
         len(SUFFIX),
         rng.choice((3, 1000)),
-        rng.choice((100, 30_000)),
+        rng.choice((at_most, 100, 30_000)),
         rng.choice((2, 1000)),
-        rng.choice((3, 4000)),
+        rng.choice((0, rng.randrange(8), 3, 4000)),
     )
+    special = (*SPECIAL, "") if rng.random() < 0.5 else SPECIAL
     topic = rng.choice(("T", "orders", "ä", "x" * 127, "x" * 128, "日本"))
     numbers = (
         rng.choice((0, 7, 0x7FFFFFFF)), rng.choice((0, 1 << 40)), rng.choice((0, 1 << 33)),
@@ -242,7 +246,7 @@ def compare_batches(rng: random.Random, other: Any) -> tuple[Any, Any]:
     )  # fmt: skip
     found = []
     for body_of in (python, other):
-        checked = outcome(body_of.BatchRules(SPECIAL, *limits).check, body)
+        checked = outcome(body_of.BatchRules(special, *limits).check, body)
         made = outcome(body_of.batch_records, body, SUFFIX, topic, 0xDAA320A7, *numbers)
         entries = made[1] if isinstance(made, tuple) else body
         found.append(
@@ -291,7 +295,8 @@ def compare_records(rng: random.Random, other: Any) -> tuple[Any, Any]:
         number = numbers.get((topic, queue), rng.choice((0, 5)))
         flags = rng.choice((0, 0, 0, 4, 8, 12, 0x10)) if odd else 0
         body = batch_body(rng)
-        place = (queue, number, at, 1 << 30, 0, flags, 5, HOST, 1_000_000 + at - rng.choice((0, 0, 9_999)), HOST, 9)
+        stored_ms = rng.choice((1_000_000 + at, 1_000_000 + at, 990_001 + at, 0))
+        place = (queue, number, at, 1 << 30, 0, flags, 5, HOST, stored_ms, HOST, 9)
         made = outcome(python.batch_records, body, SUFFIX, topic, 0xDAA320A7, *place)
         if isinstance(made, tuple):
             parts.append(made[0])
