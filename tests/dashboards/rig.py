@@ -35,10 +35,10 @@ from gantry_operator.cluster.member_http import TokenAuth
 from gantry_operator.cluster.observed import ObservedMember
 from gantry_operator.cluster.platform import Change, Event
 from gantry_operator.platforms.kubernetes.api.client import KubeApi
-from gantry_operator.platforms.kubernetes.cluster_controller import ClusterController
 from gantry_operator.platforms.kubernetes.monitoring import metrics
 from gantry_operator.platforms.kubernetes.monitoring.cluster_figures import ClusterFigures
 from gantry_operator.platforms.kubernetes.monitoring.health_server import HealthServer
+from gantry_operator.platforms.kubernetes.reconcile.cluster_controller import ClusterController
 from gantry_operator.platforms.local.ports import Ports
 from kubernetes.aio.client.configuration import Configuration
 

@@ -23,15 +23,16 @@ from gantry_operator.cluster.raft_controller import RaftController
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
 from gantry_operator.cluster.status import status_of
 from gantry_operator.failover.model import Report
-from gantry_operator.platforms.kubernetes import cluster_controller as module
-from gantry_operator.platforms.kubernetes import names, switchover_requests
+from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.analytics.reconciler import JOBS, PODS
 from gantry_operator.platforms.kubernetes.api.client import ApiError, ApiUnavailable, KubeApi
-from gantry_operator.platforms.kubernetes.cluster_controller import ClusterController
-from gantry_operator.platforms.kubernetes.cluster_platform import Shared
 from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings
 from gantry_operator.platforms.kubernetes.operator import CACHED, OF_USERS
-from gantry_operator.platforms.kubernetes.switchover_request import SWITCHOVER, SWITCHOVER_RESULT
+from gantry_operator.platforms.kubernetes.reconcile import cluster_controller as module
+from gantry_operator.platforms.kubernetes.reconcile.cluster_controller import ClusterController
+from gantry_operator.platforms.kubernetes.reconcile.cluster_platform import Shared
+from gantry_operator.platforms.kubernetes.requests import switchover_requests
+from gantry_operator.platforms.kubernetes.requests.switchover_request import SWITCHOVER, SWITCHOVER_RESULT
 from gantry_operator.registry.base import Entry
 
 from tests.kubernetes.fake_api import FakeApi, following

@@ -8,9 +8,9 @@ import asyncio
 from typing import Any
 
 import pytest
-from gantry_operator.platforms.kubernetes import cluster_controller
 from gantry_operator.platforms.kubernetes.api.client import KubeApi
 from gantry_operator.platforms.kubernetes.members import hibernate
+from gantry_operator.platforms.kubernetes.reconcile import cluster_controller
 
 from tests.kubernetes.fake_api import FakeApi, WritesLeft
 from tests.kubernetes.test_cluster_controller import kept

@@ -18,9 +18,9 @@ from gantry_broker.protocol.codes import FORMER_MASTER_ID
 from gantry_operator.migration import edge as edges
 from gantry_operator.migration import progress, rolling_back
 from gantry_operator.migration.steps import Finish, Limits, Phase, Refused, Seen, SetSource
-from gantry_operator.platforms.kubernetes import migration_requests as module
 from gantry_operator.platforms.kubernetes.api.client import ApiUnavailable
-from gantry_operator.platforms.kubernetes.migration_request import (
+from gantry_operator.platforms.kubernetes.requests import migration_requests as module
+from gantry_operator.platforms.kubernetes.requests.migration_request import (
     MIGRATE,
     MIGRATE_RESULT,
     MIGRATION,
@@ -28,8 +28,8 @@ from gantry_operator.platforms.kubernetes.migration_request import (
     parse_request,
     read_record,
 )
-from gantry_operator.platforms.kubernetes.migration_requests import MigrationRequests
-from gantry_operator.platforms.kubernetes.rollbacks import Sides
+from gantry_operator.platforms.kubernetes.requests.migration_requests import MigrationRequests
+from gantry_operator.platforms.kubernetes.requests.rollbacks import Sides
 
 
 def test_a_request_is_read_as_it_was_written() -> None:

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from gantry_operator.platforms.kubernetes import operator
 from gantry_operator.platforms.kubernetes.api.client import KubeApi
-from gantry_operator.platforms.kubernetes.cluster_controller import ClusterController
 from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings
 from gantry_operator.platforms.kubernetes.operator import Operator
+from gantry_operator.platforms.kubernetes.reconcile.cluster_controller import ClusterController
 
 from tests.kubernetes.fake_api import FakeApi
 from tests.support.free_ports import free_port

@@ -23,7 +23,7 @@ from gantry_operator.platforms.kubernetes.manifests import access, external
 from gantry_operator.platforms.kubernetes.members.member_state import awaited_change, deployments_of
 from gantry_operator.platforms.kubernetes.members.platform import process_state_of
 from gantry_operator.platforms.kubernetes.objects import volumes
-from gantry_operator.platforms.kubernetes.switchover_request import new_switchover_request, parse_switchover
+from gantry_operator.platforms.kubernetes.requests.switchover_request import new_switchover_request, parse_switchover
 from gantry_operator.registry.base import RegistryUnavailable
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

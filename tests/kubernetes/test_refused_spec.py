@@ -12,7 +12,7 @@ from gantry_operator.plan.plan import plan
 from gantry_operator.platforms.kubernetes.api.lease_registry import LEADERSHIP
 from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings, render
 from gantry_operator.platforms.kubernetes.names import group_set
-from gantry_operator.platforms.kubernetes.recovered_spec import Recovered, recovered
+from gantry_operator.platforms.kubernetes.reconcile.recovered_spec import Recovered, recovered
 
 
 def live_objects(cluster: BrokerCluster) -> dict[tuple[str, str], dict[str, Any]]:

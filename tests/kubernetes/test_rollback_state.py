@@ -10,9 +10,9 @@ import pytest
 from gantry_broker.protocol.bodies import TopicConfig
 from gantry_operator.migration.copying import QueuesCopy
 from gantry_operator.migration.steps import Refused
-from gantry_operator.platforms.kubernetes import rollback_state
 from gantry_operator.platforms.kubernetes.api.client import ApiError, KubeApi
-from gantry_operator.platforms.kubernetes.rollback_state import KEY, ConfigMapState
+from gantry_operator.platforms.kubernetes.requests import rollback_state
+from gantry_operator.platforms.kubernetes.requests.rollback_state import KEY, ConfigMapState
 
 from tests.kubernetes.fake_api import FakeApi
 

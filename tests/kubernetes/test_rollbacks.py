@@ -17,16 +17,16 @@ from gantry_broker.protocol.codes import FORMER_MASTER_ID
 from gantry_operator.migration import rolling_edge, steps
 from gantry_operator.migration.rolling_back import MoveOffsets, Phase, Record, Seen, SetGantry
 from gantry_operator.migration.steps import Refused, SetSource
-from gantry_operator.platforms.kubernetes import rollbacks as module
-from gantry_operator.platforms.kubernetes.migration_request import (
+from gantry_operator.platforms.kubernetes.requests import rollbacks as module
+from gantry_operator.platforms.kubernetes.requests.migration_request import (
     MIGRATE,
     MIGRATE_RESULT,
     MIGRATION,
     ROLLBACK,
     read_rollback,
 )
-from gantry_operator.platforms.kubernetes.migration_requests import MigrationRequests
-from gantry_operator.platforms.kubernetes.rollbacks import Sides
+from gantry_operator.platforms.kubernetes.requests.migration_requests import MigrationRequests
+from gantry_operator.platforms.kubernetes.requests.rollbacks import Sides
 
 from tests.kubernetes.test_migration_requests import Resource, ended
 

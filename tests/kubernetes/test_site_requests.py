@@ -7,14 +7,14 @@ from typing import Any, cast
 
 import pytest
 from gantry_operator.cluster.second_site import Refused
-from gantry_operator.platforms.kubernetes.site_request import (
+from gantry_operator.platforms.kubernetes.requests.site_request import (
     SITE,
     SITE_RESULT,
     SiteRequest,
     new_request,
     parse_request,
 )
-from gantry_operator.platforms.kubernetes.site_requests import SiteRequests
+from gantry_operator.platforms.kubernetes.requests.site_requests import SiteRequests
 
 
 def test_a_request_is_read_as_it_was_written() -> None:

@@ -13,12 +13,16 @@ from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.cluster.control import ClusterControl
 from gantry_operator.cluster.group_controller import SwitchoverFailed
 from gantry_operator.plan.plan import plan
-from gantry_operator.platforms.kubernetes import switchover_requests
 from gantry_operator.platforms.kubernetes.api.client import ApiUnavailable, KubeApi
+from gantry_operator.platforms.kubernetes.api.cluster_resource import ClusterResource
 from gantry_operator.platforms.kubernetes.api.events import EventRecorder
-from gantry_operator.platforms.kubernetes.cluster_resource import ClusterResource
-from gantry_operator.platforms.kubernetes.switchover_request import SWITCHOVER, SWITCHOVER_BEGUN, SWITCHOVER_RESULT
-from gantry_operator.platforms.kubernetes.switchover_requests import SwitchoverRequests
+from gantry_operator.platforms.kubernetes.requests import switchover_requests
+from gantry_operator.platforms.kubernetes.requests.switchover_request import (
+    SWITCHOVER,
+    SWITCHOVER_BEGUN,
+    SWITCHOVER_RESULT,
+)
+from gantry_operator.platforms.kubernetes.requests.switchover_requests import SwitchoverRequests
 
 from tests.support.running import until
 

@@ -18,7 +18,7 @@ from gantry_operator.api.user import BrokerUser
 from gantry_operator.cli import analytics_on_demand as ondemand
 from gantry_operator.cli.errors import CliError
 from gantry_operator.platforms.kubernetes.api.client import KINDS, ApiError, KubeApi
-from gantry_operator.platforms.kubernetes.switchover_request import SWITCHOVER, SWITCHOVER_RESULT
+from gantry_operator.platforms.kubernetes.requests.switchover_request import SWITCHOVER, SWITCHOVER_RESULT
 from gantry_operator.platforms.kubernetes.targets import target as kube_target
 from gantry_operator.platforms.kubernetes.targets.target import KubeTarget, TargetError
 from gantry_operator.platforms.kubernetes.targets.topics import TargetTopics

@@ -13,9 +13,9 @@ from gantry_operator.api.topic import FINALIZER
 from gantry_operator.platforms.kubernetes import operator, uninstall
 from gantry_operator.platforms.kubernetes.api.client import ApiError, KubeApi
 from gantry_operator.platforms.kubernetes.api.leader_election import Election
-from gantry_operator.platforms.kubernetes.cluster_controller import ClusterController
 from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings
 from gantry_operator.platforms.kubernetes.operator import Operator
+from gantry_operator.platforms.kubernetes.reconcile.cluster_controller import ClusterController
 from gantry_operator.platforms.kubernetes.resources.topics import release
 
 from tests.kubernetes.fake_api import FakeApi

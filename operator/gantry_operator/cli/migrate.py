@@ -666,7 +666,7 @@ def _ask_operator(
     """Ask the operator by an annotation. Raises CliError."""
     from gantry_operator.actions.kubernetes_target import KubernetesTarget
     from gantry_operator.cli.target import run_async
-    from gantry_operator.platforms.kubernetes.migration_request import new_request
+    from gantry_operator.platforms.kubernetes.requests.migration_request import new_request
 
     request = new_request(op, timeout_s=timeout, **limits)
     target = KubernetesTarget(context, namespace, name)

@@ -53,12 +53,12 @@ from gantry_operator.platforms.kubernetes.api.client import (
 )
 from gantry_operator.platforms.kubernetes.api.informer_cache import SILENCE_S, WATCH_S, InformerCache
 from gantry_operator.platforms.kubernetes.api.leader_election import Election
-from gantry_operator.platforms.kubernetes.cluster_controller import ClusterController
-from gantry_operator.platforms.kubernetes.cluster_platform import Shared
 from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings
 from gantry_operator.platforms.kubernetes.manifests.pod_template_merge import NEED_PERMISSION
 from gantry_operator.platforms.kubernetes.monitoring import metrics
 from gantry_operator.platforms.kubernetes.monitoring.health_server import HealthServer
+from gantry_operator.platforms.kubernetes.reconcile.cluster_controller import ClusterController
+from gantry_operator.platforms.kubernetes.reconcile.cluster_platform import Shared
 from gantry_operator.platforms.kubernetes.resources.topics import release
 from gantry_operator.platforms.kubernetes.resources.topics import stray_status as stray_resource
 from gantry_operator.platforms.kubernetes.resources.users import stray_status

@@ -34,7 +34,7 @@ from gantry_operator.migration import rolling_back
 from gantry_operator.migration.steps import Record, Refused
 from gantry_operator.plan.plan import plan
 from gantry_operator.plan.tls_files import AUTHORITIES, CERTIFICATE, KEY
-from gantry_operator.platforms.kubernetes import migration_request, names, site_request
+from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.api.client import (
     BROKER_CLUSTER,
     EVENT,
@@ -51,7 +51,8 @@ from gantry_operator.platforms.kubernetes.api.client import (
 from gantry_operator.platforms.kubernetes.manifests import access
 from gantry_operator.platforms.kubernetes.manifests.pod_parts import http_scheme
 from gantry_operator.platforms.kubernetes.objects.certificates import decoded
-from gantry_operator.platforms.kubernetes.switchover_request import (
+from gantry_operator.platforms.kubernetes.requests import migration_request, site_request
+from gantry_operator.platforms.kubernetes.requests.switchover_request import (
     SWITCHOVER,
     SWITCHOVER_RESULT,
     new_switchover_request,

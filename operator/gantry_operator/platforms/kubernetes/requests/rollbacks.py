@@ -16,8 +16,8 @@ from gantry_operator.migration.progress import END_BACK, SAID_BACK, said_lacking
 from gantry_operator.migration.rolling_back import COPIES, Phase, Record
 from gantry_operator.migration.rolling_edge import RollbackEdge, drive
 from gantry_operator.migration.steps import Refused
-from gantry_operator.platforms.kubernetes.cluster_resource import ClusterResource
-from gantry_operator.platforms.kubernetes.migration_request import (
+from gantry_operator.platforms.kubernetes.api.cluster_resource import ClusterResource
+from gantry_operator.platforms.kubernetes.requests.migration_request import (
     MIGRATION,
     ROLLBACK,
     MigrationRequest,

@@ -12,9 +12,9 @@ from gantry_operator.cluster.control import ClusterControl
 from gantry_operator.cluster.group_controller import SwitchoverFailed
 from gantry_operator.plan.plan import member_name
 from gantry_operator.platforms.kubernetes.api.client import ApiError, ApiUnavailable
+from gantry_operator.platforms.kubernetes.api.cluster_resource import ClusterResource
 from gantry_operator.platforms.kubernetes.api.events import EventRecorder
-from gantry_operator.platforms.kubernetes.cluster_resource import ClusterResource
-from gantry_operator.platforms.kubernetes.switchover_request import (
+from gantry_operator.platforms.kubernetes.requests.switchover_request import (
     SWITCHOVER,
     SWITCHOVER_BEGUN,
     SWITCHOVER_RESULT,

@@ -20,13 +20,13 @@ from gantry_operator.cluster.observed import ObservedMember, ObservedState
 from gantry_operator.cluster.status import proxy_events
 from gantry_operator.platforms.kubernetes.analytics.reconciler import JOBS, PODS
 from gantry_operator.platforms.kubernetes.api.client import ApiError, ApiUnavailable
+from gantry_operator.platforms.kubernetes.api.cluster_resource import ClusterResource
 from gantry_operator.platforms.kubernetes.api.pod_state import notable
 from gantry_operator.platforms.kubernetes.api.reasons import LOOK_S
 from gantry_operator.platforms.kubernetes.api.status_writer import StatusWriter
-from gantry_operator.platforms.kubernetes.cluster_platform import ClusterPlatform
-from gantry_operator.platforms.kubernetes.cluster_resource import ClusterResource
 from gantry_operator.platforms.kubernetes.members.member_state import missing_objects
-from gantry_operator.platforms.kubernetes.migration_watch import MigrationWatch
+from gantry_operator.platforms.kubernetes.reconcile.cluster_platform import ClusterPlatform
+from gantry_operator.platforms.kubernetes.reconcile.migration_watch import MigrationWatch
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gantry_operator.cluster.control import ClusterControl
 from gantry_operator.platforms.kubernetes.analytics.reconciler import PODS
 from gantry_operator.platforms.kubernetes.api.client import Object
-from gantry_operator.platforms.kubernetes.cluster_platform import ClusterPlatform
+from gantry_operator.platforms.kubernetes.reconcile.cluster_platform import ClusterPlatform
 from gantry_operator.platforms.kubernetes.resources.topics import KINDS as TOPIC_KINDS
 from gantry_operator.platforms.kubernetes.tables import runs as table_runs
 

@@ -17,10 +17,10 @@ from gantry_operator.migration import steps
 from gantry_operator.migration.edge import FAILURES, Edge, drive
 from gantry_operator.migration.progress import END, SAID, said_lacking
 from gantry_operator.migration.steps import Limits, Phase, Record, Refused
-from gantry_operator.platforms.kubernetes.annotation_requests import AnnotationRequests
 from gantry_operator.platforms.kubernetes.api.client import ApiError, ApiUnavailable
-from gantry_operator.platforms.kubernetes.cluster_resource import ClusterResource
-from gantry_operator.platforms.kubernetes.migration_request import (
+from gantry_operator.platforms.kubernetes.api.cluster_resource import ClusterResource
+from gantry_operator.platforms.kubernetes.requests.annotation_requests import AnnotationRequests
+from gantry_operator.platforms.kubernetes.requests.migration_request import (
     MIGRATE,
     MIGRATE_RESULT,
     MIGRATION,
@@ -29,7 +29,7 @@ from gantry_operator.platforms.kubernetes.migration_request import (
     read_record,
     written,
 )
-from gantry_operator.platforms.kubernetes.rollbacks import Rollbacks, Sides
+from gantry_operator.platforms.kubernetes.requests.rollbacks import Rollbacks, Sides
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from gantry_operator.api.status import MigrationStatus
 from gantry_operator.cluster.observed import ObservedMigration
 from gantry_operator.migration import progress
 from gantry_operator.migration.steps import Phase, Refused
-from gantry_operator.platforms.kubernetes.cluster_resource import ClusterResource
-from gantry_operator.platforms.kubernetes.migration_request import (
+from gantry_operator.platforms.kubernetes.api.cluster_resource import ClusterResource
+from gantry_operator.platforms.kubernetes.requests.migration_request import (
     MIGRATE,
     MIGRATION,
     ROLLBACK,

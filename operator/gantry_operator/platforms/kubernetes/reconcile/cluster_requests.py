@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gantry_operator.cluster.control import ClusterControl
-from gantry_operator.platforms.kubernetes.cluster_platform import ClusterPlatform
-from gantry_operator.platforms.kubernetes.cluster_resource import ClusterResource
-from gantry_operator.platforms.kubernetes.migration_requests import MigrationRequests
-from gantry_operator.platforms.kubernetes.site_requests import SiteRequests
-from gantry_operator.platforms.kubernetes.switchover_requests import SwitchoverRequests
+from gantry_operator.platforms.kubernetes.api.cluster_resource import ClusterResource
+from gantry_operator.platforms.kubernetes.reconcile.cluster_platform import ClusterPlatform
+from gantry_operator.platforms.kubernetes.requests.migration_requests import MigrationRequests
+from gantry_operator.platforms.kubernetes.requests.site_requests import SiteRequests
+from gantry_operator.platforms.kubernetes.requests.switchover_requests import SwitchoverRequests
 
 
 class ClusterRequests:

@@ -35,12 +35,12 @@ from gantry_operator.plan.plan import FILLED, Plan
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.analytics.reconciler import JOBS, PODS, AnalyticsReconciler
 from gantry_operator.platforms.kubernetes.api.client import SECRET, ApiError, ApiUnavailable, KubeApi, Object
+from gantry_operator.platforms.kubernetes.api.cluster_resource import ClusterResource
 from gantry_operator.platforms.kubernetes.api.events import EventRecorder
 from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache
 from gantry_operator.platforms.kubernetes.api.lease_registry import LeaseRegistry
 from gantry_operator.platforms.kubernetes.api.pod_state import former_images, image_of, own_image, pod_ready, why_not
 from gantry_operator.platforms.kubernetes.api.reasons import Reasons
-from gantry_operator.platforms.kubernetes.cluster_resource import ClusterResource
 from gantry_operator.platforms.kubernetes.manifests import external, name_servers, proxies
 from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings
 from gantry_operator.platforms.kubernetes.members import leaving_groups
@@ -54,11 +54,11 @@ from gantry_operator.platforms.kubernetes.monitoring.cluster_figures import Clus
 from gantry_operator.platforms.kubernetes.objects import volumes
 from gantry_operator.platforms.kubernetes.objects.certificates import CertificateReconciler, decoded
 from gantry_operator.platforms.kubernetes.objects.object_reconciler import ObjectReconciler
+from gantry_operator.platforms.kubernetes.reconcile.site_store import KubernetesSiteStore
+from gantry_operator.platforms.kubernetes.requests.rollback_state import ConfigMapState
+from gantry_operator.platforms.kubernetes.requests.rollbacks import Sides
 from gantry_operator.platforms.kubernetes.resources.topics import KubernetesTopicStore
 from gantry_operator.platforms.kubernetes.resources.users import KubernetesAccessStore
-from gantry_operator.platforms.kubernetes.rollback_state import ConfigMapState
-from gantry_operator.platforms.kubernetes.rollbacks import Sides
-from gantry_operator.platforms.kubernetes.site_store import KubernetesSiteStore
 from gantry_operator.platforms.kubernetes.tables.runs import KubernetesTableRuns
 
 log = logging.getLogger(__name__)

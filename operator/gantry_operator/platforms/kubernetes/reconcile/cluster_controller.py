@@ -21,19 +21,20 @@ from gantry_operator.cluster import wall_clock
 from gantry_operator.cluster.control import ClusterControl
 from gantry_operator.cluster.restart import kept_alive
 from gantry_operator.plan.plan import Plan
-from gantry_operator.platforms.kubernetes import allowed, watch_events
+from gantry_operator.platforms.kubernetes import allowed
 from gantry_operator.platforms.kubernetes.api.client import ApiError, ApiUnavailable, Object
+from gantry_operator.platforms.kubernetes.api.cluster_resource import ClusterResource
 from gantry_operator.platforms.kubernetes.api.repeated_refusals import RepeatedRefusals
-from gantry_operator.platforms.kubernetes.cluster_observer import ClusterObserver
-from gantry_operator.platforms.kubernetes.cluster_platform import ClusterPlatform, Shared, not_listed
-from gantry_operator.platforms.kubernetes.cluster_requests import ClusterRequests
-from gantry_operator.platforms.kubernetes.cluster_resource import ClusterResource
 from gantry_operator.platforms.kubernetes.manifests import external
 from gantry_operator.platforms.kubernetes.manifests.desired_objects import NAME_SERVERS
 from gantry_operator.platforms.kubernetes.monitoring import metrics
 from gantry_operator.platforms.kubernetes.objects import mounted_files, volumes
 from gantry_operator.platforms.kubernetes.objects.object_reconciler import ReconcileResult
-from gantry_operator.platforms.kubernetes.recovered_spec import recovered
+from gantry_operator.platforms.kubernetes.reconcile import watch_events
+from gantry_operator.platforms.kubernetes.reconcile.cluster_observer import ClusterObserver
+from gantry_operator.platforms.kubernetes.reconcile.cluster_platform import ClusterPlatform, Shared, not_listed
+from gantry_operator.platforms.kubernetes.reconcile.cluster_requests import ClusterRequests
+from gantry_operator.platforms.kubernetes.reconcile.recovered_spec import recovered
 
 log = logging.getLogger(__name__)
 

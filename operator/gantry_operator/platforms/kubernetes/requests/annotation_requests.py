@@ -15,7 +15,7 @@ from typing import ClassVar
 from gantry_broker.tasks import end_tasks
 
 from gantry_operator.platforms.kubernetes.api.client import ApiError, ApiUnavailable
-from gantry_operator.platforms.kubernetes.cluster_resource import ClusterResource
+from gantry_operator.platforms.kubernetes.api.cluster_resource import ClusterResource
 
 log = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from gantry_operator.cluster.second_site import Refused
 from gantry_operator.cluster.site_control import SiteControl
-from gantry_operator.platforms.kubernetes.annotation_requests import AnnotationRequests
-from gantry_operator.platforms.kubernetes.cluster_resource import ClusterResource
-from gantry_operator.platforms.kubernetes.site_request import SITE, SITE_RESULT, parse_request
+from gantry_operator.platforms.kubernetes.api.cluster_resource import ClusterResource
+from gantry_operator.platforms.kubernetes.requests.annotation_requests import AnnotationRequests
+from gantry_operator.platforms.kubernetes.requests.site_request import SITE, SITE_RESULT, parse_request
 
 
 class SiteRequests(AnnotationRequests):
