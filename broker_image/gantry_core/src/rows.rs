@@ -119,6 +119,11 @@ fn slices<'a>(
     }))
 }
 
+/// Where a value of an Arrow column ends.
+fn offset(end: usize) -> PyResult<i32> {
+    i32::try_from(end).map_err(|_| PyValueError::new_err("over 2 GiB of values"))
+}
+
 /// Texts or bytes, as Arrow keeps them.
 struct Values {
     offsets: Vec<u8>,
@@ -131,8 +136,7 @@ impl Values {
     }
 
     fn end(&mut self) -> PyResult<()> {
-        let end = i32::try_from(self.data.len()).map_err(|_| PyValueError::new_err("over 2 GiB of values"))?;
-        self.offsets.extend_from_slice(&end.to_le_bytes());
+        self.offsets.extend_from_slice(&offset(self.data.len())?.to_le_bytes());
         Ok(())
     }
 
@@ -156,12 +160,26 @@ type Maps<'py> = (Bound<'py, PyBytes>, Buffers<'py>, Buffers<'py>);
 
 #[pyfunction]
 pub fn row_slices<'py>(py: Python<'py>, data: PyBuffer<u8>, rows: &[u8], column: usize) -> PyResult<Buffers<'py>> {
-    let mut made = Values::new();
-    for slice in slices(shared(py, &data)?, rows, column)? {
-        copy(slice?, &mut made.data);
-        made.end()?;
+    let data = shared(py, &data)?;
+    let mut ends = Vec::with_capacity(4 + rows.len() / (2 * COLUMNS));
+    let mut end = 0;
+    ends.extend_from_slice(&[0; 4]);
+    for slice in slices(data, rows, column)? {
+        end += slice?.len();
+        ends.extend_from_slice(&offset(end)?.to_le_bytes());
     }
-    Ok(made.made(py))
+    let values = PyBytes::new_with(py, end, |mut rest| {
+        for slice in slices(data, rows, column)? {
+            let slice = slice?;
+            let (room, after) = rest.split_at_mut(slice.len());
+            for (to, from) in room.iter_mut().zip(slice) {
+                *to = from.get();
+            }
+            rest = after;
+        }
+        Ok(())
+    })?;
+    Ok((PyBytes::new(py, &ends), values))
 }
 
 /// Name and value of each property.
