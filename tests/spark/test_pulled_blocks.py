@@ -23,7 +23,9 @@ def decoded(block: list[bytes], tags: tuple[str, ...]) -> tuple[list[Any], list[
     settings = PullSettings("g", tags, True, False)
     schema = to_arrow_schema(spark_schema(COLUMNS), timezone="UTC")
     found = [
-        batch for one in _decode(block, WANTED, settings, "q") for batch in batches(one, "T", "a", COLUMNS, schema)
+        batch
+        for one in _decode(memoryview(b"".join(block)), WANTED, settings, "q")
+        for batch in batches(one, "T", "a", COLUMNS, schema)
     ]
     return found, settings.losses
 

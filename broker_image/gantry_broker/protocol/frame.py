@@ -557,6 +557,15 @@ def _compact_fields(head: bytes) -> int:
     return MAX_ELEMENTS + 1
 
 
+def decode_header(header: bytes, serialize: int) -> Frame:
+    """Decode the header of a frame whose body the caller reads by itself. Raises FrameError."""
+    if serialize == _JSON:
+        return _decode_unusual_json(header, b"")
+    if serialize == _ROCKETMQ:
+        return _decode_compact(header, 0, len(header), len(header))
+    raise FrameError(f"serialize type {serialize} is unknown; 0 (JSON) and 1 (ROCKETMQ) are known")
+
+
 def _decode_unusual_json(header: bytes, body: bytes) -> Frame:
     """Read an unusual JSON header as fastjson does: numbers for strings, nulls and gaps allowed."""
     try:

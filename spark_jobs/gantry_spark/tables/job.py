@@ -53,7 +53,7 @@ from gantry_spark.tables.parquet import TYPE as PARQUET
 from gantry_spark.tables.parquet import ParquetCatalog, ParquetTable, iceberg_schema
 from gantry_spark.tables.partitions import CommitTooLarge, check_parts, names_of, parse_parts
 from gantry_spark.tables.rows import MESSAGES, MODES, REJECTED, Place, Shape, convert_batch, newest, places, without
-from gantry_spark.topics.columns import batches
+from gantry_spark.topics.columns import batches, property_names
 from gantry_spark.topics.options import PLACES, READERS_GROUP, SHARED, Access, Given, logs_of
 from gantry_spark.topics.pull import PullSettings, read_range
 from gantry_spark.topics.queues import Bounds, Offsets, QueueRange, limited, plan, queue_text
@@ -761,7 +761,7 @@ def _read_file(table: Any, file: str) -> Any:
 
 def write_part(task: Task, ranges: tuple[QueueRange, ...]) -> Part:
     """Read ranges, and write their rows and rejected rows to a file each. Runs in an executor. Raises SourceError."""
-    settings = PullSettings(task.spec.group, (), True, False)
+    settings = PullSettings(task.spec.group, (), True, False, property_names(MESSAGES.names))
     part = Part()
     io = load_file_io(dict(task.io), task.location)
     name = uuid.uuid4().hex

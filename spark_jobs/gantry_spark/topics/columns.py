@@ -50,8 +50,14 @@ COLUMNS: Final[dict[str, tuple[DataType, bool, str]]] = {
 }
 """Name: (Spark type, whether it may be null, meaning)."""
 DEFAULT: Final = tuple(name for name in COLUMNS if name != "properties")
+_PROPERTY_OF_COLUMN: Final = {"key": "KEYS", "keys": "KEYS", "tags": "TAGS", "msgId": "UNIQ_KEY"}
 PLAIN_BYTES: Final = 32 * 1024 * 1024
 """Bytes of decompressed bodies in one batch: a small compressed body can become a large one."""
+
+
+def property_names(columns: Sequence[str]) -> tuple[str, ...]:
+    """Return the properties that these columns show, for `PullSettings`."""
+    return tuple(dict.fromkeys(_PROPERTY_OF_COLUMN[name] for name in columns if name in _PROPERTY_OF_COLUMN))
 
 
 def spark_schema(columns: Sequence[str]) -> StructType:
@@ -152,7 +158,10 @@ class _Builder:
         return pa.repeat(pa.scalar(self.topic, pa.string()), len(self.records))
 
     def column_partition(self) -> Any:
-        ids, places = np.unique(self.records.field("queue_id"), return_inverse=True)
+        queues = self.records.field("queue_id")
+        if len(queues) and bool((queues == queues[0]).all()):
+            return pa.repeat(pa.scalar(f"{self.group}:{queues[0]}", pa.string()), len(queues))
+        ids, places = np.unique(queues, return_inverse=True)
         names = pa.array([f"{self.group}:{number}" for number in ids.tolist()], type=pa.string())
         return names.take(pa.array(places.reshape(-1)))
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from gantry_broker.protocol.bad_field import BadField
 from gantry_broker.protocol.codes import PullFlag, RequestCode, ResponseCode
+from gantry_broker.protocol.digits import whole_number
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import Long, PullAnswer, PullHeader
 
@@ -26,7 +27,7 @@ from gantry_spark.record_boundaries import find_record_boundaries
 from gantry_spark.records import Records, check
 from gantry_spark.scan import plain_records
 from gantry_spark.topics.queues import QueueRange, queue_text
-from gantry_spark.topics.wire import NOT_NOW, Broken, Cluster, Connection, Pauses, Refused
+from gantry_spark.topics.wire import NOT_NOW, Block, Broken, Cluster, Connection, Pauses, Refused
 
 logger = logging.getLogger(__name__)
 
@@ -35,15 +36,20 @@ ASKED: Final = 1_024
 UNDER_WAY: Final = 8
 BLOCK: Final = 8 * 1024 * 1024
 """Bytes of messages that become one Arrow batch."""
+_OFFSETS: Final = ("nextBeginOffset", "minOffset", "maxOffset")
 _WAIT: Final = frozenset((ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY))
 
 
 class PullSettings:
     """What the pulls of a read have in common. Tasks receive it."""
 
-    def __init__(self, group: str, tags: tuple[str, ...], verify: bool, fail_on_loss: bool) -> None:
+    def __init__(
+        self, group: str, tags: tuple[str, ...], verify: bool, fail_on_loss: bool, names: tuple[str, ...] = ()
+    ) -> None:
         self.group = group
         self.tags = tags
+        self.names = tuple(dict.fromkeys((*names, *(("TAGS",) if tags else ()))))
+        """Properties that the reader asks for, which are cheapest found with the messages."""
         self.verify = verify
         self.fail_on_loss = fail_on_loss
         self.losses: list[str] = []
@@ -70,7 +76,7 @@ def read_range(cluster: Cluster, wanted: QueueRange, settings: PullSettings) -> 
             begun = pull.at
             try:
                 for block in pull.run(cluster.connection(address)):
-                    yield from _decode(block, wanted, settings, name)
+                    yield from _decode(memoryview(block.buffer)[: block.used], wanted, settings, name)
             except Broken as error:
                 problem = str(error)
                 cluster.drop(address)
@@ -107,6 +113,7 @@ class _Pulls:
         self.moved: tuple[int, int] | None = None
         """First offset and end of the queue, when the broker has no message at `at`."""
         self._wanted = wanted
+        self._block = Block()
         queue = wanted.queue
         self._ext = PullHeader(
             settings.group, queue.topic, queue.queue_id, Long(0), 1, PullFlag.SUBSCRIPTION, Long(0),
@@ -117,13 +124,15 @@ class _Pulls:
         count = max(1, min(ASKED, self._wanted.end - offset))
         return Frame(RequestCode.PULL_MESSAGE, ext={**self._ext, "queueOffset": str(offset), "maxMsgNums": str(count)})
 
-    def run(self, connection: Connection) -> Iterator[list[bytes]]:
-        """Yield the bodies of answers, several at a time, and advance `at`. Raises Broken, Refused."""
+    def run(self, connection: Connection) -> Iterator[Block]:
+        """Yield the bodies of answers, several at a time, and advance `at`. A block is valid until the next one. Raises
+        Broken, Refused.
+        """
         self.moved = None
         step = 0
         under_way: list[tuple[int, int]] = []
-        held: list[bytes] = []
-        size = 0
+        held = self._block
+        held.used = 0
         reached = self.at
         end = self._wanted.end
         try:
@@ -137,25 +146,26 @@ class _Pulls:
                         numbers = connection.send_all([self._frame(b) for b in begins])
                         under_way += zip(begins, numbers, strict=True)
                 begin, number = under_way.pop(0)
-                answer = connection.answer(number)
+                before = held.used
+                answer = connection.answer(number, held)
+                if answer.code != ResponseCode.SUCCESS:
+                    held.used = before
                 following = self._following(connection, answer, begin)
                 if following is None:
+                    held.used = before
                     break
-                if answer.code == ResponseCode.SUCCESS:
-                    held.append(answer.body)
-                    size += len(answer.body)
                 step = following - begin if answer.code == ResponseCode.SUCCESS else 0
                 reached = following
                 if under_way and under_way[0][0] != reached:
                     connection.give_up(n for _, n in under_way)
                     under_way = []
-                if size >= BLOCK:
+                if held.used >= BLOCK:
                     yield held
-                    self.at, held, size = reached, [], 0
+                    self.at, held.used = reached, 0
         finally:
             # A generator that is closed early must not leave answers to be taken for those of the next pulls.
             connection.give_up(n for _, n in under_way)
-        if held:
+        if held.used:
             yield held
         self.at = max(self.at, min(reached, end))
 
@@ -163,34 +173,35 @@ class _Pulls:
         """Return the offset of the next pull; None: the broker has nothing at `begin` now."""
         if answer.code not in (ResponseCode.SUCCESS, ResponseCode.PULL_OFFSET_MOVED, *_WAIT):
             raise Refused(f"broker {connection.address}", RequestCode.PULL_MESSAGE, answer)
-        try:
-            reply = PullAnswer.from_ext(answer.ext)
-        except BadField as error:
-            raise SourceError(f"broker {connection.address}: {error}") from None
-        following = int(reply.nextBeginOffset)
-        if answer.code == ResponseCode.PULL_OFFSET_MOVED or begin < reply.minOffset or begin > reply.maxOffset:
-            self.moved = int(reply.minOffset), int(reply.maxOffset)
+        following, low, high = (whole_number(answer.ext.get(field, "")) for field in _OFFSETS)
+        if following is None or low is None or high is None:
+            try:
+                reply = PullAnswer.from_ext(answer.ext)
+            except BadField as error:
+                raise SourceError(f"broker {connection.address}: {error}") from None
+            following, low, high = int(reply.nextBeginOffset), int(reply.minOffset), int(reply.maxOffset)
+        if answer.code == ResponseCode.PULL_OFFSET_MOVED or begin < low or begin > high:
+            self.moved = low, high
             return None
         return following if following > begin else None
 
 
-def _decode(block: list[bytes], wanted: QueueRange, settings: PullSettings, name: str) -> Iterator[Records]:
-    joined = bytearray().join(block)
-    plain = plain_records(joined, len(joined), None, len(joined), settings.verify, ("TAGS",) if settings.tags else ())
-    if plain is not None and plain.end == len(joined):
+def _decode(data: memoryview, wanted: QueueRange, settings: PullSettings, name: str) -> Iterator[Records]:
+    plain = plain_records(data, len(data), None, len(data), settings.verify, settings.names)
+    if plain is not None and plain.end == len(data):
         records = within(plain, wanted, settings.tags)
         if len(records):
             yield records
         return
-    at, end = find_record_boundaries(joined, len(joined), len(joined))
-    if end != len(joined):
+    at, end = find_record_boundaries(data, len(data), len(data))
+    if end != len(data):
         settings.lost(f"{name}: an answer of the broker is no sequence of messages from byte {end} on")
-    buf = np.frombuffer(joined, dtype=np.uint8)
+    buf = np.frombuffer(data, dtype=np.uint8)
     checked, damage = check(buf, 0, at, settings.verify, of_log=False)
     if checked is None:
         return
     for one in damage:
-        offset = int.from_bytes(joined[one.start + 20 : one.start + 28], "big")
+        offset = int.from_bytes(data[one.start + 20 : one.start + 28], "big")
         settings.lost(f"{name}: message {offset} is damaged: {one.reason}")
     bad = np.flatnonzero(~checked.structure)
     if len(bad):

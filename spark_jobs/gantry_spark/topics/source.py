@@ -27,7 +27,7 @@ from pyspark.sql.types import StructType
 from gantry_spark.daemon import keep_blocks
 from gantry_spark.errors import SourceError
 from gantry_spark.schema import arrow_schema
-from gantry_spark.topics.columns import DEFAULT, batches, check_schema, spark_schema
+from gantry_spark.topics.columns import DEFAULT, batches, check_schema, property_names, spark_schema
 from gantry_spark.topics.options import Access, ReadOptions, WriteOptions
 from gantry_spark.topics.pull import PullSettings
 from gantry_spark.topics.queues import (
@@ -73,7 +73,8 @@ class _Reader:
         check_schema(schema)
         self.schema = schema
         self.options = options
-        self.settings = PullSettings(options.reader, options.tags, options.verify, options.fail_on_loss)
+        names = property_names(schema.fieldNames())
+        self.settings = PullSettings(options.reader, options.tags, options.verify, options.fail_on_loss, names)
         self._cluster: Cluster | None = None
 
     def __getstate__(self) -> dict[str, Any]:

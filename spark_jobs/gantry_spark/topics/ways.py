@@ -245,7 +245,7 @@ def _scanned(log: Any, placed: Sequence[_Placed], settings: PullSettings) -> Ite
                 continue
             wanted = Range(start, stop, segment.limit, segment.end, index == last)
             with log.open(index) as source:
-                for block in scan(source, wanted, settings.verify):
+                for block in scan(source, wanted, settings.verify, names=settings.names):
                     if not isinstance(block, Records):
                         continue  # The pull says what is damaged.
                     for topic, of_topic in by_topic.items():

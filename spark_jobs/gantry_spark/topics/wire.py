@@ -10,6 +10,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Iterable
+from struct import Struct
 from typing import Final, TypeVar
 
 from gantry_broker.client.selection import readable_queues
@@ -26,7 +27,7 @@ from gantry_broker.protocol.codes import (
 )
 from gantry_broker.protocol.fastjson import JsonError, MessageQueue, loads
 from gantry_broker.protocol.fields import BodyError
-from gantry_broker.protocol.frame import Frame, FrameDecoder, FrameError, encode_frame
+from gantry_broker.protocol.frame import MAX_HEADER, Frame, FrameError, decode_header, encode_frame
 from gantry_broker.protocol.headers import OffsetAnswer, QueueHeader
 
 from gantry_spark.errors import SourceError
@@ -42,6 +43,8 @@ SILENCE_S: Final = 10.0
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 2.0
 MAX_FRAME_BYTES: Final = 64 * 1024 * 1024
+WINDOW: Final = 256 * 1024
+"""Bytes that one read of a socket takes at most, beside bodies that go to a block."""
 ROUTE_AGE_S: Final = 2.0
 NOT_NOW: Final = frozenset(
     (
@@ -55,6 +58,7 @@ NOT_NOW: Final = frozenset(
 )
 """Answers after which the same request may succeed soon."""
 T = TypeVar("T")
+_lengths = Struct(">iI").unpack_from
 
 
 class Broken(Exception):
@@ -77,6 +81,23 @@ class Refused(SourceError):
         return SourceError, (str(self),)
 
 
+class Block:
+    """Bodies of answers, one behind the other."""
+
+    def __init__(self) -> None:
+        self.buffer = bytearray(WINDOW)
+        self.used = 0
+
+    def room(self, size: int) -> memoryview:
+        """Return where the next `size` bytes go. They count once `used` does."""
+        end = self.used + size
+        if end > len(self.buffer):
+            larger = bytearray(max(end, 2 * len(self.buffer)))
+            memoryview(larger)[: self.used] = memoryview(self.buffer)[: self.used]
+            self.buffer = larger
+        return memoryview(self.buffer)[self.used : end]
+
+
 class Connection:
     """One connection. Not for several threads."""
 
@@ -92,7 +113,9 @@ class Connection:
         except OSError as error:
             raise Broken(f"{address} does not answer: {error}") from None
         self._trust = trust
-        self._decoder = FrameDecoder(MAX_FRAME_BYTES)
+        self._window = memoryview(bytearray(WINDOW))
+        """What a read of the socket brought; [begin, end) of it is still to be taken."""
+        self._begin = self._end = 0
         self._answers: dict[int, Frame] = {}
         self._given_up: set[int] = set()
         self._opaque = 0
@@ -117,27 +140,74 @@ class Connection:
             raise Broken(f"{self.address} closed the connection: {error}") from None
         return numbers
 
-    def answer(self, number: int) -> Frame:
-        """Wait for the answer to a request. Raises Broken."""
-        while True:
-            found = self._answers.pop(number, None)
-            if found is not None:
-                return found
-            try:
-                data = self._socket.recv(1 << 20)
-                frames = self._decoder.feed(data) if data else None
-            except OSError as error:
-                raise Broken(f"{self.address} does not answer: {error}") from None
-            except FrameError as error:
-                raise Broken(f"{self.address} does not speak RocketMQ's protocol: {error.reason}") from None
-            if frames is None:
-                raise Broken(f"{self.address} closed the connection")
-            for frame in frames:
-                if frame.is_response:
-                    if frame.opaque in self._given_up:
-                        self._given_up.discard(frame.opaque)
-                    else:
-                        self._answers[frame.opaque] = frame
+    def answer(self, number: int, into: Block | None = None) -> Frame:
+        """Wait for the answer to a request. `into` takes the body in place of the frame. Raises Broken."""
+        while (found := self._answers.pop(number, None)) is None:
+            frame, size = self._next()
+            if frame.opaque == number and frame.is_response and into is not None:
+                self._take(into.room(size))
+                into.used += size
+                return frame
+            body = bytearray(size)
+            self._take(memoryview(body))
+            if not frame.is_response:
+                continue
+            if frame.opaque in self._given_up:
+                self._given_up.discard(frame.opaque)
+                continue
+            frame.body = bytes(body)
+            self._answers[frame.opaque] = frame
+        if into is not None:
+            into.room(len(found.body))[:] = found.body
+            into.used += len(found.body)
+            found.body = b""
+        return found
+
+    def _next(self) -> tuple[Frame, int]:
+        """Take the header of the next frame, and return it with the bytes of its body. Raises Broken."""
+        self._have(8)
+        length, mark = _lengths(self._window, self._begin)
+        size = mark & 0xFFFFFF
+        try:
+            if not size <= length - 4 <= MAX_FRAME_BYTES or size > MAX_HEADER:
+                raise FrameError(f"a frame of {length} bytes with a header of {size} bytes is over the limit")
+            self._have(8 + size)
+            frame = decode_header(bytes(self._window[self._begin + 8 : self._begin + 8 + size]), mark >> 24)
+        except FrameError as error:
+            raise Broken(f"{self.address} does not speak RocketMQ's protocol: {error.reason}") from None
+        self._begin += 8 + size
+        return frame, length - 4 - size
+
+    def _have(self, size: int) -> None:
+        """Read until `size` bytes are in the window. Raises Broken."""
+        held = self._end - self._begin
+        if held >= size:
+            return
+        if self._begin + size > len(self._window) or not held:
+            kept = bytes(self._window[self._begin : self._end])
+            if size > len(self._window):
+                self._window = memoryview(bytearray(size))
+            self._window[:held] = kept
+            self._begin, self._end = 0, held
+        while self._end - self._begin < size:
+            self._end += self._receive(self._window[self._end :])
+
+    def _take(self, room: memoryview) -> None:
+        """Fill `room`: from the window, and what it lacks from the socket. Raises Broken."""
+        done = min(len(room), self._end - self._begin)
+        room[:done] = self._window[self._begin : self._begin + done]
+        self._begin += done
+        while done < len(room):
+            done += self._receive(room[done:])
+
+    def _receive(self, room: memoryview) -> int:
+        try:
+            count = self._socket.recv_into(room)
+        except OSError as error:
+            raise Broken(f"{self.address} does not answer: {error}") from None
+        if not count:
+            raise Broken(f"{self.address} closed the connection")
+        return count
 
     def give_up(self, numbers: Iterable[int]) -> None:
         """Drop the answers to these requests."""
