@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from gantry_operator.cli.errors import CliError
 from typer.testing import CliRunner
 
 from tests.local.cluster import Cluster, take_down
+from tests.local.test_cluster import assert_imports
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -71,6 +74,13 @@ def test_a_topic_becomes_a_table(small: Cluster, tmp_path: Path) -> None:
     assert table("run", "Orders", "--format", "parquet")["rows"] == 21
     found = {(one["name"], one["format"]): one["rows"] for one in table("list")}
     assert (found["Orders", "Iceberg"], found["Orders", "Parquet"]) == (20, 21)
+
+    # What is known of the tables answers without PyIceberg, also after runs.
+    for words in (("table", "list"), ("table", "describe", "Orders")):
+        arguments = [sys.executable, "-X", "importtime", "-m", "gantry_operator.cli", *words, *where, "-o", "json"]
+        done = subprocess.run(arguments, capture_output=True, text=True, env=small.environment, check=True)
+        assert_imports(done.stderr, ("pyiceberg", "sqlalchemy", "pyarrow", "numpy", "httpx"))
+        assert json.loads(done.stdout) == table(*words[1:])
 
     small.gantry("produce", "Orders", "--body", '{"id": 20}', *where)
     assert next(one for one in table("list") if one["name"] == "Orders")["behindRecords"] == 1

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 from urllib.parse import unquote
 
 import typer
@@ -23,9 +23,12 @@ from gantry_operator.cluster.amounts import size
 
 if TYPE_CHECKING:
     from gantry_spark.tables.job import TableSpec
+    from gantry_spark.topics.wire import Cluster
 
 NEED = "Install what tables need: pip install 'gantry-mq[spark,tables]'"
 PLACE = "Where the tables lie"
+BROKERS_S: Final = 10.0
+"""Seconds for an answer of brokers."""
 
 table_app = typer.Typer(
     no_args_is_help=True,
@@ -66,7 +69,7 @@ def _catalog(given: Path | None, directory: Path | None, name: str | None) -> di
     """Return the properties of the catalog. Raises CliError."""
     from gantry_operator.cli.target import find_local
     from gantry_operator.platforms.local.manifest import load_saved
-    from gantry_operator.platforms.local.tables import local_catalog
+    from gantry_operator.platforms.local.table_catalog import local_catalog
 
     if given is not None:
         try:
@@ -101,10 +104,28 @@ def _in_format(properties: dict[str, str], file_format: str) -> dict[str, str]:
 
 def _spec(catalog: dict[str, str], directory: Path | None, name: str | None, **more: Any) -> TableSpec:
     """Return a specification with the addresses of the cluster. Raises CliError."""
+    from gantry_spark.tables.job import TableSpec
+
+    servers, options = _reached(directory, name)
+    return TableSpec(name_servers=servers, catalog=catalog, options=options, **more)
+
+
+def _cluster(directory: Path | None, name: str | None) -> Cluster:
+    """Return the cluster's brokers. Raises CliError."""
+    from gantry_spark.topics.wire import Cluster
+    from gantry_spark.trust import Trust
+
+    servers, options = _reached(directory, name)
+    keys = (options["accessKey"], options["secretKey"]) if "accessKey" in options else None
+    trust = Trust(options.get("caFile"), "tls" in options, None, keys)
+    return Cluster(tuple(servers.split(";")), trust, BROKERS_S)
+
+
+def _reached(directory: Path | None, name: str | None) -> tuple[str, dict[str, str]]:
+    """Return the addresses of the NameServers, and how to reach brokers as options of the source. Raises CliError."""
     import asyncio
 
     from gantry_broker.remoting.tls import TlsOptions
-    from gantry_spark.tables.job import TableSpec
 
     from gantry_operator.cli.target import find_target
 
@@ -120,7 +141,7 @@ def _spec(catalog: dict[str, str], directory: Path | None, name: str | None, **m
         options["tls"] = "true"
         if isinstance(found.tls, TlsOptions) and found.tls.ca_file is not None:
             options["caFile"] = str(found.tls.ca_file)
-    return TableSpec(name_servers=found.name_servers, catalog=catalog, options=options, **more)
+    return found.name_servers, options
 
 
 def _seconds(text: str, option: str = "--every") -> float:
@@ -209,13 +230,17 @@ def _session() -> Any:
 
 
 def _run(spec: TableSpec, as_json: bool, with_spark: bool = False) -> None:
+    from gantry_spark.tables import known, library
     from gantry_spark.tables.job import TableJob
 
     count: list[tuple[int, int | None]] = [(0, None)]
     spark = _session() if with_spark else None
     try:
         with Progress(f"table {spec.topic}", unit="messages", poll=lambda: count[0]):
-            outcomes = TableJob(spec, spark).run(lambda done, total: count.__setitem__(0, (done, total)))
+            job = TableJob(spec, spark)
+            outcomes = job.run(lambda done, total: count.__setitem__(0, (done, total)))
+            if (table := job.find()) is not None:
+                known.keep(spec.catalog, library.entries(job.catalog, table))
     finally:
         if spark is not None:
             spark.stop()
@@ -271,19 +296,32 @@ def _described(
     properties = _catalog(catalog, directory, name)
     if only is None and _has_none(properties):
         return []
-    from gantry_spark.tables import library
+    from gantry_spark.tables import known
 
+    found = None if properties.get("type") == "parquet" else known.read(properties)
+    if found is not None and only is not None:
+        # By name an Iceberg table comes before one of Parquet. Without any, the library says which there are.
+        found = [one for one in found if one["name"] == only][:1] or None
+    if found is None:
+        found = _read(properties, only)
     cluster = None
     try:
-        cluster = _spec(properties, directory, name, topic="").cluster()
+        cluster = _cluster(directory, name)
     except CliError as error:
         note(f"how far tables are behind is not known: {error}")
-    if only is not None:
-        one, table = library.find(properties, only)
-        return [library.describe(one, table, cluster)]
-    return [
-        library.describe(one, table, cluster) for one in library.catalogs(properties) for table in library.tables(one)
-    ]
+    return [known.with_behind(one, cluster) for one in found]
+
+
+def _read(properties: dict[str, str], only: str | None) -> list[dict[str, Any]]:
+    """Read the tables, and keep what they hold for the next command."""
+    from gantry_spark.tables import known, library
+
+    if only is None:
+        entries = library.all_entries(library.catalogs(properties))
+    else:
+        entries = library.entries(*library.find(properties, only))
+    known.keep(properties, entries)
+    return [one.facts for one in entries if one.facts is not None]
 
 
 @table_app.command("describe")

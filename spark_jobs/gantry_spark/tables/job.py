@@ -48,6 +48,7 @@ from gantry_spark.tables.fields import (
     unknown_fields,
     widened,
 )
+from gantry_spark.tables.known import CATALOG
 from gantry_spark.tables.offsets import NotContinued, check_continues, covered, store_times, summary, with_losses
 from gantry_spark.tables.parquet import TYPE as PARQUET
 from gantry_spark.tables.parquet import ParquetCatalog, ParquetTable, iceberg_schema
@@ -684,7 +685,7 @@ def open_catalog(properties: Mapping[str, str]) -> Any:
     if properties.get("type") == PARQUET:
         return ParquetCatalog(properties)
     try:
-        return load_catalog("gantry", **dict(properties))
+        return load_catalog(CATALOG, **dict(properties))
     except Exception as error:
         raise CatalogFailed(f"the catalog cannot be opened: {error}") from None
 

@@ -29,16 +29,16 @@ from gantry_spark.tables.job import (
     ends_of,
     open_catalog,
 )
+from gantry_spark.tables.known import NAMESPACE, REJECTED, Entry, Facts, with_behind
 from gantry_spark.tables.offsets import NotContinued, losses_of
 from gantry_spark.tables.parquet import TYPE as PARQUET
 from gantry_spark.tables.parquet import ParquetTable, iceberg_schema
 from gantry_spark.tables.rows import Shape
-from gantry_spark.topics.queues import to_table
+from gantry_spark.topics.queues import Offsets, to_table
 from gantry_spark.topics.wire import Cluster
 
 logger = logging.getLogger(__name__)
 
-NAMESPACE: Final = "rocketmq"
 MAX_ROWS: Final = 10_000
 """Rows of a query's answer."""
 
@@ -79,40 +79,71 @@ def is_parquet(table: Any) -> bool:
     return isinstance(table, ParquetTable)
 
 
-def tables(catalog: Catalog, namespace: str = NAMESPACE) -> Iterator[Table]:
+def tables(catalog: Any, namespace: str = NAMESPACE) -> Iterator[Any]:
     """Yield the tables of topics in a catalog, by name."""
+    return (table for table in _every(catalog, namespace) if MODE in table.properties)
+
+
+def _every(catalog: Any, namespace: str) -> Iterator[Any]:
     try:
         names = sorted(catalog.list_tables(namespace))
     except NoSuchNamespaceError:
         return
     for name in names:
         with suppress(NoSuchTableError):  # It may be dropped meanwhile.
-            table = catalog.load_table(name)
-            if MODE in table.properties:
-                yield table
+            yield catalog.load_table(name)
 
 
-def describe(catalog: Catalog, table: Table, cluster: Cluster | None) -> dict[str, Any]:
+def describe(catalog: Any, table: Any, cluster: Cluster | None) -> Facts:
     """Return what a table holds. `behindRecords`: messages that it lacks; None: no broker says it, or the table does
     not.
     """
-    is_parquet = isinstance(table, ParquetTable)
+    return with_behind(_facts(table, _rejected(catalog, table)), cluster)
+
+
+def entries(catalog: Any, table: Any) -> list[Entry]:
+    """Return what a table holds as an entry, and the entry of its rejected rows behind it."""
+    behind = _rejected(catalog, table)
+    return [_entry(table, behind), *([] if behind is None else [_entry(behind, None)])]
+
+
+def all_entries(catalogs: Sequence[Any], namespace: str = NAMESPACE) -> list[Entry]:
+    """Return the entries of all tables, those of no topic too."""
+    found: list[Entry] = []
+    for catalog in catalogs:
+        by_name = {table.name()[-1]: table for table in _every(catalog, namespace)}
+        found += [_entry(table, by_name.get(name + REJECTED)) for name, table in by_name.items()]
+    return found
+
+
+def _entry(table: Any, rejected: Any) -> Entry:
+    namespace, name = table.name()[-2:]
+    return Entry(
+        namespace, name, "Parquet" if is_parquet(table) else "Iceberg", _version(table),
+        "" if rejected is None else _version(rejected),
+        _facts(table, rejected) if MODE in table.properties else None,
+    )  # fmt: skip
+
+
+def _version(table: Any) -> str:
+    return str(table.manifest.get("id")) if isinstance(table, ParquetTable) else str(table.metadata_location)
+
+
+def _rejected(catalog: Any, table: Any) -> Any:
+    """Return the table of a table's rejected rows. None: there is none."""
+    namespace, name = table.name()[-2:]
+    return next(iter(rejected(catalog, name, namespace)), None)
+
+
+def _facts(table: Any, rejected: Any) -> Facts:
+    """Return what a table holds, without what brokers say."""
     summary = _summary(table)
     problem: str | None = None
-    behind: int | None = None
-    ends = {}
+    ends: Offsets = {}
     try:
         ends = ends_of(table)
-        if cluster is not None:
-            bounds = cluster.bounds(cluster.queues(table.properties[TOPIC]))
-            behind = sum(max(0, b.after - max(ends.get(q, b.first), b.first)) for q, b in bounds.items())
     except (NotContinued, SourceError) as error:
         problem = str(error)
-    namespace, name = table.name()[-2:]
-    try:
-        rejected: int | None = _rows(catalog.load_table((namespace, f"{name}__rejected")))
-    except NoSuchTableError:
-        rejected = 0
     if isinstance(table, ParquetTable):
         last_ms = table.manifest.get("timestampMs")
         columns = _columns(table)
@@ -121,21 +152,21 @@ def describe(catalog: Catalog, table: Table, cluster: Cluster | None) -> dict[st
         last_ms = None if snapshot is None else snapshot.timestamp_ms
         columns = [{"name": f.name, "type": type_text(f.field_type)} for f in table.schema().fields]
     return {
-        "name": name,
+        "name": table.name()[-1],
         "topic": table.properties[TOPIC],
         "mode": table.properties[MODE],
         "schema": table.properties[SCHEMA_KIND],
         "partitionBy": orjson.loads(table.properties[PARTITION_BY]) if PARTITION_BY in table.properties else [],
         "fields": orjson.loads(table.properties[SCHEMA]) if SCHEMA in table.properties else None,
-        "format": "Parquet" if is_parquet else "Iceberg",
+        "format": "Parquet" if is_parquet(table) else "Iceberg",
         "columns": columns,
         "location": table.location(),
         "rows": _rows(table),
         "bytes": _number(summary, "total-files-size"),
         "files": _number(summary, "total-data-files"),
-        "rejected": rejected,
+        "rejected": 0 if rejected is None else _rows(rejected),
         "lastCommitMs": last_ms,
-        "behindRecords": behind,
+        "behindRecords": None,
         "offsets": to_table(ends),
         "lost": losses_of(table.properties),
         "problem": problem,
@@ -209,7 +240,7 @@ def _of(catalogs: Sequence[Any], name: str, namespace: str) -> Any:
 def rejected(catalog: Catalog, name: str, namespace: str = NAMESPACE) -> list[Table]:
     """Return the table of a table's rejected rows, if there is one."""
     try:
-        return [catalog.load_table((namespace, f"{name}__rejected"))]
+        return [catalog.load_table((namespace, f"{name}{REJECTED}"))]
     except NoSuchTableError:
         return []
 
@@ -229,7 +260,7 @@ def drop(catalog: Catalog, topic: str, namespace: str = NAMESPACE) -> None:
     """Drop the table of a topic and that of its rejected rows from the catalog. Files of Iceberg's tables stay. A table
     of that name which is not the topic's stays, too.
     """
-    for name in (topic, f"{topic}__rejected"):
+    for name in (topic, f"{topic}{REJECTED}"):
         with suppress(NoSuchTableError, NoSuchNamespaceError):
             table = catalog.load_table((namespace, name))
             if table.properties.get(TOPIC) == topic:

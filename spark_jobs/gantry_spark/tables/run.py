@@ -24,7 +24,8 @@ from gantry_spark.errors import GantrySparkError, SourceError, error_message, er
 from gantry_spark.session import parse_conf
 from gantry_spark.tables.fields import BadSchema
 from gantry_spark.tables.job import BadRecord, CatalogFailed, SchemaProposed, TableJob, TableSpec, ends_of
-from gantry_spark.tables.library import describe, drop
+from gantry_spark.tables.known import keep, with_behind
+from gantry_spark.tables.library import drop, entries
 from gantry_spark.tables.maintenance import Rules, maintain
 from gantry_spark.tables.offsets import NotContinued
 from gantry_spark.tables.parquet import TYPE as PARQUET
@@ -217,7 +218,11 @@ class Run:
         table = job.find()
         if table is None:
             return {"rows": 0, "behind": 0, "rejected": 0}
-        found = describe(job.catalog, table, job.cluster)
+        own, *rejected = entries(job.catalog, table)
+        keep(job.spec.catalog, (own, *rejected))
+        if own.facts is None:
+            return {}
+        found = with_behind(own.facts, job.cluster)
         return {
             "rows": found["rows"],
             "size_bytes": found["bytes"],

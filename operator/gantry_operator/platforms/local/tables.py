@@ -21,6 +21,7 @@ from gantry_operator.cluster.store_unavailable import StoreUnavailable
 from gantry_operator.platforms.local.certificates import client_options
 from gantry_operator.platforms.local.folder import ClusterFolder, make_private, read_json, secret_folder
 from gantry_operator.platforms.local.process import ProcessRecord, load_record, reap, save_record, send, start
+from gantry_operator.platforms.local.table_catalog import local_catalog, tables_folder
 from gantry_operator.platforms.local.users import authentication, key_file, read_secret, super_user
 from gantry_operator.registry.file import write_durably, write_whole
 from gantry_operator.tables.schedule import started_ms
@@ -31,25 +32,6 @@ PROCESS: Final = "tables"
 NEED: Final = "tables need more packages: pip install 'gantry-mq[spark,tables]'"
 MAX_REPORT: Final = 2_097_152
 NO_ARCHIVE: Final = "spec.tables.source is Archive, and the cluster has no spec.archive: write it, or source: Brokers"
-
-
-def tables_folder(folder: ClusterFolder) -> Path:
-    """Return the folder with tables, their catalog, and the order and the report of the newest run."""
-    return folder.root / "tables"
-
-
-def local_catalog(folder: ClusterFolder, tables: Tables | None) -> dict[str, str]:
-    """Return the properties of the cluster's catalog: those of the spec, or a catalog in SQLite. Raises OSError."""
-    if tables is not None and tables.catalog:
-        secret = {} if tables.catalogSecret is None else _properties(secret_folder(tables.catalogSecret))
-        return {**tables.catalog, **secret}
-    place = tables_folder(folder)
-    make_private(place)
-    return {"type": "sql", "uri": f"sqlite:///{place}/catalog.db", "warehouse": place.as_uri()}
-
-
-def _properties(folder: Path) -> dict[str, str]:
-    return {path.name: path.read_text().strip() for path in sorted(folder.iterdir()) if path.is_file()}
 
 
 class LocalTableRuns:
