@@ -124,6 +124,25 @@ def test_a_progress_of_delays_that_cannot_be_is_refused(table: bytes) -> None:
     assert tables_of(TOPICS, GROUPS, EMPTY, b'{"offsetTable":{"3":5}}').delay == {3: 5}
 
 
+def modes_of(**more: object) -> bytes:
+    """What 5.5.0 answers for one group that pops a topic."""
+    mode = {"consumerGroup": "G", "mode": "POP", "popShareQueueNum": 2, "topic": "T", **more}
+    return json.dumps({"messageRequestModeMap": {"T": {"G": mode}}}).encode()
+
+
+def test_groups_go_on_to_pop() -> None:
+    assert tables_of(TOPICS, GROUPS, EMPTY, EMPTY, modes_of()).modes == {"T@G": ("POP", 2)}
+    assert tables_of(TOPICS, GROUPS, EMPTY, EMPTY).modes == {}, "4.9 has no POP"
+
+
+@pytest.mark.parametrize(
+    "modes", [b"x", b"[]", b'{"messageRequestModeMap":{"T":3}}', modes_of(mode="X"), modes_of(popShareQueueNum="x")]
+)
+def test_modes_that_cannot_be_are_refused(modes: bytes) -> None:
+    with pytest.raises(MigrationError):
+        tables_of(TOPICS, GROUPS, EMPTY, EMPTY, modes)
+
+
 @pytest.mark.parametrize(
     ("name", "queues"), [("../../evil", 4), ("a/b", 4), ("..", 4), ("", 4), ("T" * 256, 4), ("T", 2**31 - 1)]
 )

@@ -10,15 +10,16 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from gantry_broker.broker.metadata import snapshots
-from gantry_broker.broker.metadata.tables import Tables
+from gantry_broker.broker.metadata.tables import Tables, offset_key
 from gantry_broker.broker.migration.errors import MigrationError, SourceBroken
 from gantry_broker.broker.migration.ha import is_controlled
 from gantry_broker.broker.registrar import registration_body, topic_json
-from gantry_broker.client import Admin, ClientError, Credentials
+from gantry_broker.client import Admin, BrokerError, ClientError, Credentials
 from gantry_broker.protocol import fastjson, plausible
+from gantry_broker.protocol.bodies import RequestMode
 from gantry_broker.protocol.codes import (
     CONTROL_TOPIC,
     FORMER_MASTER_ID,
@@ -26,9 +27,10 @@ from gantry_broker.protocol.codes import (
     SCHEDULE_TOPIC,
     Perm,
     RequestCode,
+    ResponseCode,
 )
 from gantry_broker.protocol.digits import MAX_INT, whole_number
-from gantry_broker.protocol.fields import BodyError
+from gantry_broker.protocol.fields import BodyError, Fields
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import Header, Long, RegisterBrokerHeader, TopicHeader
 from gantry_broker.protocol.offset_tables import topic_stats_from_json
@@ -210,7 +212,16 @@ class Source:
         groups = await self._ask(address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
         offsets = await self._ask(address, RequestCode.GET_ALL_CONSUMER_OFFSET)
         delay = await self._ask(address, RequestCode.GET_ALL_DELAY_OFFSET)
-        return tables_of(topics, groups, offsets, delay)
+        return tables_of(topics, groups, offsets, delay, await self._modes(address))
+
+    async def _modes(self, address: str) -> bytes:
+        """Return which groups pop which topics; empty: the source has no POP, as 4.9. Raises MigrationError."""
+        try:
+            return await self.admin.ask(address, RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)
+        except FAILURES as error:
+            if isinstance(error, BrokerError) and error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                return b""
+            raise MigrationError(f"{address} does not answer GET_ALL_MESSAGE_REQUEST_MODE: {error}") from error
 
     async def timers_delivered_ms(self, address: str) -> int | None:
         """Return the time up to which the source has delivered timer messages; None: it has none, as 4.9."""
@@ -301,14 +312,15 @@ def in_sync_of(status: bytes) -> int | None:
         raise MigrationError(f"the source's HA status cannot be read: {error!r}") from error
 
 
-def tables_of(topics: bytes, groups: bytes, offsets: bytes, delay: bytes) -> Tables:
-    """Return the tables of four answers. Raises MigrationError for what cannot be read."""
+def tables_of(topics: bytes, groups: bytes, offsets: bytes, delay: bytes, modes: bytes = b"") -> Tables:
+    """Return the tables of these answers. Raises MigrationError for what cannot be read."""
     tables = Tables()
     try:
         snapshots.read_topics(tables, fastjson.loads(topics))
         snapshots.read_groups(tables, fastjson.loads(groups))
         snapshots.read_offsets(tables, fastjson.loads(offsets))
         snapshots.read_delay(tables, fastjson.loads(delay))
+        tables.modes = _modes_of(fastjson.loads(modes)) if modes else {}
     except (BodyError, fastjson.JsonError, ArithmeticError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise MigrationError(f"the source's tables cannot be read: {error}") from error
     if CONTROL_TOPIC in tables.topics:
@@ -326,6 +338,16 @@ def tables_of(topics: bytes, groups: bytes, offsets: bytes, delay: bytes) -> Tab
         if not 0 <= queue <= MAX_INT or not 0 <= offset <= plausible.MAX_OFFSET:
             raise MigrationError(f"offset {offset} of queue {queue} of {key} cannot be")
     return tables
+
+
+def _modes_of(value: Any) -> dict[str, tuple[str, int]]:
+    """Read the body of GET_ALL_MESSAGE_REQUEST_MODE. Raises BodyError, AttributeError."""
+    found = {}
+    for groups in Fields(value, "messageRequestMode").map("messageRequestModeMap").values():
+        for item in groups.values():
+            mode = RequestMode.from_json(item)
+            found[offset_key(mode.topic, mode.group)] = (mode.mode, mode.share)
+    return found
 
 
 def bound(tables: Tables, next_offset: Callable[[str, int], int]) -> int:
