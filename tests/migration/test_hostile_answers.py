@@ -30,6 +30,8 @@ ANSWERS = {
     '{"g":{"groupName":"g"}}}',
     Code.GET_ALL_CONSUMER_OFFSET: '{"offsetTable":{"T@g":{0:5}}}',
     Code.GET_ALL_DELAY_OFFSET: '{"offsetTable":{3:5}}',
+    Code.GET_ALL_MESSAGE_REQUEST_MODE: '{"messageRequestModeMap":{"T":{"g":{"consumerGroup":"g","mode":"POP",'
+    '"popShareQueueNum":0,"topic":"T"}}}}',
     Code.GET_BROKER_HA_STATUS: '{"master":true,"masterCommitLogMaxOffset":100,"inSyncSlaveNums":0,'
     '"haConnectionInfo":[]}',
     Code.GET_TOPIC_STATS_INFO: '{"offsetTable":{{"brokerName":"a","queueId":0,"topic":"T"}:{"maxOffset":5,'
