@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gantry_broker.broker.metadata import snapshots
 from gantry_broker.broker.migration.errors import MigrationError
 from gantry_broker.broker.migration.exporting import CONF, LogFiles, convert, copy_files
 from gantry_broker.broker.migration.member import MARK
 from gantry_broker.client import Admin, Message, Producer
 from gantry_broker.protocol import fastjson
+from gantry_broker.protocol.bodies import POP, RequestMode, SubscriptionGroup
 from gantry_broker.protocol.codes import CONTROL_TOPIC, POP_TOPIC
 from gantry_broker.protocol.message import decode_records
 from gantry_broker.settings import BrokerSettings
@@ -184,6 +186,8 @@ async def test_an_export_has_rocketmqs_files_only_and_what_waits(tmp_path: Path)
             await producer.send(Message("T", b"delayed", delay_level=18))
             queue = (await admin.readable_queues("T"))[0]
             await admin.set_offset("billing", queue, 2)
+            await admin.create_group(SubscriptionGroup("pops"))
+            await admin.set_request_mode(RequestMode("T", "pops", POP, 2))
         # The lock of a store is another process's.
         words = [sys.executable, "-c", COPY, str(data), str(tmp_path / "other")]
         said = await asyncio.to_thread(lambda: subprocess.run(words, capture_output=True, text=True, check=False))
@@ -195,7 +199,13 @@ async def test_an_export_has_rocketmqs_files_only_and_what_waits(tmp_path: Path)
     assert {name: (data / name).read_bytes() for name in files(data)} == before, "the original is as it was"
     assert (found.timers, found.delayed) == (3, 1)
     config = {path.name for path in (out / "config").iterdir()}
-    assert config == {"topics.json", "subscriptionGroup.json", "consumerOffset.json", "delayOffset.json", "timercheck"}
+    assert config == {
+        "topics.json", "subscriptionGroup.json", "consumerOffset.json", "delayOffset.json", "messageRequestMode.json",
+        "timercheck",
+    }  # fmt: skip
+    read = snapshots.load(out / "config")
+    assert read is not None
+    assert read.tables.modes == {"T@pops": (POP, 2)}
     assert not {"abort", "lock"} & files(out)
     topics = json.loads((out / "config" / "topics.json").read_text())["topicConfigTable"]
     assert {"T", "Again"} <= set(topics)

@@ -14,9 +14,9 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from gantry_broker.broker.metadata.tables import Metadata, Tables
+from gantry_broker.broker.metadata.tables import Metadata, Tables, offset_key
 from gantry_broker.protocol import fastjson
-from gantry_broker.protocol.bodies import DataVersion, SubscriptionGroup, TopicConfigs
+from gantry_broker.protocol.bodies import DataVersion, RequestMode, SubscriptionGroup, TopicConfigs
 from gantry_broker.protocol.fields import BodyError, Fields
 from gantry_broker.store.files import atomic_write
 from gantry_broker.store.log.epochs import LeaderEpochs
@@ -28,10 +28,12 @@ TOPICS: Final = "topics.json"
 GROUPS: Final = "subscriptionGroup.json"
 OFFSETS: Final = "consumerOffset.json"
 DELAY: Final = "delayOffset.json"
+MODES: Final = "messageRequestMode.json"
+"""Only RocketMQ 5.x has it: the modes of ours are in `OWN`."""
 OWN: Final = "gantryTables.json"
 _REQUIRED: Final = {
     TOPICS: "topicConfigTable", GROUPS: "subscriptionGroupTable", OFFSETS: "offsetTable", DELAY: "offsetTable",
-    OWN: "applied",
+    MODES: "messageRequestModeMap", OWN: "applied",
 }  # fmt: skip
 """The field that each file has, also one of RocketMQ with an empty table."""
 NOT_ALL: Final = -2
@@ -140,6 +142,8 @@ def load(directory: Path) -> Snapshot | None:
     ):
         if _load(directory, name, lambda value, read=read: read(tables, value), with_bak=not ours):  # type: ignore[misc]
             read_names.add(name)
+    if not ours:
+        _load(directory, MODES, lambda value: read_modes(tables, value), with_bak=True)
     own = [0, -1]
 
     def read_own(value: Any) -> None:
@@ -202,6 +206,27 @@ def read_offsets(tables: Tables, value: Any) -> None:
 def read_delay(tables: Tables, value: Any) -> None:
     """Take the progress of delays of `delayOffset.json`. Raises BodyError, ValueError."""
     tables.delay = _numbers(Fields(value, DELAY), "offsetTable")
+
+
+def read_modes(tables: Tables, value: Any) -> None:
+    """Take the modes of `messageRequestMode.json`, which GET_ALL_MESSAGE_REQUEST_MODE answers, too. Raises BodyError,
+    AttributeError.
+    """
+    found = {}
+    for groups in Fields(value, MODES).map(_REQUIRED[MODES]).values():
+        for item in groups.values():
+            mode = RequestMode.from_json(item)
+            found[offset_key(mode.topic, mode.group)] = (mode.mode, mode.share)
+    tables.modes = found
+
+
+def modes_file(tables: Tables) -> bytes:
+    """Return the content of RocketMQ's `messageRequestMode.json`."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for key, (mode, share) in tables.modes.items():
+        topic, _, group = key.partition("@")
+        found.setdefault(topic, {})[group] = RequestMode(topic, group, mode, share).to_json()
+    return fastjson.dumps({_REQUIRED[MODES]: found})
 
 
 def _by_queue(fields: Fields, name: str) -> dict[str, dict[int, int]]:

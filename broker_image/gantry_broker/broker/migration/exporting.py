@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from gantry_broker.broker.delay import due_time
+from gantry_broker.broker.metadata import snapshots
 from gantry_broker.broker.metadata.replay import Replay
 from gantry_broker.broker.metadata.tables import Metadata, Tables
 from gantry_broker.broker.metadata.topics import TIMER_TOPIC
@@ -333,6 +334,7 @@ def _write_config(folder: Path, tables: Tables, first_timer: int, now_ms: int) -
         ),
         "consumerOffset.json": fastjson.dumps({"offsetTable": offsets}),
         "delayOffset.json": fastjson.dumps({"offsetTable": tables.delay}),
+        snapshots.MODES: snapshots.modes_file(tables),
         "timercheck": _CHECKPOINT.pack(now_ms, 0, first_timer, first_timer, 0, now_ms, 0).ljust(_PAGE, b"\0"),
     }
     for path in list(folder.iterdir()):

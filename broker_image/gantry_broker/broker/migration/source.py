@@ -10,16 +10,15 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from gantry_broker.broker.metadata import snapshots
-from gantry_broker.broker.metadata.tables import Tables, offset_key
+from gantry_broker.broker.metadata.tables import Tables
 from gantry_broker.broker.migration.errors import MigrationError, SourceBroken
 from gantry_broker.broker.migration.ha import is_controlled
 from gantry_broker.broker.registrar import registration_body, topic_json
 from gantry_broker.client import Admin, BrokerError, ClientError, Credentials
 from gantry_broker.protocol import fastjson, plausible
-from gantry_broker.protocol.bodies import RequestMode
 from gantry_broker.protocol.codes import (
     CONTROL_TOPIC,
     FORMER_MASTER_ID,
@@ -30,7 +29,7 @@ from gantry_broker.protocol.codes import (
     ResponseCode,
 )
 from gantry_broker.protocol.digits import MAX_INT, whole_number
-from gantry_broker.protocol.fields import BodyError, Fields
+from gantry_broker.protocol.fields import BodyError
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import Header, Long, RegisterBrokerHeader, TopicHeader
 from gantry_broker.protocol.offset_tables import topic_stats_from_json
@@ -320,7 +319,8 @@ def tables_of(topics: bytes, groups: bytes, offsets: bytes, delay: bytes, modes:
         snapshots.read_groups(tables, fastjson.loads(groups))
         snapshots.read_offsets(tables, fastjson.loads(offsets))
         snapshots.read_delay(tables, fastjson.loads(delay))
-        tables.modes = _modes_of(fastjson.loads(modes)) if modes else {}
+        if modes:
+            snapshots.read_modes(tables, fastjson.loads(modes))
     except (BodyError, fastjson.JsonError, ArithmeticError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise MigrationError(f"the source's tables cannot be read: {error}") from error
     if CONTROL_TOPIC in tables.topics:
@@ -338,16 +338,6 @@ def tables_of(topics: bytes, groups: bytes, offsets: bytes, delay: bytes, modes:
         if not 0 <= queue <= MAX_INT or not 0 <= offset <= plausible.MAX_OFFSET:
             raise MigrationError(f"offset {offset} of queue {queue} of {key} cannot be")
     return tables
-
-
-def _modes_of(value: Any) -> dict[str, tuple[str, int]]:
-    """Read the body of GET_ALL_MESSAGE_REQUEST_MODE. Raises BodyError, AttributeError."""
-    found = {}
-    for groups in Fields(value, "messageRequestMode").map("messageRequestModeMap").values():
-        for item in groups.values():
-            mode = RequestMode.from_json(item)
-            found[offset_key(mode.topic, mode.group)] = (mode.mode, mode.share)
-    return found
 
 
 def bound(tables: Tables, next_offset: Callable[[str, int], int]) -> int:
