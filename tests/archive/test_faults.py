@@ -53,7 +53,8 @@ async def test_the_archive_is_whole_after_each_fault(
             for number in range(1, 50):
                 put(process, number)
             while proxy.faults:  # Each upload asks for a list.
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(0.05)
+                report()  # An error is shown until the next try.
                 put(process, 50)
             await until(lambda: process.store.state.confirmed == process.store.log.end)
             end = process.store.log.end
