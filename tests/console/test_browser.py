@@ -71,7 +71,7 @@ WIDER = "() => [...document.querySelectorAll('.scroll')].filter(e => e.scrollWid
 
 TOUCHING = """() => [...document.querySelectorAll('main :is(button, a.button)')].filter(e => {
   const b = e.getBoundingClientRect();
-  return b.width && [...document.querySelectorAll('main .panel')].some(panel => {
+  return e.checkVisibility() && [...document.querySelectorAll('main .panel')].some(panel => {
     const p = panel.getBoundingClientRect();
     return !panel.contains(e) && b.bottom > p.top - 6 && b.top < p.bottom + 6 && b.right > p.left && b.left < p.right;
   });
@@ -108,6 +108,25 @@ def test_every_page_fits_a_phone(desk: Page) -> None:
         assert overflow(desk) == 0, path
         assert not desk.evaluate(WIDER), f"{path}: a table scrolls sideways, and hides what is at its end"
         expect(desk.locator(".side nav [aria-current]")).to_be_in_viewport(ratio=1)
+
+
+def test_a_phone_shows_options_whole_and_the_form_before_the_messages(desk: Page) -> None:
+    desk.set_viewport_size({"width": 320, "height": 800})
+    go(desk, "/messages?topic=Orders")
+    desk.get_by_text("Send a message").click()
+    form = desk.locator("details.send form")
+    for label in ("Body", "Tag", "Keys"):
+        form.get_by_label(label).fill("something")
+    expect(form.locator(".option")).to_have_text(["--body", "--tags", "--keys", "--dir"])
+    lines = "e => [...e.querySelectorAll('.command .option')].map(o => o.getClientRects().length)"
+    for width in range(320, 420, 7):
+        desk.set_viewport_size({"width": width, "height": 800})
+        assert set(desk.locator("main").evaluate(lines)) == {1}, width
+        assert overflow(desk) == 0, width
+    top, table = (place.bounding_box() for place in (form, desk.get_by_role("region", name="Messages")))
+    assert top is not None
+    assert table is not None
+    assert top["y"] < table["y"]
 
 
 def test_a_wide_screen_is_used(desk: Page) -> None:

@@ -19,7 +19,7 @@ from gantry_operator.console.collector import Collector
 from gantry_operator.console.health import disk_of, health_of, members_of
 from gantry_operator.console.history import FileHistory, NoHistory, rows_of
 from gantry_operator.console.recent_senders import Sender, senders_of, with_clients
-from gantry_operator.console.render import duration, environment, labelled, rate, size, time_ms
+from gantry_operator.console.render import duration, environment, harmless, labelled, options_whole, rate, size, time_ms
 from gantry_operator.console.rows import (
     GROUP_ORDERS,
     TOPIC_ORDERS,
@@ -412,6 +412,15 @@ def test_characters_that_turn_text_do_not_reach_a_page() -> None:
     page = environment().from_string("{{ name }} {{ shown | safe }}").render(name="a\u202eb\x1b<", shown="<b>")
     assert page == r"a\u202eb\x1b&lt; <b>"
     assert "\u202e" not in body_view("Gr\u202e\u00fc\u00df".encode()).text
+
+
+def test_options_of_a_command_are_marked_and_nothing_else_is() -> None:
+    shown = options_whole("gantry x <b> --body '--a b' --tags=t -o json a--b\u202e")
+    option = '<span class="option">{}</span>'.format
+    assert shown == (
+        f"gantry x &lt;b&gt; {option('--body')} &#39;--a b&#39; {option('--tags')}=t {option('-o')} json a--b"
+        f"{harmless(chr(0x202E))}"
+    )
 
 
 def test_each_cell_has_the_heading_of_its_column_for_a_phone() -> None:

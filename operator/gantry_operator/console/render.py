@@ -11,7 +11,7 @@ from typing import Any, Final
 from gantry_broker.protocol.printable import printable
 from gantry_broker.theme import THEME
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 NONE: Final = "\N{EN DASH}"
 """Where there is no value."""
@@ -103,6 +103,14 @@ def labelled(table: Markup) -> Markup:
     return Markup(f"{head}{split}{'</tr>'.join(rows)}")
 
 
+_OPTION: Final = re.compile(r"(?<=\s)(--?[A-Za-z][\w-]*)")
+
+
+def options_whole(command: str) -> Markup:
+    """Mark the options of a command: no line ends within one. Like `harmless` otherwise."""
+    return Markup(_OPTION.sub(r'<span class="option">\1</span>', str(escape(harmless(command)))))
+
+
 def environment() -> Environment:
     env = Environment(
         loader=FileSystemLoader(HERE / "templates"),
@@ -120,6 +128,7 @@ def environment() -> Environment:
         "time_ms": time_ms,
         "clock": clock,
         "labelled": labelled,
+        "options_whole": options_whole,
     }
     env.filters.update(filters)
     return env

@@ -67,7 +67,14 @@
     let text = out.dataset.command.replace(/\[([^\]{]*)\{([=/]?)(\w+)\}\]/g, (_, before, how, name) =>
       value(name).split(parts[how]).filter(Boolean).map((word) => before + quoted(word.trim())).join(""));
     text = text.replace(/\{=?(\w+)\}/g, (_, name) => value(name) ? quoted(value(name)) : name.toUpperCase());
-    out.textContent = text;
+    // No line ends within an option. The pieces: text, the space before an option, the option.
+    out.replaceChildren(...text.split(/(\s)(--?[A-Za-z][\w-]*)/).map((piece, number) => {
+      if (number % 3 !== 2) return piece;
+      const option = document.createElement("span");
+      option.className = "option";
+      option.textContent = piece;
+      return option;
+    }));
   }
   function showCommands() {
     document.querySelectorAll("form").forEach(showCommand);
