@@ -1,8 +1,9 @@
 """`python -m tests.distributions.published [FOLDER] [--only NAME]`: the packages as a user gets them.
 
 Builds wheels and source archives, or takes those of FOLDER, and shows them to `twine check --strict`. Then it installs
-each distribution, alone and with each extra, into an environment of its own, and uses it once. It prints packages and
-megabytes of each. Needs a package index, Java for Spark, and some minutes.
+each distribution, alone and with each extra, into an environment of its own, and uses it once: from wheels, and from
+source archives too for the client and for a cluster on one machine. It prints packages and megabytes of each. Needs a
+package index, Java for Spark, and some minutes.
 """
 
 from __future__ import annotations
@@ -133,10 +134,13 @@ class Use:
     commands: tuple[str, ...] = ()
     more: tuple[str, ...] = ()
     """Other packages that the documentation names beside it."""
+    source: tuple[str, ...] = ()
+    """Distributions that are built from their source archives. pip takes wheels otherwise."""
 
 
 USES: Final = {
     "client": Use("gantry-mq-client", SEND, ("alone", "REMOTING")),
+    "client-source": Use("gantry-mq-client", SEND, ("alone", "REMOTING"), source=("gantry-mq-client",)),
     "client-grpc": Use("gantry-mq-client[grpc]", SEND, ("both", "REMOTING", "GRPC")),
     "client-compression": Use("gantry-mq-client[tls,compression]", COMPRESS, ("REMOTING",)),
     "client-taskiq": Use("gantry-mq-client[taskiq]", TASKIQ, ("REMOTING",)),
@@ -144,6 +148,9 @@ USES: Final = {
     "local": Use(
         "gantry-mq[local]",
         commands=(*CLUSTER, "gantry consume Orders --group billing --count 20 --quiet", "gantry status", DOWN),
+    ),
+    "local-source": Use(
+        "gantry-mq[local]", commands=(*CLUSTER, "gantry status", DOWN), source=("gantry-mq", "gantry-mq-client")
     ),
     "opentelemetry": Use("gantry-mq[opentelemetry]", SPANS, ("REMOTING",)),
     "operator": Use("gantry-mq[operator]", OPERATOR, commands=("kubectl-gantry --help",)),
@@ -171,9 +178,11 @@ def installed(use: Use, folder: Path, files: Path) -> Iterator[Path]:
     venv.create(folder, with_pip=True)
     programs = folder / "bin"
     pip = [programs / "python", "-m", "pip", "--disable-pip-version-check", "--no-input", "--quiet"]
+    from_source = [f"--no-binary={name}" for name in use.source]
     subprocess.run(
-        [*pip, "install", "--find-links", files, use.wanted, *use.more], check=True, timeout=INSTALL_S, cwd=folder
-    )
+        [*pip, "install", "--find-links", files, *from_source, use.wanted, *use.more],
+        check=True, timeout=INSTALL_S, cwd=folder,
+    )  # fmt: skip
     yield programs
 
 
@@ -221,7 +230,7 @@ def use_once(use: Use, programs: Path, work: Path, mq: LocalBroker) -> None:
 def main(folder: Path | None, only: list[str]) -> int:
     broken: list[str] = []
     with tempfile.TemporaryDirectory() as made, broker(grpc=True) as mq:
-        files = folder or Path(made) / "dist"
+        files = folder.resolve() if folder else Path(made) / "dist"
         check([*files.glob("gantry*.whl"), *files.glob("gantry*.tar.gz")] if folder else build(files))
         for name in only or USES:
             use = USES[name]
@@ -233,7 +242,9 @@ def main(folder: Path | None, only: list[str]) -> int:
                 except (subprocess.SubprocessError, OSError) as error:
                     broken.append(name)
                     said = f"FAILED: {error}"
-                print(f"{use.wanted:<34} {size(programs)}  {said}", flush=True)
+                print(
+                    f"{use.wanted + (', from source' if use.source else ''):<34} {size(programs)}  {said}", flush=True
+                )
     return 1 if broken else 0
 
 
