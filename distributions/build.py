@@ -27,7 +27,6 @@ CLIENT: Final = "gantry_broker.client"
 NEEDED: Final = ("orjson",)
 """Packages of other projects that the client cannot do without."""
 EXTRAS: Final = {
-    "tls": ("cryptography",),
     "compression": ("lz4", "zstandard"),
     "grpc": ("grpcio", "protobuf"),
     "opentelemetry": ("opentelemetry-api",),
