@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 import pyarrow as pa
 import pytest
+from gantry_broker.broker.metadata.topics import group_fault
 from gantry_broker.protocol.fastjson import MessageQueue
 from gantry_spark.tables.fields import (
     BadSchema,
@@ -22,9 +23,24 @@ from gantry_spark.tables.fields import (
     widened,
 )
 from gantry_spark.tables.job import TableSpec
-from gantry_spark.tables.offsets import ENDS, TIMES, NotContinued, check_continues, covered, store_times, summary
+from gantry_spark.tables.offsets import (
+    ENDED,
+    ENDS,
+    PATIENCE_MS,
+    TIMES,
+    Marks,
+    NotContinued,
+    acknowledged,
+    check_continues,
+    covered,
+    group_of,
+    marks_in,
+    next_marks,
+    store_times,
+    summary,
+)
 from gantry_spark.tables.rows import DELETED, SYSTEM_TYPE, Shape, newest, places, without
-from gantry_spark.topics.queues import QueueRange
+from gantry_spark.topics.queues import Bounds, QueueRange
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -182,6 +198,50 @@ def test_a_table_continues_its_newest_snapshot_that_says_where() -> None:
     with pytest.raises(NotContinued, match=r"another commit came first; T@g:0 ends at 6, not at 5"):
         check_continues({queue: 5}, {queue: 6}, "t")
     check_continues({queue: 5}, {queue: 5}, "t")
+
+
+A, B = MessageQueue("T", "a", 0), MessageQueue("T", "b", 0)
+NOW = 1_000_000
+LATER = NOW + PATIENCE_MS
+
+
+def test_a_queue_ends_once_it_takes_no_more_and_all_of_it_is_in_the_table() -> None:
+    there = {A: Bounds(0, 5), B: Bounds(0, 5)}
+    marks, losses = next_marks(Marks(), {A: 5, B: 4}, there, {A, B}, NOW)
+    assert (marks, losses) == (Marks({A: 5}), [])
+    assert acknowledged({A: 5, B: 4}, marks) == {A: 5, B: 3}
+    assert marks_in([{}, summary({}, [], {A: 5, B: 4}, [], {}, marks)]) == marks
+    assert next_marks(marks, {A: 5}, {}, (), NOW) == (marks, []), "it is gone"
+    assert next_marks(marks, {A: 6}, {}, (), NOW) == (Marks({}, {A: NOW}), []), "it had ended, but not there"
+    assert next_marks(marks, {A: 5}, there, (), NOW) == (Marks(), []), "it takes messages again"
+    slave = {A: Bounds(0, 5, by_master=False)}
+    assert next_marks(marks, {A: 5}, slave, (), NOW) == (marks, []), "a slave does not know"
+    assert next_marks(Marks(), {A: 5}, slave, {A}, NOW) == (Marks(), [])
+    assert next_marks(Marks(), {A: 5, B: 0}, {A: Bounds(5, 5), B: Bounds(0, 0)}, (), NOW)[0] == Marks({A: 5, B: 0})
+
+
+def test_a_queue_that_is_gone_and_had_not_ended_is_a_loss_that_is_named_once() -> None:
+    marks, losses = next_marks(Marks(), {A: 5}, {B: Bounds(0, 1)}, (), NOW)
+    assert (marks, losses) == (Marks({}, {A: NOW}), []), "its broker may come back"
+    assert marks_in([summary({}, [], {A: 5}, [], {}, marks)]) == marks
+    assert next_marks(marks, {A: 5}, {}, (), LATER - 1) == (marks, [])
+    assert next_marks(marks, {A: 5}, {A: Bounds(0, 9)}, (), LATER) == (Marks(), []), "it came back"
+    marks, losses = next_marks(marks, {A: 5}, {}, (), LATER)
+    assert losses == ["queue a:0 of topic T no longer exists, and messages from offset 5 on may not have been read"]
+    assert next_marks(marks, {A: 5}, {}, (), LATER + 1) == (marks, [])
+
+
+def test_marks_that_cannot_be_read_are_none() -> None:
+    assert marks_in([]) == marks_in([{ENDED: "{}"}]) == marks_in([{ENDS: "{}", ENDED: "{"}]) == Marks()
+    assert marks_in([{ENDS: "{}", ENDED: '{"T": {"a:0": -1}}'}]) == Marks()
+
+
+def test_the_group_of_a_table_is_a_name_that_brokers_take() -> None:
+    assert group_of("rocketmq", "Orders", False) == "CID_RMQ_SYS_TABLE_rocketmq_Orders"
+    assert group_of("a.b", "Orders", True) == "CID_RMQ_SYS_TABLE_PARQUET_a_b_Orders"
+    long = group_of("n" * 250, "Orders", False)
+    assert group_fault(long) is None
+    assert long != group_of("n" * 250, "Invoices", False)
 
 
 @pytest.mark.parametrize(

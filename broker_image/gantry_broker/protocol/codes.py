@@ -529,6 +529,8 @@ EXPRESSION_SQL92: Final = "SQL92"
 ORDER_TOPIC_NAMESPACE: Final = "ORDER_TOPIC_CONFIG"
 """Namespace of the NameServer's KV configuration for the order configurations of ordered topics."""
 
+TABLE_GROUP_PREFIX: Final = "CID_RMQ_SYS_TABLE_"
+"""Consumer groups of tables that follow a topic: each has offsets and no settings. Drains wait for them."""
 PREDEFINED_GROUPS: Final = frozenset(
     {
         "DEFAULT_CONSUMER",

@@ -10,7 +10,7 @@ from typing import Any, Final
 from gantry_broker.client import Admin, BrokerError, InvalidMessage
 from gantry_broker.client.errors import NoRoute
 from gantry_broker.protocol.bodies import ClientConnection, SubscriptionGroup
-from gantry_broker.protocol.codes import RETRY_PREFIX
+from gantry_broker.protocol.codes import RETRY_PREFIX, TABLE_GROUP_PREFIX
 
 from gantry_operator.actions.errors import ActionError, Cause
 from gantry_operator.actions.managed import (
@@ -171,10 +171,12 @@ async def delete_group(target: Target, group: str, force: bool) -> str:
     managed = await delete_managed(target, "ConsumerGroup", group, force)
     if managed is not None:
         return managed
-    if reserved_group(group):
+    of_table = group.startswith(TABLE_GROUP_PREFIX)  # It has offsets, and no settings.
+    if reserved_group(group) and not of_table:
         raise ActionError(f"{group} is a group of the system: it cannot be deleted", Cause.BAD_INPUT)
     async with admin_of(target, whole=True) as admin:
-        if not any([group in await admin.groups(a) for a in (await admin.masters()).values()]):
+        known = [group in await admin.groups(a) for a in (await admin.masters()).values()]
+        if not any(known) and not (of_table and await admin.consume_stats(group)):
             raise ActionError(f"there is no consumer group {group}: `gantry group list` shows those that exist")
         if not force:
             connections = await admin.consumer_connections(group)

@@ -294,7 +294,9 @@ class TableStatus(Observed):
     behindRecords: int | None = Field(None, description="Messages that the table lacked at the end of the last run.")
     rejected: int | None = Field(None, description="Rows of the table <name>__rejected: messages that did not fit.")
     lost: int | None = Field(
-        None, description="Losses that the table names, the last 100: messages that expired before their commit."
+        None,
+        description="Losses that the table names, the last 100: messages that expired before their commit, "
+        "and queues that went with messages that were perhaps not read.",
     )
     proposed: str | None = Field(
         None,

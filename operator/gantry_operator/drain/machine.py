@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import Final, Literal
 
 from gantry_broker.contracts.models import DrainReport, Unread
+from gantry_broker.protocol.codes import TABLE_GROUP_PREFIX
 
 ROUTES_S: Final = 35.0
 """Seconds until every client has a new route: RocketMQ's clients ask every 30 seconds."""
@@ -190,6 +191,13 @@ def unread_obstacle(row: Unread) -> Obstacle:
     if not row.consumer_group:
         return Obstacle(
             "NoConsumerGroup", f"{row.messages} messages of topic {row.topic}, which no consumer group reads", True
+        )
+    if row.consumer_group.startswith(TABLE_GROUP_PREFIX):
+        return Obstacle(
+            "Table",
+            f"{row.messages} messages of topic {row.topic} that its table has not acknowledged: the next run of the table "
+            f"does it; resume one that is suspended; if the table is not kept any more, write "
+            f"`gantry group delete {row.consumer_group} --force`",
         )
     said = f"{row.messages} messages of topic {row.topic} that consumer group {row.consumer_group} has not acknowledged"
     if row.broadcast:

@@ -90,5 +90,5 @@ def condition(
             "give them more room (spec.tables.executors and resources) or a longer spec.table.every",
         )  # fmt: skip
     rejected = f"; {state.rejected:,} messages are in {wanted.topic}__rejected" if state.rejected else ""
-    lost = f"; messages expired before their commit, see gantry table describe {wanted.topic}" if state.lost else ""
+    lost = f"; {state.lost} losses of messages, see gantry table describe {wanted.topic}" if state.lost else ""
     return TableCondition("True", "Current", f"{state.rows or 0:,} rows{rejected}{lost}")

@@ -9,7 +9,7 @@ from typing import Any
 from gantry_broker.broker.metadata.attributes import is_compacted
 from gantry_broker.broker.metadata.tables import position
 from gantry_broker.protocol.bodies import SubscriptionGroup, TopicConfig
-from gantry_broker.protocol.codes import DLQ_PREFIX, RETRY_PREFIX
+from gantry_broker.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, TABLE_GROUP_PREFIX
 from gantry_broker.protocol.fields import BodyError
 from gantry_broker.protocol.pop_handle import retry_topic_v1, retry_topic_v2
 
@@ -158,11 +158,18 @@ class BrokerTables:
         for name in self._topics:
             if name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
                 continue
-            known = set(self.readers(name))
-            for group in dict.fromkeys(group for tables in others for group in tables.readers(name)):
+            known = {*self.readers(name), *self._table_groups(name)}
+            away = (g for tables in others for g in (*tables.readers(name), *tables._table_groups(name)))
+            for group in dict.fromkeys(away):
                 found = None if group in known else self._unread(name, 0, [group])
                 if found is not None:
                     yield name, group, found.messages
+
+    def _table_groups(self, topic: str) -> Iterator[str]:
+        """Yield the groups of tables with offsets in a topic. They have no settings."""
+        for group in sorted(self._committed.get(topic, ())):
+            if group.startswith(TABLE_GROUP_PREFIX):
+                yield group
 
     def compacted(self) -> Iterator[str]:
         """Yield each compacted topic that has messages. Raises BadTables."""

@@ -19,7 +19,7 @@ import logging
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -49,7 +49,18 @@ from gantry_spark.tables.fields import (
     widened,
 )
 from gantry_spark.tables.known import CATALOG
-from gantry_spark.tables.offsets import NotContinued, check_continues, covered, store_times, summary, with_losses
+from gantry_spark.tables.offsets import (
+    NotContinued,
+    acknowledged,
+    check_continues,
+    covered,
+    group_of,
+    marks_in,
+    next_marks,
+    store_times,
+    summary,
+    with_losses,
+)
 from gantry_spark.tables.parquet import TYPE as PARQUET
 from gantry_spark.tables.parquet import ParquetCatalog, ParquetTable, iceberg_schema
 from gantry_spark.tables.partitions import CommitTooLarge, check_parts, names_of, parse_parts
@@ -191,6 +202,11 @@ class TableSpec:
         return self.namespace, self.topic
 
     @property
+    def table_group(self) -> str:
+        """The consumer group that has the table's progress."""
+        return group_of(self.namespace, self.topic, self.catalog.get("type") == PARQUET)
+
+    @property
     def rejected_identifier(self) -> tuple[str, str]:
         return self.namespace, f"{self.topic}__rejected"
 
@@ -283,6 +299,7 @@ class TableJob:
         self.cluster = spec.cluster()
         self.catalog = open_catalog(spec.catalog)
         self.settings = PullSettings(spec.group, (), True, False)
+        self._acknowledged: Offsets = {}
 
     # ---- one run
 
@@ -292,14 +309,17 @@ class TableJob:
         `progress` is called after each commit with the messages done, and all of them. Raises SourceError, BadSchema,
         SchemaProposed, NotContinued.
         """
+        # Before the bounds: what comes by an older route than this is not yet within them.
+        closed = self.cluster.closed(self.spec.topic)
         target = self._bounds()
         outcomes: list[Outcome] = []
         count = 0
         moved = self._moved(target)
+        self._acknowledge(target)
         most = self.spec.per_commit or (PER_UPSERT if self.spec.staged else PER_COMMIT)
         while True:
             try:
-                done = self.commit(target, most, moved)
+                done = self.commit(target, most, moved, closed)
             except CommitTooLarge:
                 if most == 1:
                     raise
@@ -308,6 +328,7 @@ class TableJob:
             if done is None:
                 break
             outcomes.append(done)
+            self._acknowledge(target)
             moved = {}
             count += done.rows + done.rejected
             if progress is not None:
@@ -321,6 +342,22 @@ class TableJob:
         if not queues:
             raise SourceError(f"topic {self.spec.topic} does not exist, or no broker of it can be read")
         return self.cluster.bounds(queues)
+
+    def _acknowledge(self, target: Mapping[Any, Bounds]) -> None:
+        """Commit the progress of the table to its consumer group, so that a drain waits for what it lacks."""
+        table = self.find()
+        if table is None:
+            return
+        offsets = acknowledged(ends_of(table), marks_in(_summaries(table)))
+        offsets = {q: offset for q, offset in offsets.items() if (b := target.get(q)) is not None and b.by_master}
+        if offsets == self._acknowledged:
+            return
+        try:
+            self.cluster.commit(self.spec.table_group, offsets)
+            self._acknowledged = offsets
+        except SourceError as error:
+            # The table counts, and the next run commits again.
+            logger.warning("the offsets of group %s are not committed: %s", self.spec.table_group, error)
 
     def _moved(self, target: Mapping[Any, Bounds]) -> Offsets:
         """Return where the table goes on in queues whose last messages are no longer those that it has: their broker
@@ -357,19 +394,31 @@ class TableJob:
             return int(records.store_ms[0])
         return None
 
-    def commit(self, target: Mapping[Any, Bounds], most: int, moved: Offsets) -> Outcome | None:
+    def commit(
+        self,
+        target: Mapping[Any, Bounds],
+        most: int,
+        moved: Offsets,
+        closed: Collection[MessageQueue] = frozenset(),
+    ) -> Outcome | None:
         """Make one commit of at most so many messages up to `target`; None: the table has them all. `moved`: where
-        queues go on, other than the table says. Raises as `run`, and CommitTooLarge.
+        queues go on, other than the table says; `closed`: queues that take no more messages. Raises as `run`, and
+        CommitTooLarge.
         """
         table = self.find()
         if table is not None:
             self._check_settings(table)
         known = {} if table is None else ends_of(table)
+        before = marks_in(() if table is None else _summaries(table))
+        now_ms = _now_ms()
         start = {**known, **moved}
         end = limited(start, target, most)
-        if end == known:
+        if end == known and next_marks(before, end, target, closed, now_ms)[0] == before:
             return None
-        found = plan(start, end, {queue: bound.first for queue, bound in target.items()})
+        # A queue that had ended and takes messages again is another one; of one that does not, messages were lost.
+        others = {q for q, ended in before.ended.items() if ended == known.get(q) and q not in closed}
+        first = {queue: bound.first for queue, bound in target.items()}
+        found = plan(start, end, first, others)
         if table is None and not found.ranges:
             return None  # A schema may have to be inferred.
         for loss in found.losses:
@@ -383,7 +432,7 @@ class TableJob:
             remove(table, [f for part in parts for f in (*part.files, *part.rejected_files)])
             bad = _first_bad(parts)
             end = {q: min(e, bad.get((q.topic, f"{q.broker}:{q.queue_id}"), (e, ""))[0]) for q, e in end.items()}
-            found = plan(start, end, {queue: bound.first for queue, bound in target.items()})
+            found = plan(start, end, first, others)
             if not found.ranges:
                 (_, partition), (offset, reason) = min(bad.items())
                 raise BadRecord(
@@ -400,12 +449,17 @@ class TableJob:
             f"queue {queue_text(q)} of topic {q.topic}: its broker has other messages from offset {offset} on than the "
             f"table, which ended at {known[q]}: it has lost them, or the topic was made again"
             for q, offset in moved.items()
+            if q not in others
         ]
+        marks, gone = next_marks(before, end, target, closed, now_ms)
+        for loss in gone:
+            logger.warning("%s", loss)
+        losses += gone
         newest: dict[MessageQueue, tuple[int, int]] = {}
         for part in parts:
             newest |= {q: max(one, newest.get(q, one)) for q, one in part.newest.items()}
-        before = store_times(_summaries(table))
-        properties = summary(known, found.ranges, end, losses, before | {q: ms for q, (_, ms) in newest.items()})
+        times = store_times(_summaries(table)) | {q: ms for q, (_, ms) in newest.items()}
+        properties = summary(known, found.ranges, end, losses, times, marks)
         self._commit_rejected(rejected, parts, properties)
         self.after("reject")
         committed = self._commit_rows(table, shape, parts, known, properties, losses)
@@ -611,7 +665,8 @@ class TableJob:
                     rows, keys = newest(rows, shape)
             if keys and table.current_snapshot() is not None:
                 # Its snapshot lacks the new rows: a table that is set back to it begins where this commit began.
-                lacking = summary(start, (), {}, (), store_times(_summaries(table)))
+                before = marks_in(_summaries(table))
+                lacking = summary(start, (), {}, (), store_times(_summaries(table)), before)
                 with warnings.catch_warnings():
                     warnings.filterwarnings("ignore", "Delete operation did not match any records")
                     transaction.delete(_is_in(shape.key, keys), snapshot_properties=lacking)

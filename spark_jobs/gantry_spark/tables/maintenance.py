@@ -23,7 +23,7 @@ from pyiceberg.io.pyarrow import ArrowScan, _dataframe_to_data_files
 from pyiceberg.table import Table
 
 from gantry_spark.tables.fields import SYSTEM
-from gantry_spark.tables.offsets import ENDS, STARTS, TIMES, NotContinued
+from gantry_spark.tables.offsets import ENDED, ENDS, MISSING, STARTS, TIMES, NotContinued
 from gantry_spark.tables.parquet import ParquetTable
 from gantry_spark.topics.queues import to_table
 
@@ -190,8 +190,8 @@ def _replace(
     after("read")
     transaction = table.transaction()
     properties = {ENDS: orjson.dumps(to_table(dict(ends))).decode(), STARTS: "{}", "gantry.maintenance": "true"}
-    if (times := _store_times(table)) is not None:
-        properties[TIMES] = times
+    newest = _newest(table)
+    properties |= {name: newest[name] for name in (TIMES, ENDED, MISSING) if name in newest}
     made = list(_dataframe_to_data_files(table.metadata, rows, table.io)) if len(rows) else []
     after("written")
     with transaction.update_snapshot(snapshot_properties=properties).overwrite() as update:
@@ -211,14 +211,14 @@ def _replace(
 # ---- snapshots
 
 
-def _store_times(table: Table) -> str | None:
-    """Return the store times of the newest snapshot that says where the table ends."""
+def _newest(table: Table) -> Mapping[str, str]:
+    """Return the properties of the newest snapshot that says where the table ends; empty: there is none."""
     at = table.current_snapshot()
     while at is not None:
         if at.summary is not None and ENDS in at.summary.additional_properties:
-            return at.summary.additional_properties.get(TIMES)
+            return dict(at.summary.additional_properties)
         at = None if at.parent_snapshot_id is None else table.metadata.snapshot_by_id(at.parent_snapshot_id)
-    return None
+    return {}
 
 
 def _expire(table: Table, rules: Rules, done: Done, after: Callable[[str], None]) -> None:

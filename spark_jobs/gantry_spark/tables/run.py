@@ -182,6 +182,7 @@ class Run:
             job = TableJob(spec_of(self._order, table), self._spark)
             if table.drop:
                 drop(job.catalog, *reversed(job.spec.identifier))
+                _delete_group(job)
                 return TableReport(topic=table.topic, reason="Dropped")
             outcomes = job.run()
             update: dict[str, Any] = {
@@ -232,6 +233,14 @@ class Run:
             "lost": len(found["lost"]),
             "last_commit_ms": found["lastCommitMs"],
         }
+
+
+def _delete_group(job: TableJob) -> None:
+    """Delete the consumer group of a table that was dropped: no drain shall wait for it."""
+    try:
+        job.cluster.delete_group(job.spec.topic, job.spec.table_group)
+    except SourceError as error:
+        logger.warning("consumer group %s stays, and a drain waits for it: %s", job.spec.table_group, error)
 
 
 def write_report(path: str, limit: int, report: RunReport) -> None:

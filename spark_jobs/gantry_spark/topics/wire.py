@@ -423,6 +423,17 @@ class Cluster:
 
             self.at_group(of_broker[0][0].topic, broker, send, master_only=True, wait=False)
 
+    def delete_group(self, topic: str, group: str) -> None:
+        """Delete a consumer group and its offsets on the brokers of a topic. Raises SourceError."""
+        code = RequestCode.DELETE_SUBSCRIPTIONGROUP
+        ext = {"groupName": group, "removeOffset": "true", "cleanOffset": "true"}
+
+        def send(connection: Connection, _: bool) -> None:
+            _checked(connection, connection.answer(connection.send(code, ext)), code)
+
+        for broker in sorted({queue.broker for queue in self.queues(topic)}):
+            self.at_group(topic, broker, send, master_only=True, wait=False)
+
     def at_group(
         self,
         topic: str,

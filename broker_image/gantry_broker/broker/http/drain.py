@@ -1,8 +1,9 @@
 """What a broker group still holds for its consumers: the proof that it may be removed, and what is missing of it.
 
 A consumer group counts as long as it has offsets here or a connected consumer; one that is deleted, or whose consumers
-all say that they no longer subscribe, does not. The proof is of one state of the log: if the log ends elsewhere after
-the look than before, the report is not settled.
+all say that they no longer subscribe, does not. A table that follows a topic counts as long as its group
+has offsets. The proof is of one state of the log: if the log ends elsewhere after the look than before, the report is
+not settled.
 """
 
 from __future__ import annotations
@@ -15,7 +16,14 @@ from gantry_broker.broker.http.rocketmq_metrics import StoreTimes, is_system_gro
 from gantry_broker.broker.metadata.tables import DRAIN, position
 from gantry_broker.broker.metadata.topics import TIMER_TOPIC, is_system_topic
 from gantry_broker.contracts.models import DrainReport, Unread
-from gantry_broker.protocol.codes import DLQ_PREFIX, PROBE_TOPIC, REPLY_TOPIC_SUFFIX, RETRY_PREFIX, SCHEDULE_TOPIC
+from gantry_broker.protocol.codes import (
+    DLQ_PREFIX,
+    PROBE_TOPIC,
+    REPLY_TOPIC_SUFFIX,
+    RETRY_PREFIX,
+    SCHEDULE_TOPIC,
+    TABLE_GROUP_PREFIX,
+)
 from gantry_broker.protocol.message import decode_records
 
 if TYPE_CHECKING:
@@ -172,6 +180,8 @@ class DrainReports:
             members = consumers.get(group)
             left = members is not None and members.subscribes and topic not in members.subscriptions
             retry = tables.is_retry_topic(group, topic)
+            if group.startswith(TABLE_GROUP_PREFIX):
+                found.setdefault(topic, {})[group] = None  # No client of it ever connects, and no one creates it.
             if not is_system_group(group) and (retry or not left) and (group in tables.groups or members is not None):
                 found.setdefault(topic, {})[group] = None
         async for members in self._broker.slices.sliced(list(consumers.values())):
