@@ -17,7 +17,7 @@ from gantry_broker.broker.metadata.tables import Metadata, Tables
 from gantry_broker.contracts.models import ConfigsRequest, DrainReport, MarksRequest
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import ConsumerData, Heartbeat, SubscriptionData, SubscriptionGroup, TopicConfig
-from gantry_broker.protocol.codes import RequestCode, ResponseCode
+from gantry_broker.protocol.codes import TABLE_GROUP_PREFIX, RequestCode, ResponseCode
 
 from tests.support.running import until
 
@@ -95,6 +95,29 @@ async def test_consumer_groups_that_left_the_topic_or_are_deleted_do_not_count(m
     await beat(bench, "all", "T", model="BROADCASTING")
     (row,) = (await settled(bench)).unread
     assert (row.consumer_group, row.broadcast) == ("all", True)
+    await bench.close()
+
+
+async def test_a_table_counts_by_its_offsets_until_its_group_is_deleted(make_bench: MakeBench) -> None:
+    """No client of its group ever connects, and no one creates it."""
+    bench = make_bench()
+    await bench.lead()
+    await bench.send(b"x")
+    await bench.send(b"y")
+    group = f"{TABLE_GROUP_PREFIX}rocketmq_T"
+
+    async def ask(code: int, **fields: str) -> None:
+        assert (await bench.ask(code, fields)).code == ResponseCode.SUCCESS
+
+    commit = {"consumerGroup": group, "topic": "T", "queueId": "0"}
+    await ask(RequestCode.UPDATE_CONSUMER_OFFSET, commitOffset="1", **commit)
+    (row,) = (await settled(bench)).unread
+    assert (row.consumer_group, row.messages, row.connected) == (group, 1, False)
+    await ask(RequestCode.UPDATE_CONSUMER_OFFSET, commitOffset="2", **commit)
+    assert (await settled(bench)).unread == []
+    await ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, groupName=group, removeOffset="true")
+    (row,) = (await settled(bench)).unread
+    assert (row.consumer_group, row.messages) == ("", 2)
     await bench.close()
 
 

@@ -11,6 +11,7 @@ import orjson
 import pytest
 from gantry_broker.contracts.models import DrainReport
 from gantry_broker.protocol.bodies import SubscriptionGroup, TopicConfig
+from gantry_broker.protocol.codes import TABLE_GROUP_PREFIX
 from gantry_operator.cluster.group_changes import GroupChanges, WantedGroups
 from gantry_operator.drain.machine import Progress
 
@@ -104,6 +105,20 @@ async def test_a_group_stays_for_consumers_that_were_away_since_it_is_there(rig:
     assert "the tables of group a are not known" in await rig.look()
     assert not rig.begun
     rig.answers |= {"a": tables(5, present=5, away=5), "b": tables(3, present=3, away=3)}
+    await rig.look()
+    assert rig.begun == ["b"]
+
+
+async def test_a_group_stays_for_a_table_that_has_not_run_since_it_is_there(rig: Rig) -> None:
+    """The consumer group of a table has offsets, and no settings."""
+    table = f"{TABLE_GROUP_PREFIX}rocketmq_T"
+    rig.answers |= {"a": tables(5, present=5, **{table: 4}), "b": tables(3, present=3)}
+    said = await rig.look()
+    assert "3 messages of topic T that its table has not acknowledged: the next run of the table does it" in said
+    assert f"gantry group delete {table} --force" in said
+    assert not rig.changes.drains["b"].blocked
+    assert not rig.begun
+    rig.answers["b"] = tables(3, present=3, **{table: 3})
     await rig.look()
     assert rig.begun == ["b"]
 
