@@ -100,7 +100,7 @@ async def test_consumer_groups_that_left_the_topic_or_are_deleted_do_not_count(m
 
 async def test_a_table_counts_by_its_offsets_until_its_group_is_deleted(make_bench: MakeBench) -> None:
     """No client of its group ever connects, and no one creates it."""
-    bench = make_bench()
+    bench = make_bench(settings={"autoCreateSubscriptionGroup": False})
     await bench.lead()
     await bench.send(b"x")
     await bench.send(b"y")

@@ -128,6 +128,15 @@ async def test_a_failure_is_said_once_and_its_end_too(rig: Rig) -> None:
     assert [(n.kind, n.reason) for n in rig.topics.notes] == [("Warning", "TableBadSchema"), ("Normal", "TableCurrent")]
 
 
+async def test_a_current_table_says_its_losses_and_what_its_run_adds(rig: Rig) -> None:
+    rig.topics.put("Orders", every="1m")
+    await rig.step()
+    rig.runs.say(good("Orders", lost=2, message="drains do not wait for it"))
+    await rig.step()
+    said = "5 rows; 2 losses of messages, see gantry table describe Orders; drains do not wait for it"
+    assert rig.state("Orders")[1] == State("True", "Current", said)
+
+
 @pytest.mark.parametrize("words", ["", "the driver ran out of memory"])
 async def test_a_run_that_ends_without_a_word_is_a_failure_of_its_tables(rig: Rig, words: str) -> None:
     rig.topics.put("Orders")

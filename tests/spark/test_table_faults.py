@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 from dataclasses import replace
@@ -9,8 +10,10 @@ from decimal import Decimal
 from typing import Any
 
 import fastavro
+import orjson
 import pyarrow as pa
 import pytest
+from gantry_broker.client import Admin, Message, Producer
 from gantry_broker.contracts.table_runs import RunOrder, TableOrder
 from gantry_broker.testing import LocalBroker
 from gantry_spark.errors import SourceError
@@ -23,8 +26,12 @@ from gantry_spark.tables.job import TableJob, TableSpec, ends_of, open_catalog
 from gantry_spark.tables.maintenance import Rules, maintain, now_ms
 from gantry_spark.tables.run import Run, reason_of
 
+from tests.spark.test_authentication import ADMIN, secured
 from tests.spark.test_table_care import descriptors
 from tests.spark.test_tables import SCHEMA, check, one_at_a_time, rows_of, send
+from tests.support.broker_group import MakeGroup, make_group
+
+__all__ = ["make_group"]
 
 
 def spec_of(mq: LocalBroker, warehouse: dict[str, str], **more: Any) -> TableSpec:
@@ -120,18 +127,76 @@ def test_what_another_engine_makes_impossible_is_said(mq: LocalBroker, warehouse
         assert [r["id"] for r in rows_of(TableJob(spec, None), spec.identifier)] == [1]
 
 
+def group_of_table(mq: LocalBroker, spec: TableSpec) -> int | None:
+    """The offset of a table's consumer group in the first queue; None: it has none."""
+
+    async def work() -> int | None:
+        async with Admin(mq.name_servers) as admin:
+            found = await admin.consume_stats(spec.table_group)
+            return next((one.consumer_offset for q, one in found.items() if q.queue_id == 0), None)
+
+    return asyncio.run(work())
+
+
+def test_a_table_that_is_set_back_takes_its_acknowledgement_back(mq: LocalBroker, warehouse: dict[str, str]) -> None:
+    spec = spec_of(mq, warehouse)
+    job = TableJob(spec, None)
+    send(mq, spec.topic, [("a", b"1"), ("b", b"2")])
+    one_at_a_time(job)
+    (first,) = ancestors(job)
+    send(mq, spec.topic, [("c", b"3"), ("d", b"4")])
+    one_at_a_time(job)
+    assert group_of_table(mq, spec) == 3
+    table = job.find()
+    assert table is not None
+    table.manage_snapshots().rollback_to_snapshot(first).commit()
+    seen: list[int | None] = []
+    one_at_a_time(TableJob(spec, None, lambda step: seen.append(group_of_table(mq, spec))))
+    assert seen[0] == 1, "before it reads"
+    assert group_of_table(mq, spec) == 3
+    check(job, [("a", b"1"), ("b", b"2"), ("c", b"3"), ("d", b"4")])
+
+
+async def test_a_table_whose_user_may_not_acknowledge_goes_on_and_says_so(
+    make_group: MakeGroup, warehouse: dict[str, str]
+) -> None:
+    group = await secured(make_group)
+    rules = [{"type": "Topic", "name": "Orders", "actions": ["Sub"]},
+             {"type": "Group", "name": "TOOLS_CONSUMER", "actions": ["Sub"]}]  # fmt: skip
+    more = {"type": "Group", "name": "CID_RMQ_SYS_TABLE_", "pattern": "Prefix", "actions": ["Sub"]}
+    admin = {"name": "admin", "keys": [ADMIN.secret_key], "super": True}
+    said: list[str] = []
+    for version, given in enumerate((rules, [*rules, more]), 2):
+        users = [admin, {"name": "lake", "keys": ["the-right-key-of-lake"], "rules": given}]
+        table = {"version": version, "mode": "Enabled", "users": users}
+        answer = await group.members[0].http.put("/v1/access", content=orjson.dumps(table))
+        assert answer.status_code == 200, answer.text
+        async with Producer(group.name_server, credentials=ADMIN) as producer:
+            await producer.send(Message("Orders", b"%d" % version))
+        keys = {"accessKey": "lake", "secretKey": "the-right-key-of-lake"}
+        spec = TableSpec("Orders", group.name_server, warehouse, namespace="secured", options=keys)
+        job = TableJob(spec, None)
+        (done,) = await asyncio.to_thread(job.run)
+        assert done.rows == 1
+        said.append(job.unacknowledged)
+    assert said[0].startswith("drains do not wait for it: its group CID_RMQ_SYS_TABLE_secured_Orders: ")
+    assert said[1] == ""
+
+
 def test_only_the_table_of_the_topic_is_dropped(mq: LocalBroker, warehouse: dict[str, str]) -> None:
     opened = open_catalog(warehouse)
     spec, theirs = spec_of(mq, warehouse), mq.create_topic(queues=1)
     send(mq, spec.topic, [("a", b"1")])
     one_at_a_time(TableJob(spec, None))
     opened.create_table(("rocketmq", theirs), pa.schema([("x", pa.int64())]))
+    assert group_of_table(mq, spec) == 0, "its last message is not acknowledged yet"
     # A process that dropped the table, and ended before it dropped that of the rejected messages.
     opened.drop_table(spec.identifier)
     tables = [TableOrder(topic=topic, drop=True) for topic in (spec.topic, theirs)]
     order = RunOrder(run="r", name_servers=mq.name_servers, tables=tables, catalog=warehouse, report="r")
     assert [t.reason for t in Run(order, lambda report: None).run().tables] == ["Dropped", "Dropped"]
     assert opened.list_tables("rocketmq") == [("rocketmq", theirs)]
+    assert group_of_table(mq, spec) is None, "no drain waits for it"
 
 
 def test_a_table_of_no_topic_is_named(mq: LocalBroker, warehouse: dict[str, str]) -> None:

@@ -258,6 +258,8 @@ def _run(spec: TableSpec, as_json: bool, with_spark: bool = False) -> None:
     say(f"{spec.topic}: {done['rows']:,} messages in {commits}, {done['rejected']:,} rejected")
     for loss in done["lost"]:
         note(f"lost: {loss}")
+    if job.unacknowledged:
+        note(job.unacknowledged)
 
 
 @table_app.command("list")

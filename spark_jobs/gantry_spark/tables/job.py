@@ -299,6 +299,8 @@ class TableJob:
         self.cluster = spec.cluster()
         self.catalog = open_catalog(spec.catalog)
         self.settings = PullSettings(spec.group, (), True, False)
+        self.unacknowledged = ""
+        """Why drains do not wait for this table; empty: they do."""
         self._acknowledged: Offsets = {}
 
     # ---- one run
@@ -354,10 +356,11 @@ class TableJob:
             return
         try:
             self.cluster.commit(self.spec.table_group, offsets)
-            self._acknowledged = offsets
+            self._acknowledged, self.unacknowledged = offsets, ""
         except SourceError as error:
             # The table counts, and the next run commits again.
-            logger.warning("the offsets of group %s are not committed: %s", self.spec.table_group, error)
+            self.unacknowledged = f"drains do not wait for it: its group {self.spec.table_group}: {error}"
+            logger.warning("table %s: %s", self.spec.topic, self.unacknowledged)
 
     def _moved(self, target: Mapping[Any, Bounds]) -> Offsets:
         """Return where the table goes on in queues whose last messages are no longer those that it has: their broker

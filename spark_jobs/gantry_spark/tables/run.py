@@ -187,7 +187,7 @@ class Run:
             outcomes = job.run()
             update: dict[str, Any] = {
                 "reason": "Current",
-                "message": "",
+                "message": job.unacknowledged,
                 "success_ms": begun,
                 "messages": before.messages + sum(o.rows + o.rejected for o in outcomes),
             }

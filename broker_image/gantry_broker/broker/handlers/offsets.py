@@ -13,7 +13,7 @@ from gantry_broker.broker.metadata.tables import offset_key
 from gantry_broker.broker.metadata.topics import group_fault, topic_fault
 from gantry_broker.protocol.bad_field import BadField
 from gantry_broker.protocol.bodies import TopicConfig
-from gantry_broker.protocol.codes import ResponseCode
+from gantry_broker.protocol.codes import TABLE_GROUP_PREFIX, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import QueryOffsetHeader, QueueHeader, SearchOffsetHeader, UpdateOffsetHeader
 
@@ -106,7 +106,8 @@ def update_offset(broker: Parts, conn: Connection, frame: Frame) -> Coroutine[No
     if header.queueId >= max(config.read_queues, config.write_queues):
         raise BadField("queueId", str(header.queueId), f"a queue of topic {header.topic}")
     known = header.consumerGroup in broker.meta.working.groups
-    if not known and not broker.settings.autoCreateSubscriptionGroup:
+    of_table = header.consumerGroup.startswith(TABLE_GROUP_PREFIX)
+    if not known and not of_table and not broker.settings.autoCreateSubscriptionGroup:
         raise RequestRejected(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {header.consumerGroup} not exist!")
     offsets, owner = broker.meta.working.offsets, owners_of(conn)[1]
     if (key := offset_key(header.topic, header.consumerGroup)) not in offsets:
