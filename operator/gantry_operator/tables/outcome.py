@@ -91,6 +91,5 @@ def condition(
         )  # fmt: skip
     rejected = f"; {state.rejected:,} messages are in {wanted.topic}__rejected" if state.rejected else ""
     lost = f"; {state.lost} losses of messages, see gantry table describe {wanted.topic}" if state.lost else ""
-    return TableCondition(
-        "True", "Current", f"{state.rows or 0:,} rows{rejected}{lost}{f'; {state.message}' if state.message else ''}"
-    )
+    more = f"; {state.message}" if state.message else ""
+    return TableCondition("True", "Current", f"{state.rows or 0:,} rows{rejected}{lost}{more}")
