@@ -132,13 +132,13 @@ def _head(view: View, choice: Choice, now: str) -> Text:
         f"  {sum(m.follows for m in view.members) if view.standby else view.in_sync}/{len(view.members)} "
         f"{'follow the archive' if view.standby else 'in sync'}",
     ]  # fmt: skip
+    if choice.paused:  # Before what a narrow terminal cuts off.
+        parts.append(("  PAUSED", "bold yellow"))
     if view.rates is not None:
         r = view.rates
         parts.append(f"  in {_rate(r.messages_in)}/s {size(int(r.bytes_in))}/s")
         parts.append(f"  out {_rate(r.messages_out)}/s {size(int(r.bytes_out))}/s")
     parts.append(f"  {now}")
-    if choice.paused:
-        parts.append(("  PAUSED", "bold yellow"))
     return Text.assemble(*parts)
 
 
