@@ -34,6 +34,7 @@ AT_NIGHT = frozenset(
         "test_report::test_the_disk_fills_with_the_whole_log",
         "test_sink_streams",
         "test_stream_groups",
+        "test_table_groups",
     }
 )
 """Modules, and rare cases of others, that run only with SPARK_TESTS=full."""
