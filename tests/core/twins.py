@@ -195,6 +195,7 @@ def send_frame(rng: random.Random, fields: dict[str, Any], body: bytes, key: byt
                 ('"flag":0', '"flag":-0'), ('"flag":0', '"flag":00'), ('"flag":0', '"flag":0,"flag":2'),
                 ('"code"', '"code":9,"code"'), ("399", "399e0"), ("JAVA", "JAVA\t"), ("PG", "\\uZZZZ"), ("PG", "\\q"),
                 ('"version"', '"\\u0076ersion"'), ("399", "nul"), ("399", "NaN"), ("399", "1" * 19), ("}", "},"),
+                ("399", str((1 << 64) + 399)),
                 ('"flag":0', '"extFields":{"b":"Z"},"flag":0'), ('"flag":0', '"extFields":{"l":"1"},"flag":0'),
                 ('"extFields"', '"extFields":{"AccessKey":"w","l":"1"},"extFields"'), ('"b":', '"b":"Z","b":'),
             )
