@@ -84,7 +84,9 @@ AHEAD_MS: Final = 60_000
 LAG_MS: Final = 3_600_000
 """For so long a list may lag behind: entries of the manifest that it may need are kept."""
 GRACE_MS: Final = 24 * 3_600_000
-"""An object that the manifest does not have is removed after a day: a reader that began before may still read it."""
+"""An object that the manifest does not have is removed when it is a day old: a reader that began before may still read
+it. One that misses it reads the manifest again.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -581,7 +583,7 @@ class Archiver:
                 log.error("the archive: %s stays as it is, since it cannot be read back: %s", part.name, error)
                 self._write(state, Change(damaged=(*sorted(state.damaged), part.name)), view, ())
                 return
-        # The former objects stay for a day (`_clean`): a reader that began before may still read them.
+        # The former objects stay until they are a day old (`_clean`): a reader that began before may still read them.
         self._put(state, writer, view, removed=tuple(p.name for p in parts))
 
     def _copy(self, writer: SegmentWriter, part: Part, upto: int, view: View) -> None:
