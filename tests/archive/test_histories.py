@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from gantry_broker.archive import chain, inspection, manifest, restore, segment, upload
 from gantry_broker.archive.archiver import GRACE_MS, LAG_MS, Archiver
-from gantry_broker.archive.chain import Archive, GroupArchive
+from gantry_broker.archive.chain import Archive, GroupArchive, Identity
 from gantry_broker.archive.errors import ArchiveError, Fenced, Missing, Overtaken
 from gantry_broker.archive.manifest import Change, Owner, State
 from gantry_broker.archive.sealing import Encrypted, Plain, Sealer
@@ -190,6 +190,12 @@ class World:
                 case _:
                     self.step(self.random.randrange(2))
 
+    def hand_over(self) -> tuple[Identity, Identity]:
+        """Another site is promoted. Return the former and the new identity."""
+        former = self.archive.identity()
+        assert former is not None
+        return former, self.archive.hand_over(former, "second", "site-b", self.now, "promoted", "")
+
     def settle(self) -> State:
         """The store works again, and the archive gets all that is confirmed."""
         self.objects.away = False
@@ -310,9 +316,7 @@ def test_another_cluster_is_refused(quick_dir: Path) -> None:
 def test_a_former_owner_is_fenced(quick_dir: Path) -> None:
     world = World(2, quick_dir)
     world.settle()
-    former = world.archive.identity()
-    assert former is not None
-    world.archive.hand_over(former, "second", "site-b", world.now, "promoted", "")
+    world.hand_over()
     world.put()
     world.sync()
     world.now += 60_000
@@ -327,9 +331,7 @@ def test_a_former_owner_is_fenced(quick_dir: Path) -> None:
 def test_a_former_owner_that_reads_its_successors_entry_says_what_to_do(quick_dir: Path) -> None:
     world = World(2, quick_dir)
     world.settle()
-    former = world.archive.identity()
-    assert former is not None
-    second = world.archive.hand_over(former, "second", "site-b", world.now, "promoted", "")
+    _, second = world.hand_over()
     chain.write(
         world.group, world.group.load(), Change(), owner=Owner(second.number, "second"), segment_size=SEGMENT,
         epochs=(), now_ms=world.now,
@@ -355,9 +357,7 @@ def test_of_two_members_that_write_at_once_one_is_overtaken(quick_dir: Path) -> 
 def test_a_store_that_is_away_lifts_no_refusal(quick_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(5, quick_dir)
     world.settle()
-    former = world.archive.identity()
-    assert former is not None
-    second = world.archive.hand_over(former, "second", "site-b", world.now, "promoted", "")
+    _, second = world.hand_over()
     archiver = world.archivers[world.leader]
     archiver._look_for_successor(Owner(second.number, second.uid))
     assert "site-b" in archiver._superseded
@@ -529,9 +529,7 @@ def test_a_store_that_answers_an_old_identity_lifts_no_refusal(
     """Otherwise a former site would take records for ever that are in no archive."""
     world = World(5, quick_dir)
     world.settle()
-    former = world.archive.identity()
-    assert former is not None
-    second = world.archive.hand_over(former, "second", "site-b", world.now, "promoted", "")
+    former, second = world.hand_over()
     archiver = world.archivers[world.leader]
     for old in (None, former):
         with monkeypatch.context() as patched:
@@ -597,10 +595,8 @@ def test_a_member_that_slept_does_not_write_at_a_used_number(quick_dir: Path) ->
 @pytest.mark.parametrize("promoted", [False, True], ids=["another member", "another site"])
 def test_a_member_that_slept_for_days_removes_nothing_of_the_others(quick_dir: Path, *, promoted: bool) -> None:
     world, old = sleeper(quick_dir)
-    former = world.archive.identity()
-    assert former is not None
     if promoted:
-        world.archive.hand_over(former, "second", "site-b", world.now, "promoted", "")
+        world.hand_over()
         second = world.archivers[1] = world._archiver(1, "second")
         while second._state is None or second._state.owner is None or second._state.owner.uid != "second":
             upload_one(world, 1)
