@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(120)
     ("fault", "times", "said"),
     [
         (429, 8, ""), (500, 8, "500"), (503, 8, "503"), (403, 2, "check the credentials"), ("cut", 8, ""),
-        ("torn", 1, ""), ("lie", 1, "lost"), ("lost", 3, ""), ("old", 12, "lost"), ("old list", 12, ""),
+        ("torn", 1, ""), ("lie", 1, "lost"), ("lost", 3, ""), ("old", 4, "lost"), ("old list", 12, ""),
     ],
 )  # fmt: skip
 async def test_the_archive_is_whole_after_each_fault(

@@ -53,7 +53,7 @@ async def test_a_backlog_is_read_whole_through_a_failing_store_and_a_failover(
         async with Admin(group.name_server) as admin:
             await admin.create_topic(TOPIC, queues=QUEUES, cluster="demo")
             await wait_until_old(group, admin)
-            assert await uploading(group) == [1], "a slave in sync uploads, not the master"
+            await until(lambda: only_the_slave_uploads(group), "a slave in sync uploads, not the master")
             await away(admin, proxy)
             proxy.plan([500, "cut", 429, 503, "cut"])
             check(await consumed(group, "first"))
@@ -69,10 +69,9 @@ async def test_a_backlog_is_read_whole_through_a_failing_store_and_a_failover(
             await until(lambda: goes_on(group), "the new master, which is alone, uploads all")
 
 
-async def uploading(group: Group) -> list[int]:
-    """The members that upload."""
+async def only_the_slave_uploads(group: Group) -> bool:
     statuses = {n: await member.try_status() for n, member in enumerate(group.members) if runs(member)}
-    return [n for n, s in statuses.items() if s is not None and s.archive is not None and s.archive.uploads]
+    return [n for n, s in statuses.items() if s is not None and s.archive is not None and s.archive.uploads] == [1]
 
 
 async def goes_on(group: Group) -> bool:

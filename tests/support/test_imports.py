@@ -28,10 +28,10 @@ def test_every_folder_of_tests_is_a_package() -> None:
     assert not [str(folder.relative_to(ROOT)) for folder in folders if not (folder / "__init__.py").exists()]
 
 
-def names_of(module: str, files: dict[str, Path]) -> set[str]:
+def names_of(module: str, files: dict[str, Path], tree: ast.Module) -> set[str]:
     """What can be imported from a module: submodules, and names that it binds outside of functions and classes."""
     below = {name.removeprefix(f"{module}.").split(".")[0] for name in files if name.startswith(f"{module}.")}
-    waiting, found = list(ast.parse(files[module].read_text()).body), set[str]()
+    waiting, found = list(tree.body), set[str]()
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -54,13 +54,14 @@ def test_every_name_that_is_imported_from_the_project_is_there() -> None:
         ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path
         for path, root in paths.items()
     }
+    trees = {path: ast.parse(path.read_text()) for path in paths}
     known: dict[str, set[str]] = {}
     missing = []
-    for path in paths:
-        for node in ast.walk(ast.parse(path.read_text())):
+    for path, tree in trees.items():
+        for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and not node.level and node.module in files:
                 if node.module not in known:
-                    known[node.module] = names_of(node.module, files)
+                    known[node.module] = names_of(node.module, files, trees[files[node.module]])
                 gone = [a.name for a in node.names if a.name not in known[node.module]]
                 missing += [f"{path.name}:{node.lineno}: {name}" for name in gone]
     assert not missing
