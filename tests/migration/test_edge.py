@@ -6,6 +6,7 @@ import asyncio
 from typing import Any, cast
 
 import pytest
+from gantry_broker.protocol.bodies import BrokerData, ClusterInfo
 from gantry_operator.cluster.member_http import httpx
 from gantry_operator.migration import edge as edges
 from gantry_operator.migration import steps
@@ -80,6 +81,27 @@ async def test_a_new_command_learns_the_source_from_the_copy(monkeypatch: pytest
         seen = (await edge.look())["a"]
     assert asked == ["192.0.2.9:10911"]
     assert (seen.permission, seen.broker_id, seen.routed) == (6, 900, True)
+
+
+@pytest.mark.parametrize(("servers", "keeps"), [([True, True], True), ([True, False], False), ([True, None], False)])
+async def test_the_source_keeps_its_number_only_where_each_nameserver_compares_versions(
+    servers: list[bool | None], keeps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Admin:
+        def __init__(self, compares: bool | None) -> None:
+            self._compares = compares
+
+        async def cluster_info(self) -> ClusterInfo:
+            if self._compares is None:
+                raise OSError("no answer")
+            return ClusterInfo({"broker-a": BrokerData("c", "broker-a", {0: GROUP.address}, self._compares)})
+
+        async def __aexit__(self, *exc: object) -> None: ...
+
+    async with httpx.AsyncClient() as http, Edge(SourcePlace(()), [GROUP], http) as edge:
+        monkeypatch.setattr(edge, "_admins", {f"n:{n}": Admin(one) for n, one in enumerate(servers)})
+        seen = (await edge.look())["a"]
+    assert (seen.keeps_place, seen.listed) == (keeps, True)
 
 
 def test_what_a_source_says_of_itself_is_known_only_where_it_can_be() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,6 +17,7 @@ from gantry_broker.broker.migration.errors import MigrationError
 from gantry_broker.broker.migration.source import Look, Source, look_of
 from gantry_broker.config import BrokerConfig, MigrateConfig
 from gantry_broker.contracts.leadership import LeadershipRecord, MemberId
+from gantry_broker.protocol.bodies import ClusterInfo, DataVersion
 from gantry_broker.testing import broker
 from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.cluster.group_controllers import failover_settings
@@ -230,6 +232,65 @@ async def test_while_clients_are_carried_slaves_of_the_source_keep_their_master(
     await source.register(look, Tables(), "127.0.0.1:5")
     # RocketMQ's slaves take the HA address from the answer of the NameServer.
     assert (sent[0].ext["brokerAddr"], sent[0].ext["haServerAddr"]) == ("127.0.0.1:5", "127.0.0.1:10912")
+    assert len(sent) == 1, "a NameServer of 4.9 has the source under the number that it gives itself"
+
+
+@pytest.mark.parametrize(
+    ("own_number", "registered"), [("0", ["0 127.0.0.1:5", "900 127.0.0.1:10911"]), ("900", ["0 127.0.0.1:5"])]
+)
+async def test_a_nameserver_of_5_x_keeps_the_new_address_and_the_source_beside_it(
+    own_number: str, registered: list[str]
+) -> None:
+    source = Source(["127.0.0.1:1"], "broker-a")
+    sent: list[Any] = []
+
+    async def call(server: str, frame: Any, what: str, timeout: float) -> None:
+        sent.append(frame)
+
+    def version(frame: Any) -> int:
+        return int(json.loads(frame.body)["topicConfigSerializeWrapper"]["dataVersion"]["stateVersion"])
+
+    source.admin.session.call_checked = call  # type: ignore[assignment]
+    source.admin.session.name_servers = ("127.0.0.1:1",)  # type: ignore[misc]
+    look = look_of("broker-a", "test", "127.0.0.1:10911", SOURCE | {"brokerId": own_number}, RUNTIME, 1)
+    tables = Tables()
+    tables.topic_version = DataVersion(5, 6, 7)
+    await source.register(replace(look, compares_versions=True), tables, "127.0.0.1:5")
+    assert [f"{frame.ext['brokerId']} {frame.ext['brokerAddr']}" for frame in sent] == registered
+    assert {version(frame) for frame in sent} == {8}, "one more than the source's own"
+    sent.clear()
+    await source.step_down(look, tables, "127.0.0.1:5")
+    assert [(frame.ext["brokerAddr"], version(frame)) for frame in sent] == [("127.0.0.1:5", 0)]
+
+
+async def test_a_source_that_its_nameserver_forgot_is_known_from_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the end of a member's connection all is gone that it has registered."""
+    number = "0"
+
+    async def cluster_info() -> ClusterInfo:
+        return ClusterInfo({})
+
+    async def broker_config(address: str) -> dict[str, str]:
+        assert address == "127.0.0.1:10911"
+        return SOURCE | {"brokerId": number}
+
+    async def runtime_info(address: str) -> dict[str, str]:
+        return RUNTIME
+
+    for known in (("test", "127.0.0.1:10911"), ("other", "127.0.0.1:10911"), None):
+        source = Source(["127.0.0.1:1"], "broker-a", cluster="test", known=known)
+        for name, stand_in in (
+            ("cluster_info", cluster_info), ("broker_config", broker_config), ("runtime_info", runtime_info),
+        ):  # fmt: skip
+            monkeypatch.setattr(source.admin, name, stand_in)
+        if known and known[0] == "test":
+            assert ((await source.look()).address, (await source.look()).cluster) == ("127.0.0.1:10911", "test")
+            number = "1"
+            with pytest.raises(MigrationError, match="has no master now"):  # It is a slave now.
+                await source.look()
+        else:
+            with pytest.raises(MigrationError, match="knows no broker broker-a"):
+                await source.look()
 
 
 @pytest.mark.parametrize(

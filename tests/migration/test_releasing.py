@@ -30,10 +30,11 @@ SLAVE = "127.0.0.1:10921"
 
 def broker(
     address: str = "s:1", number: int = 0, permission: int = 6, accepts: int = 0, *, name: str = "broker-a",
-    config_number: int | None = None,
+    config_number: int | None = None, own_address: str | None = None,
 ) -> Found:  # fmt: skip
     own = number if config_number is None else config_number
     config = {"brokerPermission": str(permission), "brokerId": str(own), ACCEPTS_FROM: str(accepts)}
+    config["brokerIP1"], _, config["listenPort"] = (own_address or address).partition(":")
     return Found(name, address, number, config)
 
 
@@ -72,6 +73,7 @@ def test_what_an_administrator_set_stays(one: Found) -> None:
         (GANTRYS, "Gantry leads the group at g:1: go back with gantry migrate rollback"),
         (SILENT, "g:1 leads the group and does not answer"),
         (broker("g:1", 0, config_number=FORMER_MASTER_ID), "Gantry passes clients on at g:1"),
+        (broker("g:1", own_address="s:1"), "Gantry passes clients on at g:1"),
     ],
 )
 def test_clients_get_no_second_master(leader: Found, said: str) -> None:

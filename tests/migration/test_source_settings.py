@@ -33,6 +33,7 @@ def test_each_setting_of_a_cutover_is_needed(java_side: Path, tmp_path: Path, se
             permission_ends_no_writes(made, clients)
             a_master_takes_its_place_back(made, clients)
             if client == "55":
+                a_master_of_a_higher_version_keeps_the_place(made, clients)
                 another_number_stops_deliveries(made, clients)
     except NamespaceUnavailable as error:
         pytest.skip(f"Apache RocketMQ's settings are not tested here: {error}")
@@ -67,26 +68,49 @@ def address_of(made: Scene, wire: Wire, number: int) -> str | None:
     return {int(key): str(address) for key, address in addresses.items()}.get(number)
 
 
+def register(made: Scene, wire: Wire, address: str, number: int, state_version: int = 0) -> None:
+    body = registration_body(DataVersion(state_version=state_version), [], [])
+    header = RegisterBrokerHeader(
+        brokerName=made.source.broker_name, brokerAddr=address, clusterName=made.source.cluster, brokerId=Long(number),
+        haServerAddr=address, bodyCrc32=Long(zlib.crc32(body) & 0x7FFFFFFF),
+    )  # fmt: skip
+    wire.call(RequestCode.REGISTER_BROKER, header.ext(), body)
+
+
 def a_master_takes_its_place_back(made: Scene, clients: Driver) -> None:
     source = made.source.broker_address
-    body = registration_body(DataVersion(), [], [])
-    header = RegisterBrokerHeader(
-        brokerName=made.source.broker_name, brokerAddr=OTHER, clusterName=made.source.cluster, brokerId=Long(MASTER_ID),
-        haServerAddr=OTHER, bodyCrc32=Long(zlib.crc32(body) & 0x7FFFFFFF),
-    )  # fmt: skip
     with Wire(made.source.namesrv, prefix=made.source.prefix) as wire:
-        wire.call(RequestCode.REGISTER_BROKER, header.ext(), body)
+        register(made, wire, OTHER, MASTER_ID)
         assert address_of(made, wire, MASTER_ID) == OTHER
         # It registers at this, as it does every 30 s.
         change(made, clients, "brokerPermission", USUAL)
         until("the source has its place back", lambda: address_of(made, wire, MASTER_ID) == source, 10)
-        wire.call(RequestCode.REGISTER_BROKER, header.ext(), body)
+        register(made, wire, OTHER, MASTER_ID)
         change(made, clients, "brokerId", str(FORMER_MASTER_ID))
         change(made, clients, "brokerPermission", USUAL)
         until("the source is aside", lambda: address_of(made, wire, FORMER_MASTER_ID) == source, 10)
         assert address_of(made, wire, MASTER_ID) == OTHER
     change(made, clients, "brokerId", str(MASTER_ID))
     change(made, clients, "brokerPermission", USUAL)
+
+
+def a_master_of_a_higher_version_keeps_the_place(made: Scene, clients: Driver) -> None:
+    """A NameServer of 5.x compares state versions, and another one registers the source under its other number."""
+    source = made.source.broker_address
+    with Wire(made.source.namesrv, prefix=made.source.prefix) as wire:
+        register(made, wire, OTHER, MASTER_ID, 1)
+        register(made, wire, source, FORMER_MASTER_ID, 1)
+        assert address_of(made, wire, FORMER_MASTER_ID) == source
+        change(made, clients, "brokerPermission", USUAL)
+        until("the source has left the routes", lambda: address_of(made, wire, FORMER_MASTER_ID) is None, 10)
+        assert address_of(made, wire, MASTER_ID) == OTHER
+        register(made, wire, source, FORMER_MASTER_ID, 1)
+        assert (address_of(made, wire, MASTER_ID), address_of(made, wire, FORMER_MASTER_ID)) == (OTHER, source)
+        # A lower version of its own address lets the source in again.
+        register(made, wire, OTHER, MASTER_ID)
+        assert address_of(made, wire, MASTER_ID) == OTHER
+        change(made, clients, "brokerPermission", USUAL)
+        until("the source has its place back", lambda: address_of(made, wire, MASTER_ID) == source, 10)
 
 
 def another_number_stops_deliveries(made: Scene, clients: Driver) -> None:

@@ -45,6 +45,11 @@ class World:
         self.accepted: dict[str, int] = {}
         self.stopped = False
         self.can_carry = rng.random() < 0.7
+        self.keeps = rng.random() < 0.6
+        """What the NameServers are taken for: of 5.x, which keep Gantry's address against the source's."""
+        self.yields = not self.keeps or rng.random() < 0.2
+        """Whether they give the place back to a source that registers."""
+        self.place = {"a": "source", "b": "source"}
         self.late = False
         """An abort has waited long enough for a copy's member."""
         self.carries = {"a": False, "b": False}
@@ -54,7 +59,11 @@ class World:
         self.now += self.rng.choice((0.2, 1.0, 3.0))
         for name in self.end:
             if self.rng.random() < 0.02:
-                self.carries[name] = False  # The copy's member was started again.
+                self.drop(name)  # The copy's member was started again.
+            if self.carries[name]:
+                self.place[name] = "gantry"
+            if self.rng.random() < 0.2:
+                self.registers(name)
             if self.rng.random() < 0.05:
                 self.slaves[name].up = not self.slaves[name].up
             # Deliveries of delayed messages go on.
@@ -63,6 +72,16 @@ class World:
                 self.grown_at[name] = self.now
             if name not in self.leads and self.rng.random() < 0.8:
                 self.copy[name] = self.end[name]
+
+    def drop(self, name: str) -> None:
+        self.carries[name] = False
+        if self.place[name] == "gantry":
+            self.place[name] = "nobody"
+
+    def registers(self, name: str) -> None:
+        """The source does so every half minute, and at each change of its settings."""
+        if self.number[name] == 0 and (self.yields or not self.carries[name]):
+            self.place[name] = "source"
 
     def seen(self) -> dict[str, Seen]:
         found = {}
@@ -80,9 +99,9 @@ class World:
                 refuses=None if silent else self.refuses[name],
                 can_carry=self.can_carry and name not in self.leads,
                 carries=None if name in self.leads or silent else self.carries[name],
-                routed=(name in self.leads or self.carries[name])
-                and self.number[name] == FORMER_MASTER_ID
-                and self.rng.random() < 0.7,
+                routed=name in self.leads or (self.place[name] == "gantry" and self.rng.random() < 0.7),
+                listed=self.place[name] == "gantry",
+                keeps_place=self.keeps,
             )
         return found
 
@@ -92,14 +111,18 @@ class World:
         if isinstance(action, Carry):
             assert self.can_carry
             self.carries[action.group] = action.on
+            if action.on:
+                self.place[action.group] = "gantry"
             return
         if isinstance(action, SetSource):
             aside = action.broker_id == FORMER_MASTER_ID
-            assert aside or not self.carries[action.group] or self.late, "two masters in the routes"
+            alone = not self.carries[action.group] or self.late or self.keeps
+            assert aside or alone, "two masters in the routes"
             if aside and not action.refuses and self.number[action.group] != FORMER_MASTER_ID:
                 assert self.carries[action.group], "a route without a master"
             self.permission[action.group], self.number[action.group] = action.permission, action.broker_id
             self.refuses[action.group] = action.refuses
+            self.registers(action.group)
             slave = self.slaves[action.group]
             if slave.up and self.rng.random() < 0.8:
                 slave.settings = Settings(action.permission, 1 + action.broker_id, action.refuses)
@@ -128,6 +151,7 @@ def test_a_cutover_goes_on_or_goes_back_wherever_it_is_killed(seed: int) -> None
                 assert not any(world.refuses.values())
                 assert set(world.number.values()) == {0}
                 assert not any(world.carries.values())
+                assert "gantry" not in world.place.values(), "clients find an address that nobody serves"
                 for name, slave in world.slaves.items():
                     known = record.groups[name].brokers if name in record.groups else {}
                     has = (*slave.settings,)
@@ -203,6 +227,40 @@ def test_clients_have_time_to_learn_the_new_address_before_producers_are_refused
     assert routed.record.phase is Phase.ROUTED
     assert steps.step(routed.record, {"a": seen}, LIMITS, 133).record.phase is Phase.ROUTED
     assert steps.step(routed.record, {"a": seen}, LIMITS, 135).record.phase is Phase.READERS_OFF
+
+
+def test_a_source_keeps_its_number_where_its_nameservers_keep_gantrys_address() -> None:
+    """Under another number a 5.x delivers nothing that waits."""
+    seen = ready(can_carry=True, carries=True, routed=True, listed=True, keeps_place=True)
+    record = steps.begin(Record(), {"a": seen}, LIMITS, 100)
+    made = steps.step(record, {"a": seen}, LIMITS, 100)
+    assert (made.record.phase, made.actions) == (Phase.ROUTED, ())
+    made = steps.step(made.record, {"a": seen}, LIMITS, 133)
+    assert steps.step(made.record, {"a": seen}, LIMITS, 133).actions == (SetSource("a", 2, 0, False),)
+    made = steps.step(replace(made.record, phase=Phase.WRITES_OFF), {"a": seen}, LIMITS, 140)
+    assert made.actions == (SetSource("a", 0, FORMER_MASTER_ID, True),)
+    # A NameServer that gives the place back all the same.
+    routed = replace(record, phase=Phase.ROUTED)
+    made = steps.step(routed, {"a": replace(seen, routed=False)}, LIMITS, 120)
+    assert (made.record.phase, made.record.aside) == (Phase.ROUTING, True)
+    made = steps.step(made.record, {"a": seen}, LIMITS, 121)
+    assert made.actions == (SetSource("a", 6, FORMER_MASTER_ID, False),)
+
+
+def test_an_abort_lets_the_source_register_where_only_its_address_is_missing() -> None:
+    record = Record(Phase.ABORTING, 100, {"a": steps.Group(6)}, carried=True)
+    seen = ready(carries=False, listed=True, routed=True, keeps_place=True)
+    assert steps.step(record, {"a": seen}, LIMITS, 101).actions == (SetSource("a", 6, 0, False),)
+    assert steps.step(record, {"a": replace(seen, listed=False)}, LIMITS, 101).record.phase is Phase.FOLLOWING
+    # It is not waited for long: the source registers every half minute.
+    assert steps.step(record, {"a": seen}, LIMITS, 131).record.phase is Phase.FOLLOWING
+
+
+def test_a_record_of_a_former_release_has_a_source_that_stands_aside() -> None:
+    value = {"phase": "routed", "since": 1.0, "groups": {}, "carried": True}
+    assert Record.from_json(value).aside
+    assert not Record.from_json(value | {"aside": False}).aside
+    assert Record.from_json(value).to_json() == value | {"aside": True}
 
 
 def test_consumers_have_time_to_commit_before_producers_are_refused() -> None:

@@ -178,6 +178,10 @@ class BrokerData:
     cluster: str
     name: str
     addresses: dict[int, str]
+    compares_versions: bool = False
+    """Whether the NameServer is one of RocketMQ 5.x: it keeps a master against one of a lower state version. Source:
+    `RouteInfoManager.registerBroker` and `BrokerData` of 5.5.0 and of 4.9.7, which has no such field.
+    """
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
@@ -188,7 +192,7 @@ class BrokerData:
             if number is None or not isinstance(address, str):
                 raise BodyError(f"brokerData.brokerAddrs has {short(key)}: {short(address)}; id and address expected")
             addresses[number] = address
-        return cls(fields.text("cluster", ""), fields.text("brokerName"), addresses)
+        return cls(fields.text("cluster", ""), fields.text("brokerName"), addresses, "enableActingMaster" in value)
 
     def to_json(self, *, bare_ids: bool = False) -> dict[str, Any]:
         """`bare_ids`: numbers without quotes, as fastjson writes them in cluster information."""

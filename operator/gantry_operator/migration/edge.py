@@ -118,6 +118,8 @@ class Edge:
         }
         self.http = http
         self._ends: dict[str, tuple[int, float]] = {}
+        self._keepers: set[str] = set()
+        """NameServers that keep a master's place against one of a lower state version."""
         self._addresses: dict[str, str] = {}
         """By group: the source's address, as it was known last."""
 
@@ -146,6 +148,10 @@ class Edge:
             info = await self._admins[server].cluster_info()
         except FAILURES:
             return None
+        if info.brokers and all(broker.compares_versions for broker in info.brokers.values()):
+            self._keepers.add(server)
+        else:
+            self._keepers.discard(server)
         return {name: broker.addresses for name, broker in info.brokers.items()}
 
     def source_of(self, group: GroupPlace, routes: Routes) -> str | None:
@@ -241,6 +247,8 @@ class Edge:
             can_carry=can_carry,
             carries=carries,
             routed=all(address == group.address for address in known) if known else None,
+            listed=group.address in known,
+            keeps_place=all(server in self._keepers for server in routes),
             silent=tuple(server for server, table in routes.items() if table is None),
         )
 

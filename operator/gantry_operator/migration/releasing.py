@@ -59,9 +59,12 @@ class Found:
     @property
     def is_carrier(self) -> bool:
         """Whether the address is Gantry's, which passes requests on: it is in the routes as the master, and the broker
-        that answers stands aside. RocketMQ's own brokers register at once under a `brokerId` that is set.
+        that answers stands aside, or has another address. RocketMQ's own brokers register at once under a `brokerId`
+        that is set, and with the address of their settings (`BrokerController.getBrokerAddr`).
         """
-        return self.number == MASTER and (self.settings.broker_id or 0) >= FORMER_MASTER_ID
+        config = self.config or {}
+        names_other = "brokerIP1" in config and f"{config['brokerIP1']}:{config.get('listenPort')}" != self.address
+        return self.number == MASTER and ((self.settings.broker_id or 0) >= FORMER_MASTER_ID or names_other)
 
     @property
     def is_altered(self) -> bool:

@@ -96,12 +96,15 @@ class Record:
     groups: Mapping[str, Group] = field(default_factory=dict)
     carried: bool = False
     """Whether Gantry's address was given to clients before the source ended writes."""
+    aside: bool = False
+    """Whether the source has another number meanwhile, since its NameServers would give its place back to it."""
 
     def to_json(self) -> dict[str, Any]:
         return {
             "phase": self.phase.value,
             "since": self.since,
             "carried": self.carried,
+            "aside": self.aside,
             "groups": {name: group.to_json() for name, group in self.groups.items()},
         }
 
@@ -117,12 +120,13 @@ class Record:
             )
             for name, item in value["groups"].items()
         }
-        return cls(Phase(value["phase"]), float(value["since"]), groups, value.get("carried") is True)
+        carried = value.get("carried") is True
+        return cls(Phase(value["phase"]), float(value["since"]), groups, carried, value.get("aside", carried) is True)
 
     @property
     def number(self) -> int:
         """The source's `brokerId` while it takes messages."""
-        return FORMER_MASTER_ID if self.carried else MASTER
+        return FORMER_MASTER_ID if self.aside else MASTER
 
 
 def brokers_of(value: Any) -> dict[str, int]:
@@ -165,6 +169,10 @@ class Seen:
     """Whether it does so, and its address is registered."""
     routed: bool | None = None
     """Whether every NameServer of the source that answers gives Gantry's address as the master's; None: none does."""
+    listed: bool = False
+    """Whether a NameServer of the source gives Gantry's address as the master's."""
+    keeps_place: bool = False
+    """Whether the source's NameServers keep Gantry's address although the source registers as the master, too."""
     silent: tuple[str, ...] = ()
     """NameServers of the source that do not answer."""
 
@@ -357,7 +365,8 @@ def begin(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) 
     left = {name: group.brokers for name, group in record.groups.items()}
     groups = {name: Group(permission=group.permission, brokers=left.get(name, {})) for name, group in seen.items()}
     if limits.routes > 0 and all(group.can_carry for group in seen.values()):
-        return Record(Phase.ROUTING, now, groups, carried=True)
+        aside = not all(group.keeps_place for group in seen.values())
+        return Record(Phase.ROUTING, now, groups, carried=True, aside=aside)
     return Record(Phase.READERS_OFF, now, groups)
 
 
@@ -400,10 +409,12 @@ def _routing(record: Record, seen: Mapping[str, Seen], now: float) -> Step:
         return Step(record, actions, waits)
     if not all(seen[name].carries for name in record.groups):
         return Step(record, waits=waits)
+    # RocketMQ 5.x delivers nothing that waits, and stores no acknowledgement of POP, under another number.
     aside = [
         wanted
         for name, group in record.groups.items()
-        if not (wanted := SetSource(name, group.permission or 0, FORMER_MASTER_ID, False)).is_so(seen[name])
+        if record.aside
+        and not (wanted := SetSource(name, group.permission or 0, FORMER_MASTER_ID, False)).is_so(seen[name])
     ]
     if aside or not all(seen[name].routed and not seen[name].silent for name in record.groups):
         return Step(record, tuple(aside), _named(waits, seen))
@@ -413,6 +424,9 @@ def _routing(record: Record, seen: Mapping[str, Seen], now: float) -> Step:
 def _routed(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) -> Step:
     if actions := _carried(record, seen):
         return Step(record, actions, "clients are carried to the source")
+    if not record.aside and any(seen[name].carries and seen[name].routed is False for name in record.groups):
+        # The source has got its place back: it has to leave it.
+        return Step(replace(record, phase=Phase.ROUTING, since=now, aside=True))
     left = limits.routes - (now - record.since)
     if 0 < left <= limits.routes:
         return Step(record, waits=f"clients learn Gantry's address: {left:.0f} s")
@@ -550,10 +564,13 @@ def _aborting(record: Record, seen: Mapping[str, Seen], limits: Limits, now: flo
         return Step(record, ended, "Gantry leaves the routes")
     waits = 0 <= now - record.since < limits.slaves
     wanted = {name: given_back(name, group) for name, group in record.groups.items()}
+    listed = {name: record.carried and seen[name].listed for name in record.groups}
     actions = tuple(
         back
         for name, back in wanted.items()
-        if not back.is_so(seen[name]) or (waits and lacking(back, seen[name].brokers, seen[name].settings))
+        if not back.is_so(seen[name])
+        # A change of its settings makes it register at once.
+        or (waits and (listed[name] or lacking(back, seen[name].brokers, seen[name].settings)))
     )
     if actions:
         return Step(record, actions, "the source gets its permission back")

@@ -155,6 +155,8 @@ class Migration:
         """None: it is with those that end it later."""
         self._carries = False
         self._registered = 0.0
+        self._registering = asyncio.Lock()
+        self._source: Source | None = None
         self._pops_at: int | None = None
         """The next offset of the timer topic to read."""
         self._rates: list[tuple[float, int]] = []
@@ -267,7 +269,10 @@ class Migration:
             except OSError as error:
                 return 409, {"detail": f"the group's port is taken: {error}"}
         # Connections are carried on: clients have the address until they look for the next route.
-        self._carries, self._registered = wanted, 0.0
+        had, self._carries, self._registered = self._registered, wanted, 0.0
+        if had and self._source is not None and self._look is not None and self._tables is not None:
+            async with self._registering:
+                await self._source.step_down(self._look, self._tables, self._config.group_address)
         return 200, {"on": wanted}
 
     # The work
@@ -343,9 +348,10 @@ class Migration:
                 credentials=self._credentials(),
                 tls=None if wanted.ca_file is None else TlsOptions(ca_file=wanted.ca_file),
                 own=self._config.group_address,
+                known=self._known(),
             )
             async with contextlib.AsyncExitStack() as stack:
-                await stack.enter_async_context(source)
+                self._source = await stack.enter_async_context(source)
                 await self._with(source)
                 if self._finished.is_set() and self._registered:
                     if self._carrier is not None:
@@ -366,6 +372,14 @@ class Migration:
                 )  # The source died after its last record: its last tables are at most some seconds old.
                 return
             await asyncio.sleep(1.0 if self._look is None else ha.pause_before(self._promise()))
+
+    def _known(self) -> tuple[str, str] | None:
+        """Return the source's cluster and address as they were known last, also before this process began."""
+        if self._look is not None:
+            return self._look.cluster, self._look.address
+        mark = mark_of(self._config.data_dir) or {}
+        cluster, address = mark.get("cluster"), mark.get("address")
+        return (cluster, address) if isinstance(cluster, str) and isinstance(address, str) else None
 
     def _arrived(self, finish: int) -> bool:
         store = self._store
@@ -401,14 +415,15 @@ class Migration:
 
     async def _keep_carrying(self, source: Source, look: Look) -> None:
         """Keep the routes to this member's address as the source's are."""
-        if not self._carries or self._tables is None or self._finish is not None:
-            return
-        try:
-            await source.register(look, self._tables, self._config.group_address)
-        except MigrationError as error:
-            self._problem = str(error)
-        else:
-            self._registered = time.monotonic() if self._carries else 0.0
+        async with self._registering:
+            if not self._carries or self._tables is None or self._finish is not None:
+                return
+            try:
+                await source.register(look, self._tables, self._config.group_address)
+            except MigrationError as error:
+                self._problem = str(error)
+            else:
+                self._registered = time.monotonic() if self._carries else 0.0
 
     async def _read_pops(self, until: float) -> None:
         """Read on in the timer topic, where RocketMQ has what was popped, up to its end or a time of the loop."""
@@ -456,6 +471,8 @@ class Migration:
         look = self._saw(await source.look(), had)
         await self._guarding.check(look.settings)
         store = self._store or await self._open(source, look)
+        if (mark := mark_of(self._config.data_dir)) is not None and mark.get("address") != look.address:
+            self._save_mark({**mark, "address": look.address})
         follower = self._follower = self._follower or Follower(store)
         if store.log.end > store.log.start and ha.reports_for(self._promise()) is ha.Reports.NEUTRAL:
             await asyncio.sleep(ha.pause_before(self._promise()))

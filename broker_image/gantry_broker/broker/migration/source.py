@@ -19,6 +19,7 @@ from gantry_broker.broker.migration.ha import is_controlled
 from gantry_broker.broker.registrar import registration_body, topic_json
 from gantry_broker.client import Admin, BrokerError, ClientError, Credentials
 from gantry_broker.protocol import fastjson, plausible
+from gantry_broker.protocol.bodies import BrokerData
 from gantry_broker.protocol.codes import (
     CONTROL_TOPIC,
     FORMER_MASTER_ID,
@@ -46,6 +47,9 @@ TIMEOUT_S: Final = 10.0
 SLAVE_S: Final = 1.0
 """Seconds for a slave's answer. A later one counts as none."""
 AGAIN_S: Final = 0.2
+MASTERS: Final = (str(MASTER_ID), str(FORMER_MASTER_ID))
+SILENT_MS: Final = 25_000
+"""After this time without a registration a NameServer of 5.x drops an address of a member that is gone."""
 MOST_QUEUES: Final = 1 << 16
 """Of a topic on one broker."""
 AHEAD_MS: Final = 86_400_000
@@ -68,6 +72,8 @@ class Look:
     """Slaves that are registered beside it."""
     version: str
     settings: Mapping[str, str]
+    compares_versions: bool = False
+    """Whether its NameServer keeps a master's place against one of a lower state version, as those of 5.x do."""
     in_sync: int | None = None
     """Under a controller: the offset up to which each broker of the SyncStateSet has the log; None: not known."""
 
@@ -89,13 +95,14 @@ class Source:
         credentials: Credentials | None = None,
         tls: TlsOptions | ssl.SSLContext | None = None,
         own: str = "",
+        known: tuple[str, str] | None = None,
     ) -> None:
         """`name`: the brokerName. `cluster`: its cluster; None: any. `own`: an address in the routes that is not the
-        source's.
+        source's. `known`: its cluster and address as they were known last.
         """
         self.name = name
         self._own = own
-        self._address: str | None = None
+        self._known = known
         self._cluster = cluster
         self._slaves: list[str] = []
         self.admin = Admin(list(name_servers), timeout=TIMEOUT_S, credentials=credentials, tls=tls)
@@ -112,17 +119,22 @@ class Source:
         try:
             info = await self.admin.cluster_info()
             broker = info.brokers.get(self.name)
+            if broker is None and self._known is not None:
+                # A NameServer forgets what a member has registered with the end of its connection, and the source
+                # registers again after half a minute only.
+                broker = BrokerData(self._known[0], self.name, {})
             if broker is None or self._cluster not in (None, broker.cluster):
                 names = ", ".join(sorted(info.brokers)) or "none"
                 raise MigrationError(f"the NameServer knows no broker {self.name}; it knows {names}")
-            known = [broker.addresses.get(number) for number in (FORMER_MASTER_ID, MASTER_ID)]
-            address = next((one for one in known if one not in (None, self._own)), None)
-            if address is None and self._own in known:
-                address = self._address  # It has not registered under its other number yet.
-            if address is None:
+            # Who has the place beside Gantry is the master that a controller has chosen since.
+            found = [broker.addresses.get(number) for number in (MASTER_ID, FORMER_MASTER_ID)]
+            address = next((one for one in found if one not in (None, self._own)), None)
+            if address is None and self._known is not None:
+                address = self._known[1]  # It has not registered again yet.
+            settings = {} if address is None else await self.admin.broker_config(address)
+            if address is None or settings.get("brokerId") not in MASTERS:
                 raise MigrationError(f"broker {self.name} has no master now")
-            self._address = address
-            settings = await self.admin.broker_config(address)
+            self._known = broker.cluster, address
             runtime = await self.admin.runtime_info(address)
             status = b""
             if is_controlled(settings):
@@ -131,6 +143,7 @@ class Source:
             raise MigrationError(f"broker {self.name} of the source does not answer: {error}") from error
         slaves = len([number for number in broker.addresses if number not in (MASTER_ID, FORMER_MASTER_ID)])
         look = look_of(self.name, broker.cluster, address, settings, runtime, slaves)
+        look = replace(look, compares_versions=broker.compares_versions)
         return replace(look, in_sync=in_sync_of(status)) if status else look
 
     async def slave_ends(self, master: str) -> tuple[int, dict[str, int | None]]:
@@ -168,25 +181,38 @@ class Source:
         return whole_number(runtime.get("commitLogMaxOffset", ""), 0, plausible.MAX_OFFSET)
 
     async def register(self, look: Look, tables: Tables, address: str) -> None:
-        """Register an address as the master's with every NameServer, and the source's topics. Raises MigrationError."""
+        """Register an address as the master's with every NameServer, and the source's topics. Raises MigrationError.
+
+        A NameServer of 5.x keeps it, by a state version above the source's, also where the source goes on to register
+        as the master. It is thrown out of the routes by that, and gets its other number here.
+        """
         topics = [topic_json(name, config, Perm.READ | Perm.WRITE) for name, config in sorted(tables.topics.items())]
-        body = registration_body(tables.topic_version, topics, [])
-        header = RegisterBrokerHeader(
-            brokerName=look.name,
-            brokerAddr=address,
-            clusterName=look.cluster,
-            brokerId=Long(MASTER_ID),
-            # Slaves of the source take it from the NameServer, and go on with their master.
-            haServerAddr=f"{look.ha[0]}:{look.ha[1]}",
-            bodyCrc32=Long(zlib.crc32(body) & 0x7FFFFFFF),
-        )
+        version = replace(tables.topic_version, state_version=tables.topic_version.state_version + 1)
+        frames = [_registration(look, address, MASTER_ID, registration_body(version, topics, []))]
+        if look.compares_versions and look.settings.get("brokerId") == str(MASTER_ID):
+            frames.append(_registration(look, look.address, FORMER_MASTER_ID, registration_body(version, [], [])))
         session = self.admin.session
         for server in session.name_servers:
-            frame = Frame(RequestCode.REGISTER_BROKER, ext=header.ext(), body=body)
             try:
-                await session.call_checked(server, frame, f"registration with {server}", TIMEOUT_S)
+                for frame in frames:
+                    await session.call_checked(server, frame, f"registration with {server}", TIMEOUT_S)
             except FAILURES as error:
                 raise MigrationError(f"NameServer {server} does not take the new address: {error}") from error
+
+    async def step_down(self, look: Look, tables: Tables, address: str) -> None:
+        """Let the source take its place back from `address` at the NameServers that answer: until it does, clients
+        still find that.
+        """
+        topics = [topic_json(name, config, Perm.READ | Perm.WRITE) for name, config in sorted(tables.topics.items())]
+        body = registration_body(replace(tables.topic_version, state_version=0), topics, [])
+        frame = _registration(look, address, MASTER_ID, body)
+        for server in self.admin.session.name_servers:
+            try:
+                await self.admin.session.call_checked(server, frame, f"registration with {server}", SLAVE_S)
+            except FAILURES as error:
+                log.warning(
+                    "NameServer %s keeps %s as the master's address until it is silent: %s", server, address, error
+                )
 
     async def first_offsets(self, address: str, topics: Sequence[str]) -> dict[tuple[str, int], int]:
         """Return the first queue offset of each queue of these topics. Raises MigrationError."""
@@ -245,6 +271,20 @@ class Source:
             return await self.admin.ask(address, code, header)
         except FAILURES as error:
             raise MigrationError(f"{address} does not answer {code.name}: {error}") from error
+
+
+def _registration(look: Look, address: str, number: int, body: bytes) -> Frame:
+    header = RegisterBrokerHeader(
+        brokerName=look.name,
+        brokerAddr=address,
+        clusterName=look.cluster,
+        brokerId=Long(number),
+        # Slaves of the source take it from the NameServer, and go on with their master.
+        haServerAddr=f"{look.ha[0]}:{look.ha[1]}",
+        bodyCrc32=Long(zlib.crc32(body) & 0x7FFFFFFF),
+        heartbeatTimeoutMillis=Long(SILENT_MS),
+    )
+    return Frame(RequestCode.REGISTER_BROKER, ext=header.ext(), body=body)
 
 
 def guarded(settings: Mapping[str, str]) -> str:
