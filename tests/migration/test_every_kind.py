@@ -52,9 +52,9 @@ class Cutover(NamedTuple):
     """Wall times in ms."""
 
     begin: float
-    """Clients get Gantry's address."""
+    """The source refuses sends; one of 5.x stands aside from here on, and delivers nothing that waits."""
     delivers: float
-    """The source delivers what is due up to here: one of 5.x not while it stands aside."""
+    """The source delivers what is due up to here."""
     ended: float
     """The source's log has its end."""
 
@@ -65,7 +65,7 @@ def cut_over(made: Scene, *, modern: bool) -> Cutover:
     assert "Gantry leads" in said, said
     took = {name: float(seconds) * 1000 for name, seconds in re.findall(r"^([a-z-]+): ([0-9.]+) s$", said, re.M)}
     ended = now - took.pop("taking") - took.pop("finishing")
-    begin = ended - sum(took.values())
+    begin = ended - took["writes-off"]
     return Cutover(begin, begin if modern else ended, ended)
 
 

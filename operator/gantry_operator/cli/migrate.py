@@ -6,7 +6,7 @@ import contextlib
 import json
 import shlex
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from enum import StrEnum
 from functools import partial
@@ -674,7 +674,14 @@ def _ask_operator(
 
 
 def _ask_rollback(
-    back: bool, lag: int, settle: float, timeout: float, context: str | None, namespace: str | None, name: str | None
+    back: bool,
+    limits: rolling_back.Limits,
+    timeout: float,
+    context: str | None,
+    namespace: str | None,
+    name: str | None,
+    *,
+    dry_run: bool,
 ) -> None:
     """Ask the operator for a rollback, or for its abort. Raises CliError."""
     from gantry_operator.actions.kubernetes_target import KubernetesTarget
@@ -682,11 +689,17 @@ def _ask_rollback(
     from gantry_operator.migration.steps import Phase
     from gantry_operator.platforms.kubernetes.targets.target import migration_of
 
-    if not back:
-        _ask_operator("rollback", timeout, context, namespace, name, lag=lag, settle_s=settle)
+    if not back and not dry_run:
+        _ask_operator("rollback", timeout, context, namespace, name, lag=limits.lag, settle_s=limits.settle)
         return
     resource = run_async(KubernetesTarget(context, namespace, name).resource())
-    if migration_of(resource).phase is not Phase.DONE:
+    record = migration_of(resource)
+    if dry_run:
+        if record.phase is not Phase.DONE:
+            raise CliError("the cutover is not done: before its last steps gantry migrate abort goes back at once")
+        _show_rollback(list(record.groups), limits)
+        return
+    if record.phase is not Phase.DONE:
         raise CliError("no rollback is under way: gantry migrate abort goes back from a cutover")
     _ask_operator("abort", timeout, context, namespace, name)
 
@@ -960,11 +973,33 @@ def _topics(text: str) -> list[str]:
     return _listed(text, ",", "--topics names no topic")
 
 
+def _show_rollback(groups: Sequence[str], limits: rolling_back.Limits) -> None:
+    silent = f"1 to {limits.silent:g}"
+    say(f"groups: {', '.join(groups)}")
+    print_table(
+        ["STEP", "SECONDS", "WHAT HAPPENS", "BACK"],
+        [
+            ["copying-back", f"until {limits.lag} messages are missing", "the source gets what was written since",
+             "--abort"],
+            ["gantry-writes-off", f"1 to {limits.quiet_at_most:g}", "producers are refused; the rest is copied",
+             "--abort"],
+            ["gantry-readers-off", f"{limits.settle:g}", "consumers get nothing, and commit what they have had",
+             "--abort"],
+            ["offsets", "1", "the source gets the offsets of all groups", "--abort"],
+            ["leaving", silent, "Gantry leaves the source's NameServers", "--abort"],
+            ["returning", silent, "the source leads again", "no"],
+        ],
+        right=["SECONDS"],
+    )  # fmt: skip
+    note("nothing was changed")
+
+
 @migrate_app.command()
 def rollback(
     back: Annotated[
         bool, typer.Option("--abort", help="Go back to Gantry: the former brokers stand aside again.")
     ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say the steps and their times.")] = False,
     max_lag: Annotated[int, typer.Option(help="Messages that the copy may lack when Gantry ends writes.")] = 1_000,
     settle: Annotated[float, typer.Option(help="Seconds for consumers to commit what they have had.")] = 6.0,
     timeout: Annotated[
@@ -985,13 +1020,15 @@ def rollback(
     from gantry_operator.migration import rolling_back, steps
     from gantry_operator.migration.rolling_edge import RollbackEdge, drive
 
+    if back and dry_run:
+        raise CliError("--dry-run shows the steps of a rollback, not those of --abort", Exit.USAGE)
+    limits = rolling_back.Limits(lag=max_lag, settle=settle)
     if on_kubernetes(context, namespace):
-        _ask_rollback(back, max_lag, settle, timeout, context, namespace, name)
+        _ask_rollback(back, limits, timeout, context, namespace, name, dry_run=dry_run)
         return
     folder = _folder(directory, name)
-    limits = rolling_back.Limits(lag=max_lag, settle=settle)
 
-    async def go() -> rolling_back.Record:
+    async def go() -> rolling_back.Record | None:
         from gantry_broker.client import Admin
 
         cut, record = _read_record(folder), _read_rollback(folder)
@@ -1006,6 +1043,9 @@ def rollback(
             else:
                 done = cut.phase is steps.Phase.DONE
                 begun = rolling_back.begin(record, cut.groups, await rolling.look(), time.time(), cut_over=done)
+            if dry_run:
+                _show_rollback(list(begun.groups), limits)
+                return None
             await _save_rollback(folder, begun)
             async with contextlib.AsyncExitStack() as stack:
                 if begun.phase in rolling_back.COPIES:
@@ -1022,10 +1062,12 @@ def rollback(
                 return ended
 
     try:
-        with _alone(folder):
+        with contextlib.nullcontext() if dry_run else _alone(folder):
             ended = run_async(go())
     except steps.Refused as error:
         raise CliError(str(error)) from None
+    if ended is None:
+        return
     if ended.phase is rolling_back.Phase.DONE:
         say("the source leads again. Next: when its clients work, stop the cluster (gantry down)")
         if left := rolling_back.still_owed(ended, {}):
