@@ -27,8 +27,7 @@ QUEUES = 4
 CHECKS = {"transactionCheckInterval": "5000", "transactionTimeOut": "4000"}
 PLAN = ("commit", "rollback", "unknown-commit", "unknown-rollback")
 """What a producer decides on its half messages: at once, or when it is asked."""
-LEVEL, TIMER_MS = 3, 12_000
-"""Level 3 is ten seconds."""
+LEVEL, LEVEL_MS, TIMER_MS = 3, 10_000, 12_000
 INVISIBLE_MS = 20_000
 AFTER_S = 8.0
 """How long producers go on behind a cutover."""
@@ -216,6 +215,7 @@ def everything_arrives(made: Scene, clients: Driver, *, modern: bool) -> None:
     open_then = {x["keys"] for x in got[WAITING] if x["keys"] in asked and x["bornMs"] < at.ended < x["storeMs"]}
     assert open_then, "no half message was open at the cutover"
     assert all(max(asked[key]) > at.ended for key in open_then), "Gantry asks for them"
+    print(f"the longest delivery of a delayed message after its time took {late_ms(got[WAITING])} ms")
     for topic, lines in got.items():
         found = [
             (reason(topic, before, line, at, sends), before, line)
@@ -264,6 +264,15 @@ def repeats(lines: Sequence[Line], usual: int) -> Iterator[tuple[Line, Line]]:
         if len(seen[line["keys"]]) >= usual:
             yield seen[line["keys"]][-1], line
         seen[line["keys"]].append(line)
+
+
+def late_ms(lines: Sequence[Line]) -> int:
+    """Return how late a delayed message was at most, when it was stored for its first delivery."""
+    first: dict[str, int] = {}
+    for line in lines:
+        first[line["keys"]] = min(line["storeMs"] - line["bornMs"], first.get(line["keys"], 1 << 62))
+    waits = {"level": LEVEL_MS, "timer": TIMER_MS}
+    return max(ms - waits[kind] for key, ms in first.items() if (kind := key.partition("-")[0]) in waits)
 
 
 def reason(topic: str, before: Line, line: Line, at: Cutover, sends: Mapping[str, int]) -> str | None:
