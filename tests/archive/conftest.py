@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from gantry_broker.archive import verifying
 from gantry_broker.store.store import MessageStore
 
 from tests.support.store_fixtures import quick_dir as quick_dir
@@ -24,3 +25,9 @@ def closed_stores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for store in opened:
         store.close(clean=False)
+
+
+@pytest.fixture(autouse=True)
+def no_wait_for_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a verification finds damaged stays damaged in these tests, so it is read again at once."""
+    monkeypatch.setattr(verifying, "AGAIN_S", 0.0)

@@ -59,6 +59,10 @@ MUTANTS = tuple(
             "if identity is not None and identity.uid != self._uid:\n            self._owner = None",
             "if False:\n            self._owner = None",
         ),
+        (
+            8, "one_token_opens_all_groups", chain,
+            "if not (closed or accept_loss or (mine and", "if not (mine or closed or accept_loss or (mine and",
+        ),
         (8, "entries_are_not_read_back", chain, "if written != data:", "if False:"),
         (8, "numbers_are_used_again", chain, "if self._is_forgotten(state.n):", "if False:"),
         (8, "half_an_object_counts", chain, "if self.size_of(name) != len(data):", "if False:"),

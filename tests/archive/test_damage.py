@@ -4,13 +4,15 @@ that still has their records.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gantry_broker.archive import archiver as archiving
-from gantry_broker.archive.errors import ArchiveError, Unavailable
+from gantry_broker.archive.chain import Archive
+from gantry_broker.archive.errors import ArchiveError, Missing, Unavailable
 from gantry_broker.archive.inspection import verify
 from gantry_broker.archive.manifest import Change, Owner, State, encode, follow
 from gantry_broker.archive.upload import Settings, Wait, next_step, repairable
@@ -42,6 +44,13 @@ class SmallParts(Log):
     @property
     def state(self) -> State:
         return self.archive.group("a").load()
+
+    def upload(self) -> Archive:
+        """As the archiver does: what fails is tried again."""
+        for _ in range(archiving.LOST_AT - 1):
+            with contextlib.suppress(Unavailable):
+                return super().upload()
+        return super().upload()
 
     @property
     def stored(self) -> dict[str, bytes]:
@@ -141,15 +150,20 @@ def test_an_object_that_somebody_brings_back_is_damaged_no_more(
     assert log.state.damaged == frozenset()
 
 
-def test_one_wrong_answer_of_the_store_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("answers", [1, 2, 9])
+def test_wrong_answers_of_the_store_for_a_moment_are_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: int
+) -> None:
     log = SmallParts(tmp_path)
     log.forget_disk(monkeypatch)
     name, get = log.state.parts[2].name, log.archive.objects.get
-    wrong = [path_of(name)]
+    wrong = [path_of(name)] * answers
 
     def answer(asked: str, most: int = 1 << 30) -> bytes:
         if asked in wrong:
             wrong.remove(asked)
+            if answers > 1:
+                raise Missing(asked)
             return b""
         return bytes(get(asked, most))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.archive import test_damage as damage
+from tests.archive import test_hand_over as hand_over
 from tests.archive import test_histories as histories
 from tests.archive import test_upload as rules
 from tests.archive.mutants import MUTANTS
@@ -19,6 +20,8 @@ MOST = 40
 """Histories that a planted bug may survive."""
 DAMAGED = 4
 """Histories of damaged objects, as well."""
+HANDED_OVER = 20
+"""Hand-overs, as well."""
 BESIDE = (
     histories.test_a_clock_that_is_ahead_removes_nothing,
     partial(histories.test_a_member_that_slept_for_days_removes_nothing_of_the_others, promoted=False),
@@ -35,6 +38,8 @@ def checks() -> Iterator[Callable[[Path], None]]:
         if name.startswith("test_") and not inspect.signature(check).parameters:
             yield lambda folder, check=check: check()  # type: ignore[misc]
     yield from BESIDE
+    for seed in range(HANDED_OVER):
+        yield lambda folder, seed=seed: hand_over.check_hand_over(seed)  # type: ignore[misc]
     for seed in range(DAMAGED):
         yield partial(damage.check_damage, seed)
     for seed in range(MOST):

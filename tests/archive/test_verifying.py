@@ -350,6 +350,27 @@ def test_a_missing_object_names_itself(tmp_path: Path) -> None:
     assert state.parts[1].name in fault
 
 
+def test_an_object_that_is_found_a_moment_later_is_neither_damaged_nor_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = filled(tmp_path)
+    group = log.archive.group("a")
+    state = group.load()
+    path = f"groups/a/parts/{state.parts[1].name}"
+    kept = log.archive.objects.objects.pop(path)  # type: ignore[attr-defined]
+    waited: list[float] = []
+
+    def comes(seconds: float) -> None:
+        waited.append(seconds)
+        log.archive.objects.create(path, kept)
+
+    monkeypatch.setattr(time, "sleep", comes)
+    found = verify(group, state, again_s=7.0)
+    assert (found.faults, found.damaged, waited) == ((), (), [7.0])
+    assert verify(group, state, again_s=7.0) == found
+    assert waited == [7.0], "nothing is waited for when all is whole"
+
+
 def test_an_error_of_all_members_is_shown_also_when_none_uploads() -> None:
     """As on a standby, whose members all read for themselves. One that fails alone is no failure of the archive."""
     fine: dict[str, object] = {"known": True, "end": 5}

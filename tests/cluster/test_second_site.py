@@ -125,6 +125,21 @@ def test_all_groups_must_be_handed_over() -> None:
         promote(SiteState("Standby"), looked, "t", "p", accept_loss=False, now_ms=60_000)
 
 
+def test_a_group_that_was_handed_over_must_be_there() -> None:
+    looked = [replace(LOOKED, closed="t", handed_over=("a", "b"))]
+    with pytest.raises(Refused, match=r"group b was handed over, too, and this cluster has no such group: add it"):
+        promote(SiteState("Standby"), looked, "t", "p", accept_loss=False, now_ms=60_000)
+    assert promote(SiteState("Standby"), looked, "t", "p", accept_loss=True, now_ms=1).role == "Promoting"
+    looked.append(replace(looked[0], group="b"))
+    assert promote(SiteState("Standby"), looked, "t", "p", accept_loss=False, now_ms=1).role == "Promoting"
+
+
+def test_a_promotion_that_waits_may_accept_the_loss_later() -> None:
+    waits = SiteState("Promoting", 2, "t", "p")
+    assert promote(waits, [], "t", "", accept_loss=False, now_ms=1) is waits
+    assert promote(waits, [], "t", "", accept_loss=True, now_ms=1) == replace(waits, accept_loss=True)
+
+
 def test_only_a_standby_is_promoted() -> None:
     for role in ("Active", "Demoting"):
         with pytest.raises(Refused, match="only a standby"):

@@ -58,8 +58,8 @@ LONGEST_PAUSE_S: Final = 60.0
 OVERTAKEN_AT: Final = 3
 """So many steps in a row that another member overtook are shown as an error."""
 LOST_AT: Final = 6
-"""So many times, with growing pauses, a part that is to be cut is read before it counts as lost: a store may answer
-that it has no such object, and have it a moment later.
+"""So many times, with growing pauses, a part that is to be cut or merged is read before it counts as lost: a store may
+answer that it has no such object, and have it a moment later.
 """
 SMALLEST_PART: Final = 1 << 20
 """Each failure halves what the next try uploads, down to this: a slow way to the store takes a small object in time."""
@@ -226,8 +226,8 @@ class Archiver:
         self._suspected_at = -math.inf
         self._unreadable: set[str] = set()
         """Names of damaged parts whose records the disk does not give, either."""
-        self._lost_tries = 0
-        """So often in a row a part that is to be cut could not be read back."""
+        self._lost = ("", 0)
+        """A part that could not be read back, and how often in a row."""
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._stopping = threading.Event()
@@ -580,6 +580,7 @@ class Archiver:
             try:
                 self._copy(writer, part, part.end, view)
             except (Damaged, Missing) as error:
+                self._expect_again(part, error)
                 log.error("the archive: %s stays as it is, since it cannot be read back: %s", part.name, error)
                 self._write(state, Change(damaged=(*sorted(state.damaged), part.name)), view, ())
                 return
@@ -667,9 +668,7 @@ class Archiver:
             try:
                 self._copy(writer, across, at, view)
             except (Damaged, Missing) as error:
-                self._lost_tries += 1
-                if self._lost_tries < LOST_AT:
-                    raise Unavailable(f"{across.name}, which is to be cut, cannot be read back: {error}") from error
+                self._expect_again(across, error)
                 # What the disk has behind its start is uploaded next, and what it lacks becomes a gap.
                 log.error("the archive: %s is cut off, since it cannot be read back: %s", across.name, error)
                 at = across.start
@@ -679,7 +678,13 @@ class Archiver:
                 added = (self._group.put_part(data, directory, epoch),)
         removed = () if across is None else (across.name,)
         self._write(state, Change(cut=at, added=added, removed=removed), view, ())
-        self._lost_tries = 0
+
+    def _expect_again(self, part: Part, error: ArchiveError) -> None:
+        """Count that a part could not be read back. Raises Unavailable below `LOST_AT`."""
+        self._lost = self._lost if self._lost[0] == part.name else (part.name, 0)
+        self._lost = (part.name, self._lost[1] + 1)
+        if self._lost[1] < LOST_AT:
+            raise Unavailable(f"{part.name} cannot be read back: {error}") from error
 
     def _clean(self, state: State) -> None:
         """Remove what no reader needs, once in `CLEAN_S`. `state` may be old: this member may have slept for days, and

@@ -50,6 +50,8 @@ VERIFICATIONS: Final = 10
 """Results of verifications that are kept."""
 FORMER_OWNERS: Final = 100
 """Identities before the newest one among which a cluster looks for its own."""
+TRIES: Final = 20
+"""Entries that the former owner may write while another cluster takes the archive over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,6 +432,46 @@ def write(
     check()
     group.append(new, change, epochs)
     return new
+
+
+def take_over(
+    archive: Archive, group: GroupArchive, uid: str, cluster: str, token: str, *, accept_loss: bool, now_ms: int
+) -> int:
+    """Make a cluster the owner of the archive and of a group in it, and return where the former owner's log ends there.
+
+    The token is demanded for each group: one that is not closed may lack what its owner took last. It may be called
+    again. Raises Fenced, ArchiveError.
+    """
+    identity = archive.identity()
+    if identity is None:
+        raise Missing("the archive has no identity: it is empty")
+    state = group.load()
+    if state.n == 0:
+        raise Missing(f"the archive has nothing of group {group.name}")
+    # The owner's own way back leaves the hand-over behind as well: a closed manifest needs a new owner number.
+    mine = identity.uid == uid and not (state.closed and state.owner == (identity.number, uid))
+    closed = state.closed != "" and state.closed == token
+    if not (closed or accept_loss or (mine and state.owner == (identity.number, uid))):
+        raise Fenced(
+            f"group {group.name}: the archive was not handed over with this token; --accept-loss does without what it "
+            "lacks"
+        )
+    if not mine:
+        reason = "handed over" if closed else "promoted without a hand-over"
+        identity = archive.hand_over(identity, uid, cluster, now_ms, reason, token)
+    owner = Owner(identity.number, identity.uid)
+    for _ in range(TRIES):
+        if state.owner is not None and state.owner.number > owner.number:
+            raise Fenced(f"group {group.name}: another cluster took the archive over meanwhile")
+        if state.owner == owner:
+            return state.end
+        try:
+            state = write(
+                group, state, Change(), owner=owner, segment_size=state.segment_size, epochs=(), now_ms=now_ms
+            )
+        except Overtaken:
+            state = group.load()
+    raise Fenced(f"group {group.name}: the former owner does not stop writing to the archive")
 
 
 def _identity_name(number: int) -> str:

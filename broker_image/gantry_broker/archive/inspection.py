@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -74,24 +75,35 @@ def contents(group: GroupArchive, state: State, target: Target) -> GroupContents
     return GroupContents(group.name, plan.start, end, last_ms, plan.download, rows)
 
 
-def verify(group: GroupArchive, state: State, progress: Callable[[int], None] = lambda read: None) -> Verified:
+def verify(
+    group: GroupArchive, state: State, progress: Callable[[int], None] = lambda read: None, again_s: float = 0.0
+) -> Verified:
     """Read every object back: SHA-256, checksums of its parts, the CRC of each record, and the entries of each queue.
 
     `progress` gets the size of each object once it is read. An object that is damaged or missing is noted, and the next
-    one is read. Raises Unavailable.
+    one is read. In the end each of them is read once more, at least `again_s` seconds later: a store may not find an
+    object that it has a moment later. Raises Unavailable.
     """
-    faults, damaged, done, records, read = [], [], 0, 0, 0
+    suspects, done, records, read = [], 0, 0, 0
     for part in state.parts:
         try:
             records += check_part(group, state, part)
         except (Damaged, Missing) as error:
             if isinstance(error, Missing) and part.name not in {known.name for known in group.load(state).parts}:
                 continue  # It was merged with others, or retention has removed it, since the manifest was read.
-            faults.append(str(error))
-            damaged.append(part.name)
+            suspects.append(part)
         read += 1
         done += part.size
         progress(part.size)
+    faults, damaged = [], []
+    if suspects:
+        time.sleep(again_s)
+    for part in suspects:
+        try:
+            records += check_part(group, state, part)
+        except (Damaged, Missing) as error:
+            faults.append(str(error))
+            damaged.append(part.name)
     return Verified(group.name, read, done, records, tuple(faults), tuple(damaged))
 
 

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 EXIT_FAILED: Final = 1
 """The archive cannot be read as a whole: another try may succeed. Damage is a result, and no failure of the run."""
+AGAIN_S: Final = 10.0
+"""Seconds after which objects that seem to be damaged or missing are read once more."""
 
 
 @dataclass(slots=True)
@@ -67,7 +69,7 @@ def verify_group(archive: Archive, name: str, progress: Callable[[int], None]) -
     state = group.load()
     if not state.parts:
         return None
-    found = verify(group, state, progress)
+    found = verify(group, state, progress, AGAIN_S)
     group.note_verification(result_of(state, found, group.clock_ms()))
     return found
 

@@ -20,8 +20,8 @@ import orjson
 from gantry_broker.archive import chain
 from gantry_broker.archive.archiver import Report, of_manifest
 from gantry_broker.archive.chain import Archive, GroupArchive, Identity
-from gantry_broker.archive.errors import ArchiveError, Fenced, Missing, Overtaken
-from gantry_broker.archive.manifest import Change, Owner, State
+from gantry_broker.archive.errors import ArchiveError, Missing
+from gantry_broker.archive.manifest import State
 from gantry_broker.archive.opening import open_archive
 from gantry_broker.archive.segment import Block, Directory, RangeReader
 from gantry_broker.archive.threads import in_daemon_thread
@@ -46,8 +46,6 @@ FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 30.0
 PREPARE_S: Final = 0.01
 """Seconds between two looks whether a truncation is prepared."""
-TRIES: Final = 20
-"""Entries that the former owner may write while this cluster takes the archive over."""
 
 
 class Refill(Exception):
@@ -61,6 +59,8 @@ class Look:
     owner: Identity
     closed: str
     """The token of a hand-over that was completed; "": the owner may go on writing."""
+    handed_over: tuple[str, ...]
+    """All groups of the archive that were handed over with this token."""
     archived_end: int
     archived_ms: int
     end: int
@@ -257,11 +257,17 @@ class Following:
 
     async def look(self) -> Look:
         """Read the newest state. Raises ArchiveError."""
-        identity, state = await in_daemon_thread(lambda: (self._archive.identity(), self._group.load(self._state)))
+        identity, state, handed_over = await in_daemon_thread(self._read)
         if identity is None:
             raise Missing(f"{self._url} has no archive")
         self._wake.set()
-        return Look(identity, state.closed, state.end, state.last_ms, self._store.state.confirmed)
+        return Look(identity, state.closed, handed_over, state.end, state.last_ms, self._store.state.confirmed)
+
+    def _read(self) -> tuple[Identity | None, State, tuple[str, ...]]:
+        identity, state = self._archive.identity(), self._group.load(self._state)
+        groups = self._archive.groups() if state.closed else []
+        same = (name for name in groups if self._archive.group(name).load().closed == state.closed)
+        return identity, state, tuple(same)
 
     async def take_over(self, uid: str, cluster: str, token: str, *, accept_loss: bool) -> int:
         """Make this cluster the owner of the archive, for good, and return where the former owner's log ends in it.
@@ -269,37 +275,8 @@ class Following:
         It is done once the identity object and an entry of the group's manifest say so: from then on each write of the
         former owner fails. It may be called again. Raises Fenced, ArchiveError.
         """
-        return await in_daemon_thread(partial(self._take_over, uid, cluster, token, accept_loss))
-
-    def _take_over(self, uid: str, cluster: str, token: str, accept_loss: bool) -> int:
-        identity = self._archive.identity()
-        if identity is None:
-            raise Missing(f"{self._url} has no archive")
-        state = self._group.load()
-        if state.n == 0:
-            raise Missing(f"{self._url} has nothing of group {self._group.name}")
-        # The owner's own way back leaves the hand-over behind as well: a closed manifest needs a new owner number.
-        mine = identity.uid == uid and not (state.closed and state.owner is not None and state.owner.uid == uid
-                                            and state.owner.number == identity.number)  # fmt: skip
-        now = self._clock.unix_ms()
-        if not mine:
-            if not accept_loss and (not token or state.closed != token):
-                raise Fenced(f"group {self._group.name}: the archive was not handed over with this token")
-            reason = "handed over" if state.closed and state.closed == token else "promoted without a hand-over"
-            identity = self._archive.hand_over(identity, uid, cluster, now, reason, token)
-        owner = Owner(identity.number, identity.uid)
-        for _ in range(TRIES):
-            if state.owner is not None and state.owner.number > owner.number:
-                raise Fenced(f"group {self._group.name}: another cluster took the archive over meanwhile")
-            if state.owner == owner:
-                return state.end
-            try:
-                state = chain.write(
-                    self._group, state, Change(), owner=owner, segment_size=state.segment_size, epochs=(), now_ms=now
-                )
-            except Overtaken:
-                state = self._group.load()
-        raise Fenced(f"group {self._group.name}: the former owner does not stop writing to the archive")
+        take = partial(chain.take_over, self._archive, self._group, uid, cluster, token, accept_loss=accept_loss)
+        return await in_daemon_thread(partial(take, now_ms=self._clock.unix_ms()))
 
 
 def _block(reader: RangeReader, directory: Directory, block: Block) -> bytes:

@@ -184,6 +184,7 @@ class Sites:
             owner_cluster=owner.cluster,
             number=owner.number,
             closed=found.closed,
+            handed_over=list(found.handed_over),
             archived_end=found.archived_end,
             archived_ms=found.archived_ms,
             end=found.end,

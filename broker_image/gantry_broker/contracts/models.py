@@ -227,6 +227,7 @@ class SiteLook(_Model):
     owner_cluster: str
     number: int
     closed: str = Field(description="The token of a completed hand-over.")
+    handed_over: list[str] = Field(default=[], description="All groups that were handed over with this token.")
     archived_end: Offset
     archived_ms: int
     end: Offset = Field(description="End of this member's confirmed log.")

@@ -250,7 +250,7 @@ def verify(
 ) -> None:
     """Read everything back and check it. Exit code 1: something is damaged or missing."""
     from gantry_broker.archive.inspection import verify as verify_group
-    from gantry_broker.archive.verifying import result_of
+    from gantry_broker.archive.verifying import AGAIN_S, result_of
 
     results = []
     with one_line_errors():
@@ -258,7 +258,7 @@ def verify(
             found = archive.group(n)
             state = found.load()
             with Progress(f"reading group {n}", state.size, unit="bytes") as progress:
-                results.append(verify_group(found, state, progress.advance))
+                results.append(verify_group(found, state, progress.advance, AGAIN_S))
             if record:
                 found.note_verification(result_of(state, results[-1], found.clock_ms()))
     if output == Output.json:

@@ -253,14 +253,16 @@ class Looked:
     closed: str
     archived_end: int
     archived_ms: int
+    handed_over: tuple[str, ...] = ()
+    """All groups of the archive that were handed over with the same token."""
 
 
 def promote(
     state: SiteState, looked: Sequence[Looked], token: str, origin: str, *, accept_loss: bool, now_ms: int
 ) -> SiteState:
     """Begin a promotion. Raises Refused, which says how much may be missing."""
-    if state.role == "Promoting":
-        return state
+    if state.role == "Promoting":  # A group that was not handed over holds it up.
+        return replace(state, accept_loss=True) if accept_loss and not state.accept_loss else state
     if state.role != "Standby":
         raise Refused(f"this cluster is {_in_words(state)}: only a standby can be promoted")
     open_groups = [g for g in looked if not g.closed]
@@ -280,6 +282,12 @@ def promote(
         raise Refused(
             f"cluster {open_groups[0].owner} has not handed over, so what it took since its last upload may be "
             f"missing: {rows}. Run `gantry demote` there if it lives. If it is lost, repeat with --accept-loss"
+        )
+    lacking = sorted({name for g in looked for name in g.handed_over} - {g.group for g in looked})
+    if lacking and not accept_loss:
+        raise Refused(
+            f"group {', '.join(lacking)} was handed over, too, and this cluster has no such group: add it to "
+            "spec.brokerGroups, or repeat with --accept-loss to do without its messages"
         )
     return replace(state, role="Promoting", token=token, origin=origin, ends={}, accept_loss=accept_loss, at_ms=now_ms)
 

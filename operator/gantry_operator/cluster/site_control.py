@@ -183,8 +183,10 @@ class SiteControl:
                     self.state, looked, token, secrets.token_hex(6), accept_loss=accept_loss, now_ms=_now_ms()
                 )
                 await self._take(state, "PromotionStarted", "the archive is taken over")
-            elif self.state.role != "Promoting":
-                promote(self.state, [], token, "", accept_loss=accept_loss, now_ms=_now_ms())
+            else:
+                state = promote(self.state, [], token, "", accept_loss=accept_loss, now_ms=_now_ms())
+                if state != self.state:
+                    await self._take(state, "PromotionStarted", "what was not handed over is given up")
         await self._until(
             lambda: self.state.role != "Promoting" and not self._without_leader(), timeout_s, "the promotion"
         )
@@ -212,7 +214,10 @@ class SiteControl:
             except _Failed as error:
                 why = f"{watch.name}: {error}"
                 continue
-            return Looked(group, archive.owner_cluster, archive.closed, archive.archived_end, archive.archived_ms)
+            return Looked(
+                group, archive.owner_cluster, archive.closed, archive.archived_end, archive.archived_ms,
+                tuple(archive.handed_over),
+            )  # fmt: skip
         raise Refused(f"the archive of group {group} cannot be read: {why}")
 
     # ---- the loop
