@@ -54,7 +54,7 @@ RUN python -m compileall -q -j 2 /opt/gantry/gantry_broker /opt/gantry/gantry_sp
 FROM ${BASE_IMAGE} AS runtime
 ARG BASE_IMAGE
 LABEL org.opencontainers.image.title="gantry" org.opencontainers.image.version="0.1.0" \
-    org.opencontainers.image.base.name="${BASE_IMAGE}"
+    org.opencontainers.image.licenses="Apache-2.0" org.opencontainers.image.base.name="${BASE_IMAGE}"
 RUN groupadd --gid 10001 gantry \
     && useradd --uid 10001 --gid gantry --no-create-home --home-dir /var/lib/gantry --shell /usr/sbin/nologin gantry \
     && mkdir -p /var/lib/gantry && chown gantry:gantry /var/lib/gantry

@@ -2,19 +2,23 @@
 
 There are two distributions from one source tree. `gantry-mq-client` has the client and every module that it imports.
 `gantry-mq` has all other modules, and needs the client of the same version. So each file belongs to one distribution,
-and a program that only sends and receives installs little.
+and a program that only sends and receives installs little. With the project's address (distributions/address.py) the
+metadata has the project's pages, and the links of the description lead there.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import json
 import shutil
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 from typing import Any, Final
+
+from distributions.address import absolute_links, urls
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 SOURCES: Final = (
@@ -112,8 +116,9 @@ def stage(folder: Path) -> list[Path]:
                 _copy(path, trees[1] / "src" / path.relative_to((ROOT / source).parent))
     # A link to examples/: the archive has copies.
     shutil.copytree(ROOT / "examples", trees[1] / "src/gantry_operator/examples", dirs_exist_ok=True)
-    _copy(ROOT / "distributions/client.md", trees[0] / "README.md")
-    (trees[1] / "README.md").write_text(absolute_links((ROOT / "README.md").read_text()))
+    version = project()["version"]
+    for tree, page in zip(trees, ("distributions/client.md", "README.md"), strict=True):
+        (tree / "README.md").write_text(absolute_links((ROOT / page).read_text(), version, page))
     for tree in trees:
         _copy(ROOT / "LICENSE", tree / "LICENSE")
     (trees[0] / "pyproject.toml").write_text(_client_project())
@@ -130,10 +135,15 @@ def _client_project() -> str:
         f"{name} = [{', '.join(chr(34) + requirement(p) + chr(34) for p in packages)}]\n"
         for name, packages in EXTRAS.items()
     )
-    urls = "".join(f'{name} = "{url}"\n' for name, url in made.get("urls", {}).items())
     text = text.replace('name = "gantry-mq-client"\n', f'name = "gantry-mq-client"\n{head}', 1)
-    tables = f"[project.optional-dependencies]\n{extras}\n" + (f"[project.urls]\n{urls}\n" if urls else "")
+    tables = f"[project.optional-dependencies]\n{extras}\n{_urls()}"
     return text.replace("[tool.setuptools.packages.find]", f"{tables}[tool.setuptools.packages.find]", 1)
+
+
+def _urls() -> str:
+    """The table of the project's pages, empty without a public address."""
+    found = "".join(f"{name} = {json.dumps(url)}\n" for name, url in urls(project()["version"]).items())
+    return f"[project.urls]\n{found}\n" if found else ""
 
 
 def _whole_project() -> str:
@@ -141,20 +151,8 @@ def _whole_project() -> str:
     text = text.partition("[tool.ruff]")[0]
     needed = f'dependencies = [\n    "gantry-mq-client=={project()["version"]}",\n'
     text = text.replace("dependencies = [\n", needed, 1)
+    text = text.replace("[project.scripts]", f"{_urls()}[project.scripts]", 1)
     return text.replace('where = ["operator", "broker_image", "spark_jobs"]', 'where = ["src"]\nnamespaces = true', 1)
-
-
-def absolute_links(text: str) -> str:
-    """The README for a page that is not in the repository: its links lead to the project's own pages."""
-    base = project().get("urls", {}).get("Source", "")
-    if not base:
-        return text
-    for opening in ("](", 'src="'):
-        parts = text.split(opening)
-        text = parts[0] + "".join(
-            opening + (part if part.startswith(("http", "#")) else f"{base}/blob/main/{part}") for part in parts[1:]
-        )
-    return text
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -1,8 +1,9 @@
 """`python -m distributions.chart [--images FILE] [FOLDER]`: package the chart for a registry, by default into dist/.
 
-The package is helm/gantry, with the project's pages (`[project.urls]` of pyproject.toml) as its home and sources. FILE
-is what `docker buildx bake --push --metadata-file FILE` wrote: then `values-images.yaml` lies beside the package, which
-names the images that were pushed by their digests. Needs `helm`; `helm push` brings the package to a registry.
+The package is helm/gantry, with the project's address (distributions/address.py) as its home and sources, and its
+pages as the links of Artifact Hub. FILE is what `docker buildx bake --push --metadata-file FILE` wrote: then
+`values-images.yaml` lies beside the package, which names the images that were pushed by their digests. Needs `helm`;
+`helm push` brings the package to a registry.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
+from distributions.address import urls
 from distributions.build import ROOT, project
 
 CHART: Final = ROOT / "helm" / "gantry"
@@ -50,11 +53,16 @@ def image_values(pushed: dict[str, Any]) -> dict[str, Any]:
     return {"image": found}
 
 
-def described(text: str, urls: dict[str, str]) -> str:
-    """Chart.yaml with the project's pages."""
-    home, source = urls.get("Homepage"), urls.get("Source")
-    more = {**({"home": home} if home else {}), **({"sources": [source]} if source else {})}
-    return text + (yaml.safe_dump(more, sort_keys=False) if more else "")
+def described(text: str, pages: dict[str, str]) -> str:
+    """Chart.yaml with the project's pages, by their labels."""
+    if not pages:
+        return text
+    links = [{"name": name, "url": url} for name, url in pages.items() if name not in ("Homepage", "Source")]
+    links.append({"name": "support", "url": pages["Issues"]})
+    more = {"home": pages["Homepage"], "sources": [pages["Source"]]}
+    note = yaml.safe_dump(links, sort_keys=False, width=200)
+    # Annotations are the last part of the file.
+    return text + f"  artifacthub.io/links: |\n{textwrap.indent(note, '    ')}" + yaml.safe_dump(more, sort_keys=False)
 
 
 def stage(folder: Path) -> Path:
@@ -62,7 +70,7 @@ def stage(folder: Path) -> Path:
     made = folder / CHART.name
     shutil.copytree(CHART, made)
     about = made / "Chart.yaml"
-    about.write_text(described(about.read_text(), project().get("urls", {})))
+    about.write_text(described(about.read_text(), urls(project()["version"])))
     return made
 
 

@@ -1,8 +1,9 @@
-"""`python -m distributions.krew URL [FOLDER]`: build the archive of the kubectl plug-in and its Krew manifest.
+"""`python -m distributions.krew [--at URL] [FOLDER]`: build the archive of the kubectl plug-in and its Krew manifest.
 
 The archive has one program, `kubectl-gantry`. It runs the command of `gantry-mq[operator]` in the version of this tree,
 by uv or pipx, which keep it in an environment of its own: the plug-in itself needs no build for each system. URL is
-where the archive will be, such as the page of a release. Equal sources give equal bytes, so the digest can be checked.
+where the archive will be; by default the files of a release at the project's address (distributions/address.py). Equal
+sources give equal bytes, so the digest can be checked.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import argparse
 import gzip
 import hashlib
 import io
+import sys
 import tarfile
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
+from distributions.address import AddressError, home, release_files
 from distributions.build import ROOT, project
 
 PLATFORMS: Final = (("linux", "amd64"), ("linux", "arm64"), ("darwin", "amd64"), ("darwin", "arm64"))
@@ -69,7 +72,7 @@ def manifest(packed: bytes, url: str) -> dict[str, Any]:
         "metadata": {"name": "gantry"},
         "spec": {
             "version": f"v{made['version']}",
-            "homepage": made.get("urls", {}).get("Homepage") or url.rpartition("/")[0],
+            "homepage": home() or url.rpartition("/")[0],
             "shortDescription": "Watch and change RocketMQ-protocol clusters",
             "description": DESCRIPTION,
             "caveats": "It needs uv or pipx on the PATH, which install the command at its first run.\n",
@@ -91,8 +94,11 @@ def build(url: str, folder: Path) -> list[Path]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("url")
+    parser.add_argument("--at", metavar="URL")
     parser.add_argument("folder", type=Path, nargs="?", default=ROOT / "dist")
     arguments = parser.parse_args()
-    for path in build(arguments.url, arguments.folder):
-        print(path)
+    try:
+        for path in build(arguments.at or release_files(project()["version"]), arguments.folder):
+            print(path)
+    except AddressError as error:
+        sys.exit(f"error: {error}")

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import yaml
 
+from distributions.address import urls
 from distributions.build import ROOT, project
 
 PACKAGE: Final = "gantry"
@@ -79,6 +80,7 @@ def bundle(rendered: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 def _version(objects: list[dict[str, Any]], deployments: list[dict[str, Any]]) -> dict[str, Any]:
     made = project()
+    pages = urls(made["version"])
     accounts = {d["spec"]["template"]["spec"]["serviceAccountName"] for d in deployments}
     if len(accounts) != 1:
         raise BundleError(f"the Deployments have the accounts {', '.join(sorted(accounts))}: a bundle is for one")
@@ -110,6 +112,7 @@ def _version(objects: list[dict[str, Any]], deployments: list[dict[str, Any]]) -
                 "categories": "Streaming & Messaging",
                 "containerImage": operator,
                 "description": made["description"],
+                **({"repository": pages["Source"], "support": pages["Issues"]} if pages else {}),
             },
         },
         "spec": {
@@ -120,9 +123,9 @@ def _version(objects: list[dict[str, Any]], deployments: list[dict[str, Any]]) -
             "maturity": CHANNEL,
             "minKubeVersion": "1.29.0",
             "keywords": ["rocketmq", "messaging", "queue", "streaming"],
-            "provider": {"name": "Gantry"},
+            "provider": {"name": "Gantry", **({"url": pages["Homepage"]} if pages else {})},
             "icon": [{"base64data": b64encode(ICON.read_bytes()).decode(), "mediatype": "image/svg+xml"}],
-            "links": [{"name": k, "url": v} for k, v in made.get("urls", {}).items()],
+            "links": [{"name": name, "url": url} for name, url in pages.items()],
             "installModes": [
                 {"type": kind, "supported": True}
                 for kind in ("OwnNamespace", "SingleNamespace", "MultiNamespace", "AllNamespaces")

@@ -2,7 +2,7 @@
 
 docs/README.md is the one index: its headings and tables are the navigation, and a page that it does not name is an
 error. README, CHANGELOG and CONTRIBUTING of the project are pages, too. A link to another file of the project leads to
-its source where pyproject.toml names one (`[project.urls] Source`), else it is text. A link or an anchor that leads
+its source where the project has an address (distributions/address.py), else it is text. A link or an anchor that leads
 nowhere ends the build.
 """
 
@@ -19,6 +19,8 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
+from distributions.address import home
+from distributions.address import page as source_page
 from distributions.build import project
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -104,12 +106,15 @@ def _link(found: re.Match[str], source: str, repository: str | None) -> str:
     if page is not None and (page in OUTSIDE.values() or (ROOT / "docs" / page).exists() or page.endswith(INDEX)):
         here = posixpath.dirname(page_of(source) or "") or "."
         return f"[{text}]({posixpath.relpath(page, here)}{mark}{anchor})"
-    return f"[{text}]({repository.rstrip('/')}/blob/main/{path})" if repository else text
+    if repository is None:
+        return text
+    inside = f"{path}/" if (ROOT / path).is_dir() else path
+    return f"[{text}]({source_page(repository, project()['version'], inside)})"
 
 
 def stage(folder: Path) -> Path:
     """Write the pages and the settings of the site below a folder, and return the file of the settings."""
-    repository = project().get("urls", {}).get("Source")
+    repository = home()
     pages = folder / "pages"
     for path in sorted((ROOT / "docs").rglob("*")):
         inside = path.relative_to(ROOT).as_posix()

@@ -50,12 +50,9 @@ def test_the_icon_is_that_of_the_console() -> None:
     assert b64decode(content, validate=True).strip() == ICON.read_bytes().strip()
 
 
-def test_home_and_sources_are_those_of_the_project() -> None:
+def test_a_chart_without_an_address_is_as_it_is_written() -> None:
     plain = (chart.CHART / "Chart.yaml").read_text()
     assert chart.described(plain, {}) == plain
-    urls = {"Homepage": "https://example.com/", "Source": "https://example.com/source"}
-    found = yaml.safe_load(chart.described(plain, urls))
-    assert (found["home"], found["sources"]) == (urls["Homepage"], [urls["Source"]])
 
 
 def test_the_annotations_list_every_definition_and_the_license() -> None:

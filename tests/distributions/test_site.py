@@ -34,8 +34,10 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_links_lead_to_pages_or_to_the_source(project: Path) -> None:
+    version = site.project()["version"]
     assert site.markdown_of("docs/one.md", None) == "# One\n\n[two](two.md#two), code, [start](start.md)\n"
-    assert "[code](https://example.org/x/blob/main/a.py)" in site.markdown_of("docs/one.md", "https://example.org/x/")
+    source = f"https://example.org/x/blob/v{version}/a.py"
+    assert f"[code]({source})" in site.markdown_of("docs/one.md", "https://example.org/x")
     assert "[code](../a.py)" in site.markdown_of("docs/two.md", None), "code blocks stay as they are"
     assert site.markdown_of("README.md", None) == "# Page\n\n[one](one.md)\n"
     assert site.navigation()[0] == ("Begin", [("One", "one.md"), ("Two", "two.md")])
