@@ -26,7 +26,8 @@ PRICES = BrokerTopic.make("prices", "t", topicName="Prices", table={"mode": "Ups
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Cluster]:
-    made = Cluster(tmp_path, nameServers={"replicas": 1}, brokerGroups=[{"name": "a", "members": 1}])
+    few: dict[str, Any] = {"nameServers": {"replicas": 1}, "brokerGroups": [{"name": "a", "members": 1}]}
+    made = Cluster(tmp_path, **few, tables={"namespace": "shop"})
     texts = [made.file.read_text()]
     texts += [r.model_dump_json(exclude={"status"}, exclude_none=True) for r in (ORDERS, PRICES)]
     made.file.write_text("\n---\n".join(texts))
@@ -99,6 +100,7 @@ def test_a_topic_becomes_a_table(small: Cluster, tmp_path: Path) -> None:
         (("query", "select"), "the query fails"),
         (("query", "select * from read_csv('/etc/passwd')"), "file system operations are disabled"),
         (("list", "--catalog", str(tmp_path / "none")), "cannot be read"),
+        (("list", "--table-namespace", "A-b"), "--table-namespace: 'A-b'; write lower-case letters"),
     ):
         assert error in table(*words), words
 
@@ -112,7 +114,9 @@ def test_a_topic_becomes_a_table(small: Cluster, tmp_path: Path) -> None:
     small.until("the table has three rows", lambda: (prices().get("table") or {}).get("rows") == 3, 60)
     current = next(c for c in prices()["conditions"] if c["type"] == "TableCurrent")
     assert (current["status"], current["reason"]) == ("True", "Current")
-    assert prices()["table"]["name"] == "rocketmq.Prices"
+    assert prices()["table"]["name"] == "shop.Prices"
+    assert {one["name"] for one in table("list")} == {"Orders", "Prices"}, "those in the namespace of the cluster"
+    assert table("list", "--table-namespace", "rocketmq") == []
     (shown,) = small.resource()["status"]["tables"]
     assert (shown["topic"], shown["current"], shown["rows"]) == ("Prices", "True", 3)
     assert table("query", "select count(*) as n from Prices") == [{"n": 3}]

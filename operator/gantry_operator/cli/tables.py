@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,8 +26,13 @@ if TYPE_CHECKING:
     from gantry_spark.tables.job import TableSpec
     from gantry_spark.topics.wire import Cluster
 
+    from gantry_operator.api.table import Tables
+    from gantry_operator.platforms.local.folder import ClusterFolder
+
 NEED = "Install what tables need: pip install 'gantry-mq[spark,tables]'"
 PLACE = "Where the tables lie"
+USUAL_NAMESPACE: Final = "rocketmq"
+MAX_NAMESPACE: Final = 64
 BROKERS_S: Final = 10.0
 """Seconds for an answer of brokers."""
 
@@ -43,6 +49,13 @@ CatalogOption = Annotated[
         help="JSON with the properties of a PyIceberg catalog: type, uri, warehouse, ...", rich_help_panel=PLACE
     ),
 ]
+TableNamespaceOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Namespace of the tables in the catalog. Default: spec.tables.namespace of the cluster, or rocketmq.",
+        show_default=False, rich_help_panel=PLACE,
+    ),
+]  # fmt: skip
 TableArgument = Annotated[str, typer.Argument(metavar="TABLE", help="The table's name: its topic.", show_default=False)]
 
 
@@ -65,10 +78,31 @@ def _one_line_errors() -> Iterator[None]:
         raise CliError(str(error)) from None
 
 
-def _catalog(given: Path | None, directory: Path | None, name: str | None) -> dict[str, str]:
-    """Return the properties of the catalog. Raises CliError."""
+def _namespace(given: str | None, catalog: Path | None, directory: Path | None, name: str | None) -> str:
+    """Return the namespace of the tables in the catalog: the given one, that of the cluster, or the usual one. Raises
+    CliError.
+    """
+    from gantry_operator.api.base import TABLE_NAMESPACE
+
+    if given is not None:
+        if not re.fullmatch(TABLE_NAMESPACE, given) or len(given) > MAX_NAMESPACE:
+            raise CliError(f"--table-namespace: {given[:70]!r}; write lower-case letters, digits and _", Exit.USAGE)
+        return given
+    tables = None if catalog is not None else _tables(directory, name)[1]
+    return USUAL_NAMESPACE if tables is None else tables.namespace
+
+
+def _tables(directory: Path | None, name: str | None) -> tuple[ClusterFolder, Tables | None]:
+    """Return the folder of the cluster, and what its manifest says of tables. Raises CliError."""
     from gantry_operator.cli.target import find_local
     from gantry_operator.platforms.local.manifest import load_saved
+
+    folder = find_local(directory, name)
+    return folder, load_saved(folder).spec.tables
+
+
+def _catalog(given: Path | None, directory: Path | None, name: str | None) -> dict[str, str]:
+    """Return the properties of the catalog. Raises CliError."""
     from gantry_operator.platforms.local.table_catalog import local_catalog
 
     if given is not None:
@@ -81,8 +115,7 @@ def _catalog(given: Path | None, directory: Path | None, name: str | None) -> di
         if not isinstance(properties, dict) or not all(isinstance(v, str) for v in properties.values()):
             raise CliError(f'--catalog: {given}: write an object of texts, as {{"type": "sql"}}', Exit.USAGE)
         return {str(k): v for k, v in properties.items()}
-    folder = find_local(directory, name)
-    return local_catalog(folder, load_saved(folder).spec.tables)
+    return local_catalog(*_tables(directory, name))
 
 
 def _has_none(properties: dict[str, str]) -> bool:
@@ -202,6 +235,7 @@ def run_table(
     with_spark: Annotated[bool, typer.Option("--spark", help="Let Spark write the files, on all cores.")] = False,
     every: Annotated[str | None, typer.Option(help="Run again and again, as 1m. Default: once.")] = None,
     catalog: CatalogOption = None,
+    table_namespace: TableNamespaceOption = None,
     name: NameOption = None,
     directory: DirOption = None,
     output: OutputOption = Output.text,
@@ -213,7 +247,8 @@ def run_table(
         mode = "Upsert" if upsert else "Append"
         spec = _spec(
             properties, directory, name, topic=topic, freeze=freeze, mode=mode, partition_by=tuple(partition_by or ()),
-            on_bad_record=on_bad_record.capitalize(), **_schema(schema, message),
+            namespace=_namespace(table_namespace, catalog, directory, name), on_bad_record=on_bad_record.capitalize(),
+            **_schema(schema, message),
         )  # fmt: skip
         while True:
             begun = time.monotonic()
@@ -265,13 +300,15 @@ def _run(spec: TableSpec, as_json: bool, with_spark: bool = False) -> None:
 @table_app.command("list")
 def list_tables(
     catalog: CatalogOption = None,
+    table_namespace: TableNamespaceOption = None,
     name: NameOption = None,
     directory: DirOption = None,
     output: OutputOption = Output.text,
 ) -> None:
     """List the tables: rows, rejected rows, last commit, and how far each is behind its topic."""
     with _one_line_errors():
-        tables = _described(catalog, directory, name, None)
+        namespace = _namespace(table_namespace, catalog, directory, name)
+        tables = _described(catalog, directory, name, namespace, None)
     if output == Output.json:
         print_json(tables)
         return
@@ -293,19 +330,19 @@ def _row(one: dict[str, Any]) -> tuple[object, ...]:
 
 
 def _described(
-    catalog: Path | None, directory: Path | None, name: str | None, only: str | None
+    catalog: Path | None, directory: Path | None, name: str | None, namespace: str, only: str | None
 ) -> list[dict[str, Any]]:
     properties = _catalog(catalog, directory, name)
     if only is None and _has_none(properties):
         return []
     from gantry_spark.tables import known
 
-    found = None if properties.get("type") == "parquet" else known.read(properties)
+    found = None if properties.get("type") == "parquet" else known.read(properties, namespace)
     if found is not None and only is not None:
         # By name an Iceberg table comes before one of Parquet. Without any, the library says which there are.
         found = [one for one in found if one["name"] == only][:1] or None
     if found is None:
-        found = _read(properties, only)
+        found = _read(properties, namespace, only)
     cluster = None
     try:
         cluster = _cluster(directory, name)
@@ -314,14 +351,14 @@ def _described(
     return [known.with_behind(one, cluster) for one in found]
 
 
-def _read(properties: dict[str, str], only: str | None) -> list[dict[str, Any]]:
+def _read(properties: dict[str, str], namespace: str, only: str | None) -> list[dict[str, Any]]:
     """Read the tables, and keep what they hold for the next command."""
     from gantry_spark.tables import known, library
 
     if only is None:
-        entries = library.all_entries(library.catalogs(properties))
+        entries = library.all_entries(library.catalogs(properties), namespace)
     else:
-        entries = library.entries(*library.find(properties, only))
+        entries = library.entries(*library.find(properties, only, namespace))
     known.keep(properties, entries)
     return [one.facts for one in entries if one.facts is not None]
 
@@ -330,13 +367,15 @@ def _read(properties: dict[str, str], only: str | None) -> list[dict[str, Any]]:
 def describe_table(
     table: TableArgument,
     catalog: CatalogOption = None,
+    table_namespace: TableNamespaceOption = None,
     name: NameOption = None,
     directory: DirOption = None,
     output: OutputOption = Output.text,
 ) -> None:
     """Show a table: its columns, its place, and the offsets that it covers."""
     with _one_line_errors():
-        (described,) = _described(catalog, directory, name, table)
+        namespace = _namespace(table_namespace, catalog, directory, name)
+        (described,) = _described(catalog, directory, name, namespace, table)
     if output == Output.json:
         print_json(described)
         return
@@ -359,6 +398,7 @@ def describe_table(
 def query_table(
     sql: Annotated[str, typer.Argument(help="A query: select count(*) from Orders", show_default=False)],
     catalog: CatalogOption = None,
+    table_namespace: TableNamespaceOption = None,
     name: NameOption = None,
     directory: DirOption = None,
     output: OutputOption = Output.text,
@@ -367,7 +407,8 @@ def query_table(
     with _one_line_errors(), Progress("reading the tables"):
         from gantry_spark.tables import library
 
-        columns, rows = library.query(library.catalogs(_catalog(catalog, directory, name)), sql)
+        namespace = _namespace(table_namespace, catalog, directory, name)
+        columns, rows = library.query(library.catalogs(_catalog(catalog, directory, name)), sql, namespace)
     if output == Output.json:
         print_json([dict(zip(columns, map(_plain, row), strict=True)) for row in rows])
         return
@@ -396,6 +437,7 @@ def maintain_table(
         typer.Option(help="Age from which rows go, by the store time of their messages. Default: they stay."),
     ] = None,
     catalog: CatalogOption = None,
+    table_namespace: TableNamespaceOption = None,
     name: NameOption = None,
     directory: DirOption = None,
     output: OutputOption = Output.text,
@@ -408,9 +450,10 @@ def maintain_table(
         from gantry_spark.tables.job import ends_of
         from gantry_spark.tables.maintenance import Rules, maintain, now_ms
 
-        opened, own = library.find(_catalog(catalog, directory, name), table)
+        namespace = _namespace(table_namespace, catalog, directory, name)
+        opened, own = library.find(_catalog(catalog, directory, name), table, namespace)
         rules = Rules(now_ms(), int(snapshots_s * 1000), None if rows_s is None else int(rows_s * 1000))
-        tables = [own, *library.rejected(opened, table)]
+        tables = [own, *library.rejected(opened, table, namespace)]
         done = [maintain(one, rules, ends_of) for one in tables]
     result: dict[str, Any] = {
         "table": table,
@@ -436,6 +479,7 @@ def rebuild_table(
     table: TableArgument,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     catalog: CatalogOption = None,
+    table_namespace: TableNamespaceOption = None,
     name: NameOption = None,
     directory: DirOption = None,
     output: OutputOption = Output.text,
@@ -445,15 +489,16 @@ def rebuild_table(
         from gantry_spark.tables import library
 
         properties = _catalog(catalog, directory, name)
-        opened, former = library.find(properties, table)
+        namespace = _namespace(table_namespace, catalog, directory, name)
+        opened, former = library.find(properties, table, namespace)
         if library.is_parquet(former):
             properties = _in_format(properties, "Parquet")
-        spec = library.spec_of(former, _spec(properties, directory, name, topic=table))
+        spec = library.spec_of(former, _spec(properties, directory, name, topic=table, namespace=namespace))
         if not spec.cluster().queues(spec.topic):
             raise CliError(
                 f"no NameServer knows topic {spec.topic}: it does not exist, or no broker runs; its table stays"
             )
         if not yes and not typer.confirm(f"Drop table {table} and read topic {spec.topic} from its first message?"):
             raise CliError("nothing changed", Exit.USAGE)
-        library.drop(opened, spec.topic)
+        library.drop(opened, spec.topic, namespace)
         _run(spec, output == Output.json)

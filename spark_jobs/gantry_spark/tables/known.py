@@ -91,10 +91,10 @@ def keep(properties: Mapping[str, str], entries: Iterable[Entry]) -> None:
         os.replace(part, folder / FILE)
 
 
-def read(properties: Mapping[str, str]) -> list[Facts] | None:
-    """Return what is known of all tables of topics, by format and name. None: not all is known."""
+def read(properties: Mapping[str, str], namespace: str = NAMESPACE) -> list[Facts] | None:
+    """Return what is known of all tables of topics in a namespace, by format and name. None: not all is known."""
     folder = _folder(properties)
-    now = None if folder is None else _versions(folder, NAMESPACE)
+    now = None if folder is None else _versions(folder, namespace)
     if folder is None or now is None:
         return None
     kept = _load(folder)
