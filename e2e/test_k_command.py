@@ -47,6 +47,15 @@ def test_status(demo: Cluster, where: list[str]) -> None:
     assert any(e["reason"] == "GroupBootstrapped" for e in status["events"])
 
 
+def test_the_network_between_members_has_a_verdict(demo: Cluster, where: list[str]) -> None:
+    said = json.loads(gantry("self-test", *where, "--limit", "1000", "-o", "json"))
+    reached = [link for link in said["links"] if link["level"] == "good"]
+    master = demo.master_name()
+    assert {link["one"] for link in reached if link["other"] == master} == set(MEMBERS) - {master}, said
+    assert {link["one"] for link in reached if "namesrv" in link["other"]} == set(MEMBERS), said
+    assert all(0 < link["rtt_ms"] < 1000 for link in reached)
+
+
 def test_topics_are_made_and_listed(where: list[str]) -> None:
     gantry("topic", "create", "Orders", "--queues", "4", *where)
     assert "Orders" in gantry("topic", "list", *where)

@@ -365,6 +365,34 @@ def test_a_second_up_gives_the_running_one_its_manifest(cluster: Cluster) -> Non
     assert "spec.mode is Raft, was MasterSlave" in refused.stderr
 
 
+def test_the_network_between_members_has_a_verdict(cluster: Cluster) -> None:
+    cluster.until("all members are in sync", cluster.whole)
+    network = ("self-test", "--cluster", cluster.name)
+    said = json.loads(cluster.gantry(*network, "--limit", "1000", "-o", "json").stdout)
+    master = cluster.master()["name"]
+    others = sorted(set(cluster.members()) - {master})
+    by_pair = {(link["one"], link["other"]): link for link in said["links"]}
+    for other in others:
+        link = by_pair[other, master]
+        assert (link["level"], 0 < link["rtt_ms"] < 1000) == ("good", True), said
+    assert by_pair[others[0], others[1]]["level"] == "unknown", "they have no connection"
+    servers = [link for pair, link in by_pair.items() if pair[1].startswith("127.0.0.1:")]
+    assert [link["level"] for link in servers] == ["good"] * 6, said
+    assert said["verdict"] == "all that is known is reached within the limit"
+
+    slave = cluster.members()[others[0]]
+    os.kill(slave["pid"], signal.SIGSTOP)
+    try:
+        cluster.until("the leader has not heard of it", lambda: cluster.gantry(*network, check=False).returncode == 1)
+        failed = cluster.gantry(*network, check=False)
+    finally:
+        os.kill(slave["pid"], signal.SIGCONT)
+    assert f"not everything is reached: {others[0]} to {master}" in failed.stderr
+    assert "has not asked for records for" in failed.stdout
+    assert f"{others[0]} does not say: " in failed.stdout
+    cluster.until("all members are in sync", cluster.whole)
+
+
 def test_the_supervisor_is_light(cluster: Cluster) -> None:
     pages = int(Path(f"/proc/{cluster.supervisor_pid()}/statm").read_text().split()[1])
     assert pages * os.sysconf("SC_PAGE_SIZE") < 66 * 2**20

@@ -352,6 +352,9 @@ async def test_status_has_the_fields_for_an_operators_decisions(tmp_path: Path) 
         assert all(f.in_sync and f.acked == master["end"] for f in master["followers"])
         assert (slave["role"], slave["broker_id"], slave["lag_bytes"]) == ("Slave", 2, 0)
         assert slave["leader_link"].state == "connected"
+        # As the kernel measures it, on both ends of the connection.
+        assert 0 < slave["leader_link"].rtt_us < 1_000_000
+        assert all(0 < f.rtt_us < 1_000_000 for f in master["followers"])
         await group.nodes[0].server.close(0)
         await until(lambda: group.nodes[1].service.status_fields()["leader_link"].state == "refused", "refused")
 

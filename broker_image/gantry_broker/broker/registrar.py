@@ -12,11 +12,12 @@ import asyncio
 import contextlib
 import logging
 import zlib
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import orjson
 
 from gantry_broker.broker.metadata.tables import RELEASED, route_permission
+from gantry_broker.contracts.models import NameServerLink
 from gantry_broker.protocol.bodies import DataVersion, TopicConfig
 from gantry_broker.protocol.codes import ACCESS_VERSION, CONTROL_TOPIC, GantryCode, Perm, RequestCode, ResponseCode
 from gantry_broker.protocol.digits import whole_number
@@ -118,6 +119,19 @@ class Registrar:
         """Register soon: clients' routes have changed."""
         for event in self._wanted.values():
             event.set()
+
+    def links(self) -> list[NameServerLink]:
+        """Return the cluster's own NameServers as this member sees them."""
+        return [
+            NameServerLink(address=address, state=self._state(address), rtt_us=self._client.round_trip_us(address))
+            for address in self._tasks
+            if address not in self._sources
+        ]
+
+    def _state(self, address: str) -> Literal["connected", "silent", "unknown"]:
+        if address in self._failing or address in self._refusals:
+            return "silent"
+        return "connected" if address in self.last_ok_ms else "unknown"
 
     async def registered(self) -> None:
         """Return when every NameServer that answers has the present topics, or after `REGISTERED_S`.

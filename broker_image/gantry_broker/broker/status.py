@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gantry_broker.broker.disk_watch import DiskWatch
     from gantry_broker.broker.health import MemberHealth
     from gantry_broker.broker.metadata.tables import Metadata
+    from gantry_broker.broker.registrar import Registrar
     from gantry_broker.broker.role import RoleState
     from gantry_broker.broker.sites import Sites
     from gantry_broker.broker.stats import Stats
@@ -37,6 +38,7 @@ class Parts(Protocol):
     archiving: Archiving
     archive_reads: ArchiveReads
     sites: Sites
+    registrar: Registrar
     replication: ReplicationService
     role: RoleState
     health: MemberHealth
@@ -85,6 +87,7 @@ def member_status(broker: Parts, connections: int) -> MemberStatus:
             messages_out=broker.stats.tps("BROKER_GET_NUMS", config.cluster, now),
         ),
         connections=connections,
+        name_servers=broker.registrar.links(),
         address=broker.role.address,
         pid=os.getpid(),
         started_ms=broker.started_ms,

@@ -138,6 +138,7 @@ class FollowerStatus(_Model):
     acked: int = Field(description="Offset up to which it has acknowledged in this epoch; -1: nothing yet.")
     last_fetch_ms: int = Field(description="Milliseconds since its last fetch.")
     in_sync: bool
+    rtt_us: int = Field(-1, description="Round trip of its connection, as the kernel measures it; -1: not known.")
 
 
 class LeaderLink(_Model):
@@ -146,6 +147,17 @@ class LeaderLink(_Model):
     member: MemberRef | None = None
     state: Literal["none", "connected", "refused", "silent"] = "none"
     last_answer_ms: int = Field(-1, description="Milliseconds since its last answer to a fetch; -1: never.")
+    rtt_us: int = Field(-1, description="Round trip of the connection, as the kernel measures it; -1: not known.")
+
+
+class NameServerLink(_Model):
+    """A NameServer as this member sees it."""
+
+    address: str
+    state: Literal["connected", "silent", "unknown"] = Field(
+        "unknown", description="silent: it does not take the registration. unknown: nothing was registered there yet."
+    )
+    rtt_us: int = Field(-1, description="Round trip of the connection, as the kernel measures it; -1: not known.")
 
 
 class DiskStatus(_Model):
@@ -380,6 +392,7 @@ class MemberStatus(_Model):
     proposal: ProposalModel | None = None
     followers: list[FollowerStatus] = Field(default_factory=list)
     leader_link: LeaderLink = Field(default_factory=LeaderLink)
+    name_servers: list[NameServerLink] = Field(default_factory=list)
     writes_paused: bool = False
     writable: bool = False
     reason: str = Field("", description="Why it is not writable or not following.")

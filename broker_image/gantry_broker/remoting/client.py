@@ -16,6 +16,7 @@ from gantry_broker.remoting.connecting import CONNECTS, Resolver, first_of
 from gantry_broker.remoting.connection import Connection, Reply, oneway
 from gantry_broker.remoting.errors import ConnectError, ConnectionLost
 from gantry_broker.remoting.members import ConnectingMember, HandshakeFailed, Membership
+from gantry_broker.remoting.round_trip import UNKNOWN
 from gantry_broker.remoting.tls import CallingTls, Certificates, TlsError, TlsOptions
 from gantry_broker.remoting.tls_transport import CallingEnd, TlsFailed, TlsTransport
 from gantry_broker.tasks import end_tasks, set_within
@@ -209,6 +210,11 @@ class RemotingClient:
     def connected(self, address: str) -> bool:
         conn = self._connections.get(address)
         return conn is not None and not conn.closed
+
+    def round_trip_us(self, address: str) -> int:
+        """Return the round trip of the connection to an address in microseconds; -1: not known."""
+        conn = self._connections.get(address)
+        return UNKNOWN if conn is None else conn.round_trip_us
 
     def reads(self, address: str) -> int | None:
         """Return the number of reads from an address on its present connection; None: there is no connection."""

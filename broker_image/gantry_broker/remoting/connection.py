@@ -25,6 +25,7 @@ from gantry_broker.protocol.request_limits import RequestLimits
 from gantry_broker.remoting.budget import DEFAULT_BUDGET, RemotingBudget
 from gantry_broker.remoting.errors import ConnectionLost, RequestTimeout
 from gantry_broker.remoting.handshake import Identity
+from gantry_broker.remoting.round_trip import UNKNOWN, round_trip_us
 from gantry_broker.timeslice import TimeSlices
 
 if TYPE_CHECKING:  # A client has no compiled core.
@@ -299,6 +300,12 @@ class Connection(asyncio.Protocol):
 
     def __repr__(self) -> str:
         return f"<Connection {self.peer[0]}:{self.peer[1]}{' closed' if self.closed else ''}>"
+
+    @property
+    def round_trip_us(self) -> int:
+        """The round trip of the connection in microseconds; -1: not known."""
+        sock = None if self._transport is None else self._transport.get_extra_info("socket")
+        return UNKNOWN if sock is None or self.closed else round_trip_us(sock)
 
     # Transport callbacks
 

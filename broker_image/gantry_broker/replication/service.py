@@ -348,6 +348,7 @@ class ReplicationService:
                     acked=view.acked,
                     last_fetch_ms=max(0, now - view.seen_ms),
                     in_sync=member in leader.recorded,
+                    rtt_us=-1 if (conn := self._fetchers.get(member.member)) is None else conn.round_trip_us,
                 )
                 for member, view in sorted(leader.followers.items())
             ]
@@ -379,7 +380,10 @@ class ReplicationService:
         if self.core.follower is None or master is None:
             return LeaderLink()
         return LeaderLink(
-            member=MemberRef.of(master), state=self._fetching.state, last_answer_ms=self._fetching.last_answer_ms()
+            member=MemberRef.of(master),
+            state=self._fetching.state,
+            last_answer_ms=self._fetching.last_answer_ms(),
+            rtt_us=-1 if (address := self.leader_address) is None else self._client.round_trip_us(address),
         )
 
     @property

@@ -31,6 +31,7 @@ from gantry_operator.cli.options import (
     NamespaceOption,
     Output,
     OutputOption,
+    on_kubernetes,
 )
 from gantry_operator.cli.output import give_up_stdout, json_text, note, prepare_streams, say, was_complete
 from gantry_operator.cli.restore import register as register_restore
@@ -160,12 +161,25 @@ def self_test(
     directory: Annotated[
         Path, typer.Option("--dir", help="A folder on the disk that is to hold the messages.", show_default=False)
     ] = Path(),
+    limit: Annotated[
+        float, typer.Option("--limit", help="With a cluster: milliseconds; a longer round trip is slow.", min=0.01)
+    ] = 10.0,
+    name: NameOption = None,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
     output: OutputOption = Output.text,
 ) -> None:
     """Measure what this machine can do for a cluster: fsync, throughput, clock, ports, limits. With a verdict.
 
-    Takes a few seconds, and writes 64 MiB to a file that it removes.
+    Takes a few seconds, and writes 64 MiB to a file that it removes. With --cluster, --context or --namespace: the
+    network between the members of that cluster, and to its NameServers, as each member sees it.
     """
+    if name is not None or on_kubernetes(context, namespace):
+        from gantry_operator.cli.self_test_network import run as run_network
+        from gantry_operator.cli.target import find_target
+
+        run_network(find_target(None, name, context, namespace), limit, output == Output.json)
+        return
     from gantry_operator.cli.self_test import run as run_test
 
     run_test(directory.resolve(), output == Output.json)
