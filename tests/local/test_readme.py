@@ -6,10 +6,12 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
+from typing import Any
+
+import typer
+from gantry_operator.cli.app import app
 
 from tests.local.cluster import Cluster, take_down
 
@@ -75,17 +77,23 @@ def test_every_page_has_a_place_in_the_documentation() -> None:
         assert (ROOT / "docs" / link).exists(), link
 
 
-def test_every_command_of_the_readme_exists() -> None:
-    blocks = re.findall(r"```\n(.*?)```", README, re.DOTALL)
-    words = {
-        match[1] for block in blocks for line in block.splitlines() for match in re.finditer(r"\bgantry ([a-z]+)", line)
-    } - {"helm"}
-    done = subprocess.run(
-        [sys.executable, "-m", "gantry_operator.cli", "--help"], capture_output=True, text=True, check=True
-    )
-    known = set(re.findall(r"^│ ([a-z]+)\s", done.stdout, re.MULTILINE))
-    assert words & known
-    assert {word for word in words if word not in known} <= {"gantry", "helm"}
+GUIDES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("tutorial-*.md")))
+
+
+def test_every_command_of_the_readme_and_the_tutorials_exists() -> None:
+    assert len(GUIDES) == 3
+    main = typer.main.get_command(app)
+    for guide in GUIDES:
+        blocks = re.findall(r"```\n(.*?)```", guide.read_text(), re.DOTALL)
+        lines = [line.partition("#")[0] for block in blocks for line in block.splitlines()]
+        ours = [match[1].split() for line in lines if (match := re.match(r"gantry ([^&]*)", line))]
+        assert ours, guide.name
+        for words in ours:
+            command: Any = main
+            while hasattr(command, "commands"):
+                command = command.commands[words.pop(0)]
+            known = {option for parameter in command.params for option in parameter.opts}
+            assert {word for word in words if word.startswith("-")} <= known, (guide.name, words)
 
 
 def test_the_bake_file_builds_every_image_of_the_chart() -> None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from gantry_broker.broker.pull.filters import Filters
     from gantry_broker.broker.pull.held import HeldPulls
     from gantry_broker.broker.pull.service import PullService
+    from gantry_broker.broker.registrar import Registrar
     from gantry_broker.broker.retention import LogRetention, TopicRetention
     from gantry_broker.broker.role import RoleState
     from gantry_broker.broker.sites import Sites
@@ -77,6 +78,7 @@ class BrokerContext:
     sites: Sites
 
     replication: ReplicationService
+    registrar: Registrar
     role: RoleState
     health: MemberHealth
 

@@ -255,6 +255,7 @@ def wire(
         archive_fill=archive_fill,
         sites=sites,
         replication=replication,
+        registrar=registrar,
         role=role,
         health=health,
         meta=meta,
