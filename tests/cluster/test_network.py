@@ -64,7 +64,7 @@ def test_each_pair_and_each_name_server_has_a_verdict() -> None:
         ((leader(), follower(1, "refused")), "bad", "it refuses the connection"),
         ((leader((1, 20, 400)), follower(1, "silent")), "bad", "it does not answer"),
         ((leader((1, 20, 400)), "no connection"), "good", "reached within 10 ms"),
-        ((leader((1, 20, -1)), follower(1)), "unknown", "connected; the system does not tell the round trip"),
+        ((leader((1, 20, -1)), follower(1)), "unknown", "connected; the system does not report the round trip"),
         ((leader((1, 20, -1)), follower(1, rtt_us=700)), "good", "reached within 10 ms"),
         ((leader(), follower(1, rtt_us=700)), "good", "reached within 10 ms"),
         ((leader(), "no connection"), "unknown", "m0 has not heard of it since it leads"),

@@ -1,4 +1,4 @@
-"""The round trip of a connection: what the kernel tells, and what it does not."""
+"""The round trip of a connection: what the kernel reports, and what it does not."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_of_a_real_connection() -> None:
         (40, 0, 0, UNKNOWN),
     ],
 )
-def test_what_is_not_told_is_unknown(length: int, smoothed: int, least: int, expected: int) -> None:
+def test_what_the_kernel_does_not_report_is_unknown(length: int, smoothed: int, least: int, expected: int) -> None:
     info = bytearray(192)
     struct.pack_into("=I", info, 68, smoothed)
     struct.pack_into("=I", info, 148, least)

@@ -17,7 +17,7 @@ _NEVER: Final = 0xFFFF_FFFF
 
 
 def round_trip_us(sock: socket.socket) -> int:
-    """Return the smallest round trip of the last minutes in microseconds; `UNKNOWN`: the kernel does not tell it.
+    """Return the smallest round trip of the last minutes in microseconds; `UNKNOWN`: the kernel does not report it.
 
     The smallest: others also have the time that the peer waits with its acknowledgement, up to 40 ms on Linux.
     """
@@ -31,7 +31,7 @@ def round_trip_us(sock: socket.socket) -> int:
 
 
 def smallest(info: bytes) -> int:
-    """Return the round trip of a `struct tcp_info`. Kernels before 4.9 only tell the smoothed one."""
+    """Return the round trip of a `struct tcp_info`. Kernels before 4.9 only report the smoothed one."""
     at = _MIN_RTT_AT if len(info) >= _MIN_RTT_AT + 4 else _RTT_AT
     if len(info) < at + 4:
         return UNKNOWN

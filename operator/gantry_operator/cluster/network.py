@@ -138,7 +138,7 @@ def _name_servers(name: str, status: MemberStatus | str, limit_ms: float) -> lis
 
 def _reached(one: str, other: str, rtt_us: int, limit_ms: float) -> Link:
     if rtt_us < 0:
-        return Link(one, other, "unknown", None, "connected; the system does not tell the round trip")
+        return Link(one, other, "unknown", None, "connected; the system does not report the round trip")
     rtt_ms = rtt_us / 1000
     if rtt_ms > limit_ms:
         words = f"slower than {limit_ms:g} ms: with replication: Sync each send waits this long"
