@@ -94,7 +94,7 @@ def findings(
                 "comes",
                 "order configuration",
                 str(facts.ordered),
-                "the cutover copies it; on Kubernetes it stays in the source's NameServers",
+                "the cutover copies it",
             )
         )
     if guarded(config):
