@@ -9,10 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from gantry_broker.protocol.codes import RequestCode
 
 from benchmarks.rig.driver import Driver, Running
 from benchmarks.rig.groups import ApacheGroup
-from benchmarks.rig.processes import NamespaceUnavailable
+from benchmarks.rig.processes import NamespaceUnavailable, until
+from benchmarks.rig.wire import Wire
 from tests.migration.scene import Scene, put, replicated
 from tests.migration.test_cutover import carried
 
@@ -76,6 +78,7 @@ def fails_over(made: Scene, group: ApacheGroup) -> None:
     writer.wait_for("ok")
     made.until_following()
     before = group.master()
+    until("the slave is in the SyncStateSet", lambda: in_sync(made, before), 60)
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(made.migrate, "cutover", "--routes", "20", "--settle", "1", check=False)
         carried(made)
@@ -87,6 +90,13 @@ def fails_over(made: Scene, group: ApacheGroup) -> None:
         done = made.migrate("cutover", "--routes", "5")
     assert "Gantry leads" in done.stdout, done.stdout
     nothing_is_lost(made, clients, writer)
+
+
+def in_sync(made: Scene, master: str) -> bool:
+    """Whether the controller may choose the slave."""
+    with Wire(master, prefix=made.source.prefix) as wire:
+        info = json.loads(wire.call(RequestCode.GET_BROKER_HA_STATUS, {}).body)
+    return any(one["inSync"] for one in info["haConnectionInfo"])
 
 
 def nothing_is_lost(made: Scene, clients: Driver, writer: Running) -> None:

@@ -759,7 +759,10 @@ def cutover(
             began = time.monotonic()
             await drive(edge, begun, limits, partial(_save_record, folder), timeout=timeout, say=shown)
             shown.end(time.monotonic() - began)
-        say("Gantry leads. Next: stop the source's brokers, and do not start them again")
+        say(
+            "Gantry leads. Next: keep the source's brokers while you may want gantry migrate rollback; then stop them "
+            "for good"
+        )
 
     try:
         with contextlib.nullcontext() if dry_run else _alone(folder):

@@ -542,6 +542,11 @@ def abort(record: Record, now: float, seen: Mapping[str, Seen] | None = None) ->
     stopped = record.phase is Phase.FINISHING and _cannot_lead(record, seen or {})
     if stopped or record.phase in (*RETURNING, Phase.FOLLOWING):
         return replace(record, phase=Phase.ABORTING, since=now)
+    if record.phase is Phase.DONE:
+        raise Refused(
+            "Gantry leads, and may have taken messages already, which the source lacks: gantry migrate rollback "
+            "returns to it"
+        )
     raise Refused(
         "Gantry may have taken messages already, which the source lacks: an abort is possible until the source's log "
         "has its last end. Go on with gantry migrate cutover"
