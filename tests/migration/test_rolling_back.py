@@ -399,6 +399,42 @@ async def test_a_rollback_without_progress_gives_gantry_its_clients_back(monkeyp
     assert [one.phase for one in kept] == [Phase.ABORTING, Phase.NONE]
 
 
+async def test_a_copy_that_breaks_off_is_named_and_begun_again() -> None:
+    class Copy:
+        missing: int | None = None
+        rounds = 0
+
+        def sent(self) -> int:
+            return self.rounds
+
+        async def round(self) -> None:
+            self.rounds += 1
+            if self.rounds == 1:
+                raise Refused("no such group")
+            self.missing = 0
+
+    class WritesEndError(Exception): ...
+
+    class Edge:
+        copy = Copy()
+
+        async def look(self, *, brokers: bool = False) -> dict[str, Seen]:
+            return {
+                "a": Seen(gantry=6, permission=6, broker_id=FORMER_MASTER_ID, refuses=False, missing=self.copy.missing)
+            }
+
+        async def act(self, action: Any) -> None:
+            raise WritesEndError
+
+    async def save(record: Record) -> None: ...
+
+    named: list[str] = []
+    record = Record(Phase.COPYING, 0, {"a": rolling_back.Group(6, 6)})
+    with pytest.raises(WritesEndError):
+        await rolling_edge.drive(cast(Any, Edge()), record, LIMITS, save, timeout=10, warn=named.append)
+    assert named == ["the copy broke off: no such group"]
+
+
 async def test_a_rollback_that_was_killed_while_nobody_reads_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -822,6 +822,7 @@ class _Shown:
     def __init__(self) -> None:
         self._phase: Phase | rolling_back.Phase | None = None
         self._since = time.monotonic()
+        self._named: set[str] = set()
 
     def __call__(self, phase: Phase | rolling_back.Phase, waits: str) -> None:
         if phase is not self._phase:
@@ -829,6 +830,12 @@ class _Shown:
             if self._phase is not None:
                 say(f"{self._phase.value}: {now - self._since:.1f} s")
             self._phase, self._since = phase, now
+
+    def warn(self, problem: str) -> None:
+        """Name a problem once."""
+        if problem not in self._named:
+            self._named.add(problem)
+            note(f"{problem}; tried again")
 
     def end(self, took: float) -> None:
         say(f"done after {took:.1f} s")
@@ -1056,7 +1063,8 @@ def rollback(
                         rolling.copying(cut.groups, folder.root / ROLLBACK_COPY, begun.phase)
                     )
                 shown, began = _Shown(), time.monotonic()
-                ended = await drive(rolling, begun, limits, partial(_save_rollback, folder), timeout=timeout, say=shown)
+                save = partial(_save_rollback, folder)
+                ended = await drive(rolling, begun, limits, save, timeout=timeout, say=shown, warn=shown.warn)
                 shown.end(time.monotonic() - began)
                 if rolling.copy is not None:
                     say(f"{rolling.copy.sent()} messages are copied")

@@ -315,9 +315,11 @@ async def drive(
     *,
     timeout: float,
     say: Callable[[Phase, str], None] = lambda phase, waits: None,
+    warn: Callable[[str], None] = lambda problem: None,
 ) -> Record:
     """Make steps until the rollback is done, or its abort. After `timeout` seconds without progress it goes back where
-    clients wait. Raises Refused after that, or after so many seconds more, and what `save` raises.
+    clients wait. `warn`: hears each time that the copy breaks off; it is begun again. Raises Refused after that, or
+    after so many seconds more, and what `save` raises.
     """
     ends, problem, copied, gave_up = time.monotonic() + timeout, "", -1, ""
     copying: asyncio.Task[None] | None = None
@@ -336,6 +338,7 @@ async def drive(
             if copying is not None and copying.done():
                 error = copying.exception()
                 problem, copying = f"the copy broke off: {error}", None
+                warn(problem)
             if made.copies and not made.actions and copying is None and edge.copy is not None:
                 copying = asyncio.create_task(_copy(edge.copy))
             elif not made.copies and copying is not None:
