@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -46,7 +47,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> Counter[bytes]:
 
         async def __aexit__(self, *args: object) -> None: ...
 
-        async def send(self, message: Message) -> SimpleNamespace:
+        async def send(self, message: Message, key: str | None) -> SimpleNamespace:
             tries[message.body] += 1
             if message.body.startswith(b"7 "):
                 return SimpleNamespace(status=SendStatus.SEND_OK)
@@ -74,6 +75,53 @@ def test_a_message_that_brokers_refuse_for_good_is_sent_once(tried: Counter[byte
     with pytest.raises(CliError, match=r"19 messages .* first: send: MESSAGE_ILLEGAL \(13\): Required message key is"):
         run_produce(Servers(), options, as_json=False)  # type: ignore[arg-type]
     assert set(tried.values()) == {1}
+
+
+@pytest.mark.parametrize(
+    ("keys", "wanted", "compacted", "selects"),
+    [("k", False, True, True), ("k", True, False, True), ("k", False, False, False), ("", False, True, False)],
+    ids=["compacted", "--by-key", "another topic", "no key"],
+)
+def test_messages_of_one_key_go_to_one_queue_in_their_order(
+    monkeypatch: pytest.MonkeyPatch, keys: str, wanted: bool, compacted: bool, selects: bool
+) -> None:
+    sent: list[tuple[bytes, str | None]] = []
+    at_once = most = 0
+
+    async def any_topic(*_: object) -> None:
+        """Every topic is there."""
+
+    async def is_by_key(*_: object) -> bool:
+        return compacted
+
+    class Producer:
+        session = None
+
+        def __init__(self, *args: Any, **options: Any) -> None: ...
+
+        async def __aenter__(self) -> Producer:
+            return self
+
+        async def __aexit__(self, *args: object) -> None: ...
+
+        async def send(self, message: Message, key: str | None) -> SimpleNamespace:
+            nonlocal at_once, most
+            at_once += 1
+            most = max(most, at_once)
+            await asyncio.sleep(0)
+            at_once -= 1
+            sent.append((message.body, key))
+            return SimpleNamespace(status=SendStatus.SEND_OK)
+
+    monkeypatch.setattr(messages, "Producer", Producer)
+    monkeypatch.setattr(messages, "_writable_topic", any_topic)
+    monkeypatch.setattr(messages, "is_by_key", is_by_key)
+    options = ProduceOptions("T", 50, 10, None, "", keys, IN_FLIGHT, 1, by_key=wanted)
+    run_produce(Servers(), options, as_json=False)  # type: ignore[arg-type]
+    assert {key for _, key in sent} == {keys if selects else None}
+    assert most == (1 if selects else IN_FLIGHT)
+    if selects:
+        assert [int(body.rstrip(b".")) for body, _ in sent] == list(range(50))
 
 
 @pytest.mark.parametrize(

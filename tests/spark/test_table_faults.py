@@ -22,7 +22,7 @@ from gantry_spark.tables import library
 from gantry_spark.tables import rows as rows_module
 from gantry_spark.tables.decoders import as_field, decoder
 from gantry_spark.tables.fields import BadSchema, Rejected, Values, convert, infer, parse_schema, unknown_fields
-from gantry_spark.tables.job import TableJob, TableSpec, ends_of, open_catalog
+from gantry_spark.tables.job import SchemaProposed, TableJob, TableSpec, ends_of, open_catalog
 from gantry_spark.tables.maintenance import Rules, maintain, now_ms
 from gantry_spark.tables.run import Run, reason_of
 
@@ -155,6 +155,29 @@ def test_a_table_that_is_set_back_takes_its_acknowledgement_back(mq: LocalBroker
     assert seen[0] == 1, "before it reads"
     assert group_of_table(mq, spec) == 3
     check(job, [("a", b"1"), ("b", b"2"), ("c", b"3"), ("d", b"4")])
+
+
+def test_a_drain_waits_for_a_table_that_has_nothing_yet(mq: LocalBroker, warehouse: dict[str, str]) -> None:
+    proposed = spec_of(mq, warehouse, kind="Inferred", freeze=False)
+    send(mq, proposed.topic, [("a", b'{"id": 1}'), ("b", b'{"id": 2}')])
+    with pytest.raises(SchemaProposed):
+        TableJob(proposed, None).run(is_kept=False)
+    assert group_of_table(mq, proposed) is None, "somebody only looks at the schema"
+    with pytest.raises(SchemaProposed):
+        TableJob(proposed, None).run()
+    assert group_of_table(mq, proposed) == 0
+    one_at_a_time(TableJob(replace(proposed, freeze=True), None))
+    send(mq, proposed.topic, [("c", b'{"id": 3}')])
+    assert group_of_table(mq, proposed) == 1
+
+    # A catalog that never answered, and one that does not answer any more.
+    away = {"type": "sql", "uri": "sqlite:////nowhere/catalog.db", "warehouse": warehouse["warehouse"]}
+    other = spec_of(mq, away)
+    send(mq, other.topic, [("a", b"1")])
+    for spec, offset in ((other, 0), (replace(proposed, freeze=True, catalog=away), 1)):
+        with pytest.raises(Exception, match="unable to open database file"):
+            TableJob(spec, None).run()
+        assert group_of_table(mq, spec) == offset
 
 
 async def test_a_table_whose_user_may_not_acknowledge_goes_on_and_says_so(

@@ -194,6 +194,23 @@ class Admin:
         answer = await self._call(address, RequestCode.GET_ALL_TOPIC_CONFIG, None, "topics of a broker")
         return TopicConfigs.from_json(_loads(answer.body, "topics"), stored=True)
 
+    async def topic_attributes(self, topic: str) -> dict[str, str]:
+        """Return the attributes of a topic, as the first broker group has them that answers; empty: there are none, or
+        the user may not see them.
+        """
+        route = await self.session.route(topic)
+        for broker in route.brokers if route is not None else ():
+            address = broker.addresses.get(MASTER_ID)
+            if address is None:
+                continue
+            try:
+                answer = await self._call(address, RequestCode.GET_TOPIC_CONFIG, {"topic": topic}, "a topic")
+            except (BrokerError, RemotingError):
+                continue
+            found = _loads(answer.body, "topic").get("attributes")
+            return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
+        return {}
+
     async def create_topic(
         self,
         topic: str,

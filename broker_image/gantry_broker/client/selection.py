@@ -79,6 +79,11 @@ class RoundRobin:
 
 def select_by_hash(queues: Sequence[MessageQueue], message: Message, key: object) -> MessageQueue:
     """Return the same queue for the same key, as RocketMQ's SelectMessageQueueByHash does for strings and numbers."""
+    return queue_of_key(queues, key)
+
+
+def queue_of_key(queues: Sequence[MessageQueue], key: object) -> MessageQueue:
+    """Return the queue that `select_by_hash` selects, whatever the message is."""
     if isinstance(key, int):
         value = key if -(2**31) <= key < 2**31 else (key ^ (key >> 32)) & 0xFFFFFFFF
         value = value - 2**32 if value >= 2**31 else value

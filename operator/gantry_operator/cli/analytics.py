@@ -95,16 +95,18 @@ def resolve(text: str | None, directory: Path | None = None) -> Source:
 
     from gantry_operator.cli.target import find_local
     from gantry_operator.platforms.local.live import http_urls
+    from gantry_operator.platforms.local.manifest import load_saved
     from gantry_operator.platforms.local.ports import NoPort
 
     try:
         folder = find_local(directory, text)
         brokers = tuple(http_urls(folder))
+        cluster = load_saved(folder).name
     except ValidationError as error:
         raise CliError(f"the cluster's folder holds a manifest of another version: {error}") from None
     except NoPort as error:
         raise CliError(str(error)) from None
-    return Source(text or folder.root.name, brokers=brokers, folder=folder.root)
+    return Source(cluster, brokers=brokers, folder=folder.root)
 
 
 def _spark(memory: str, log_bytes: int) -> Any:

@@ -457,6 +457,13 @@ def produce(
     ] = None,
     tags: Annotated[str, typer.Option(help="Tag of every message.")] = "",
     keys: Annotated[str, typer.Option(help="Key of every message; '{n}' is its number.")] = "",
+    by_key: Annotated[
+        bool,
+        typer.Option(
+            "--by-key",
+            help="Messages of one key go to one queue, in their order. So they always do in a compacted topic.",
+        ),
+    ] = False,
     in_flight: Annotated[int, typer.Option(min=1, max=4096, help="Maximum of sends without an answer.")] = 32,
     patience: Annotated[
         float,
@@ -485,8 +492,10 @@ def produce(
         raise CliError(f"{lines!r} is no source: write --file {lines}, or --body TEXT", Exit.USAGE)
     if sources != 1:
         raise CliError("say what to send: --body TEXT, or --count N, or --file FILE, or '-' for stdin", Exit.USAGE)
+    if by_key and not keys:
+        raise CliError("--by-key needs the key of the messages: --keys TEXT", Exit.USAGE)
     properties = properties_of(prop or [])
-    options = ProduceOptions(topic, count, size, file, tags, keys, in_flight, patience, body, properties)
+    options = ProduceOptions(topic, count, size, file, tags, keys, in_flight, patience, body, by_key, properties)
     run_produce(find_target(directory, name, context, namespace), options, output == Output.json)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import sys
 import time
@@ -34,6 +35,7 @@ from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.tasks import set_within
 
 from gantry_operator.actions.message_fields import message_fields
+from gantry_operator.actions.queue_choice import is_by_key
 from gantry_operator.actions.target import Target
 from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.output import json_text, note, print_json, say_incomplete
@@ -59,6 +61,7 @@ class ProduceOptions:
     in_flight: int
     patience: float
     body: str | None = None
+    by_key: bool = False
     properties: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -119,6 +122,9 @@ async def _produce(target: Target, options: ProduceOptions, statuses: Counter[st
         Producer(c.name_servers, "gantry-cli", credentials=c.credentials, tls=c.tls) as producer,
     ):
         await _writable_topic(producer.session, c.groups, options.topic)
+        by_key = options.by_key or bool(options.keys and await is_by_key(producer.session, options.topic))
+        # Two keys may share one: it only makes a message wait.
+        one_of_key = [asyncio.Lock() for _ in range(4 * options.in_flight)]
         with Progress(f"sending to {options.topic}", options.count) as progress:
 
             async def take() -> bytes | None:
@@ -134,8 +140,11 @@ async def _produce(target: Target, options: ProduceOptions, statuses: Counter[st
                 while (body := await take()) is not None:
                     keys = options.keys.replace("{n}", str(next(numbers)))
                     message = Message(options.topic, body, options.tags, keys, options.properties)
+                    key = keys if by_key and keys else None
+                    in_turn = contextlib.nullcontext() if key is None else one_of_key[hash(key) % len(one_of_key)]
                     try:
-                        status, tries = await _send(producer, message, 0 if hopeless else options.patience)
+                        async with in_turn:
+                            status, tries = await _send(producer, message, 0 if hopeless else options.patience, key)
                     except (ClientError, RemotingError) as error:
                         state["failed"] += 1
                         problem = problem or str(error)
@@ -225,16 +234,16 @@ def _refused_for_good(error: Exception) -> bool:
     return isinstance(error, InvalidMessage)
 
 
-async def _send(producer: Producer, message: Message, patience: float) -> tuple[SendStatus, int]:
+async def _send(producer: Producer, message: Message, patience: float, key: str | None) -> tuple[SendStatus, int]:
     """Send until acknowledged (SEND_OK), or for `patience` seconds; then return the last result. Also returns the
-    number of tries. Raises the last exception of the client.
+    number of tries. `key` selects the queue. Raises the last exception of the client.
     """
     deadline = time.monotonic() + patience
     tries = 0
     while True:
         tries += 1
         try:
-            result = await producer.send(message)
+            result = await producer.send(message, key=key)
         except (NoRoute, BrokerError, ClientError, RemotingError) as error:
             if _refused_for_good(error) or time.monotonic() >= deadline:
                 raise

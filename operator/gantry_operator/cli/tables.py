@@ -273,7 +273,9 @@ def _run(spec: TableSpec, as_json: bool, with_spark: bool = False) -> None:
     try:
         with Progress(f"table {spec.topic}", unit="messages", poll=lambda: count[0]):
             job = TableJob(spec, spark)
-            outcomes = job.run(lambda done, total: count.__setitem__(0, (done, total)))
+            outcomes = job.run(
+                lambda done, total: count.__setitem__(0, (done, total)), is_kept=spec.freeze or spec.kind != "Inferred"
+            )
             if (table := job.find()) is not None:
                 known.keep(spec.catalog, library.entries(job.catalog, table))
     finally:

@@ -33,6 +33,7 @@ from gantry_broker.remoting.errors import RemotingError
 from gantry_operator.actions.dead_letters import Choice, letter_fields, read_letters, resend_letters
 from gantry_operator.actions.errors import ActionError
 from gantry_operator.actions.offsets import preview_offsets, reset_offsets
+from gantry_operator.actions.queue_choice import is_by_key
 from gantry_operator.cluster.message_walk import AdminReader, Page, Place, Walk, Wanted, by_id, by_key
 from gantry_operator.cluster.reach import CannotTell, leave_out_silent
 from gantry_operator.cluster.timestamps import utc
@@ -113,7 +114,8 @@ async def send(source: Source, message: Message) -> tuple[MessageQueue, int]:
         source.target.clients() as c,
         Producer(c.name_servers, "gantry-console", credentials=c.credentials, tls=c.tls) as producer,
     ):
-        sent = await producer.send(message)
+        by_key = bool(message.keys) and await is_by_key(producer.session, message.topic)
+        sent = await producer.send(message, key=message.keys if by_key else None)
     if sent.status != SendStatus.SEND_OK:
         raise OperationError(f"stored as {sent.offset_id}, but not acknowledged: {sent.status.name}")
     return sent.queue, sent.queue_offset

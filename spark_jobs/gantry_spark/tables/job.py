@@ -297,27 +297,31 @@ class TableJob:
         self.spark = spark
         self.after = after
         self.cluster = spec.cluster()
-        self.catalog = open_catalog(spec.catalog)
         self.settings = PullSettings(spec.group, (), True, False)
         self.unacknowledged = ""
         """Why drains do not wait for this table; empty: they do."""
         self._acknowledged: Offsets = {}
 
+    @functools.cached_property
+    def catalog(self) -> Any:
+        """The catalog. Raises CatalogFailed, BadSchema."""
+        return open_catalog(self.spec.catalog)
+
     # ---- one run
 
-    def run(self, progress: Callable[[int, int], None] | None = None) -> list[Outcome]:
+    def run(self, progress: Callable[[int, int], None] | None = None, *, is_kept: bool = True) -> list[Outcome]:
         """Commit until the table has all messages that there were at the start.
 
-        `progress` is called after each commit with the messages done, and all of them. Raises SourceError, BadSchema,
-        SchemaProposed, NotContinued.
+        `progress` is called after each commit with the messages done, and all of them. Without `is_kept` no drain waits
+        for a table that does not exist yet. Raises SourceError, BadSchema, SchemaProposed, NotContinued.
         """
         # Before the bounds: what comes by an older route than this is not yet within them.
         closed = self.cluster.closed(self.spec.topic)
         target = self._bounds()
         outcomes: list[Outcome] = []
         count = 0
+        self._acknowledge(target, is_kept)  # First: what fails below must not hide from drains what the table lacks.
         moved = self._moved(target)
-        self._acknowledge(target)
         most = self.spec.per_commit or (PER_UPSERT if self.spec.staged else PER_COMMIT)
         while True:
             try:
@@ -345,22 +349,36 @@ class TableJob:
             raise SourceError(f"topic {self.spec.topic} does not exist, or no broker of it can be read")
         return self.cluster.bounds(queues)
 
-    def _acknowledge(self, target: Mapping[Any, Bounds]) -> None:
-        """Commit the progress of the table to its consumer group, so that a drain waits for what it lacks."""
-        table = self.find()
-        if table is None:
-            return
-        offsets = acknowledged(ends_of(table), marks_in(_summaries(table)))
-        offsets = {q: offset for q, offset in offsets.items() if (b := target.get(q)) is not None and b.by_master}
-        if offsets == self._acknowledged:
-            return
+    def _acknowledge(self, target: Mapping[Any, Bounds], is_kept: bool = True) -> None:
+        """Commit the progress of the table to its consumer group, so that a drain waits for what it lacks.
+
+        It lacks all of a queue that it does not know. While the catalog does not say what the table has, the progress
+        that the group has stays.
+        """
+        known: Offsets = {}
+        failure: Exception | None = None
         try:
-            self.cluster.commit(self.spec.table_group, offsets)
-            self._acknowledged, self.unacknowledged = offsets, ""
+            table = self.find()
+            if table is not None:
+                known = acknowledged(ends_of(table), marks_in(_summaries(table)))
+            elif not is_kept:
+                return
+        except Exception as error:
+            failure = error
+        offsets = {q: known.get(q, b.first) for q, b in target.items() if b.by_master}
+        group = self.spec.table_group
+        try:
+            if failure is not None:
+                offsets = {q: first for q, first in offsets.items() if self.cluster.offset_of(group, q) is None}
+            if offsets != self._acknowledged:
+                self.cluster.commit(group, offsets)
+                self._acknowledged, self.unacknowledged = offsets, ""
         except SourceError as error:
             # The table counts, and the next run commits again.
-            self.unacknowledged = f"drains do not wait for it: its group {self.spec.table_group}: {error}"
+            self.unacknowledged = f"drains do not wait for it: its group {group}: {error}"
             logger.warning("table %s: %s", self.spec.topic, self.unacknowledged)
+        if failure is not None:
+            raise failure
 
     def _moved(self, target: Mapping[Any, Bounds]) -> Offsets:
         """Return where the table goes on in queues whose last messages are no longer those that it has: their broker

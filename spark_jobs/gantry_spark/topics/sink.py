@@ -15,12 +15,12 @@ from typing import Any, Final
 
 from gantry_broker.client.errors import InvalidMessage
 from gantry_broker.client.message import MAX_BODY, RESERVED, check_topic
-from gantry_broker.client.selection import writable_queues
+from gantry_broker.client.selection import queue_of_key, writable_queues
 from gantry_broker.protocol.codes import AUTO_CREATE_TOPIC, NOT_ALLOWED_SEND_TOPICS, Prop, RequestCode, ResponseCode
 from gantry_broker.protocol.fastjson import MessageQueue
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import Long, SendHeader
-from gantry_broker.protocol.message import BatchItem, RecordError, encode_batch, format_properties, java_hash
+from gantry_broker.protocol.message import BatchItem, RecordError, encode_batch, format_properties
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import (
     BinaryType,
@@ -37,6 +37,7 @@ from pyspark.sql.types import (
 from gantry_spark.errors import SourceError
 from gantry_spark.topics.columns import COLUMNS as READ_COLUMNS
 from gantry_spark.topics.options import WriteOptions
+from gantry_spark.topics.ways import is_compacted
 from gantry_spark.topics.wire import NOT_NOW, Broken, Cluster, Pauses, Refused
 
 BATCH_MESSAGES: Final = 500
@@ -142,12 +143,14 @@ class Sender:
         self._held: dict[MessageQueue, _Queue] = {}
         self._queues: dict[str, list[MessageQueue]] = {}
         self._turn: dict[str, int] = {}
+        self._by_key: set[str] = set()
+        """Topics whose rows of one key go to one queue."""
 
     def add(self, topic: str, row: Row) -> None:
         """Take a row, and send what is complete. Raises SourceError."""
         queues = self._queues.get(topic) or self._look_up(topic)
-        if self._options.by_key and row.key:
-            queue = queues[abs(java_hash(row.key)) % len(queues)]
+        if row.key and topic in self._by_key:
+            queue = queue_of_key(queues, row.key)
         else:
             queue = queues[self._turn[topic] % len(queues)]
         if row.delayed:
@@ -180,6 +183,8 @@ class Sender:
             route = self._cluster.route(topic)
             found = [] if route is None else writable_queues(topic, route)
             if found:
+                if topic not in self._queues and (self._options.by_key or is_compacted(self._cluster, found[0])):
+                    self._by_key.add(topic)
                 self._queues[topic] = found
                 # Tasks begin with different queues.
                 self._turn.setdefault(topic, time.monotonic_ns() // 1000)
@@ -220,7 +225,7 @@ class Sender:
             if not pauses.wait():
                 raise SourceError(f"{len(rows)} messages for {queue} are not acknowledged: {problem}")
             self._cluster.forget(queue.topic)
-            if not self._options.by_key:
+            if queue.topic not in self._by_key:
                 # Another group may take them.
                 queues = self._look_up(queue.topic)
                 self._turn[queue.topic] += 1

@@ -17,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow.compute as pc
 from gantry_broker.protocol.codes import PullFlag, RequestCode, ResponseCode
+from gantry_broker.protocol.fastjson import MessageQueue
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import Long, PullHeader
 
@@ -319,7 +320,8 @@ class Logs:
                 raise
             logger.debug("no log is read: %s", error)
             return PULL
-        pulled = frozenset(t for t in {r.queue.topic for r in ranges} if not _is_plain(cluster, t, ranges))
+        some = {r.queue.topic: r.queue for r in ranges}.values()
+        pulled = frozenset(queue.topic for queue in some if not has_all(cluster, queue))
         return LogWay({log.name: log for log in logs}, pulled)
 
     def _open(self, cluster: Cluster) -> list[Any]:
@@ -334,11 +336,23 @@ class Logs:
         return list(remote.open_logs(urls, self.token_file, 0, cluster.trust))
 
 
-def _is_plain(cluster: Cluster, topic: str, ranges: Sequence[QueueRange]) -> bool:
-    """Return whether a topic's queues have every message of the log: a compacted topic shows fewer."""
-    group = next(r.queue.broker for r in ranges if r.queue.topic == topic)
+def has_all(cluster: Cluster, queue: MessageQueue) -> bool:
+    """Return whether the queues of a topic are known to have every message of the log: a compacted topic shows
+    fewer. `queue`: one of them.
+    """
     try:
-        policy = cluster.attributes(topic, group).get("cleanup.policy", "")
+        return not _is_compacted(cluster, queue)
     except Refused:
         return False
-    return policy.upper() != "COMPACTION"
+
+
+def is_compacted(cluster: Cluster, queue: MessageQueue) -> bool:
+    """Return whether a topic is known to be compacted. `queue`: one of its queues. Raises SourceError."""
+    try:
+        return _is_compacted(cluster, queue)
+    except Refused:
+        return False
+
+
+def _is_compacted(cluster: Cluster, queue: MessageQueue) -> bool:
+    return cluster.attributes(queue.topic, queue.broker).get("cleanup.policy", "").upper() == "COMPACTION"

@@ -399,6 +399,21 @@ class Cluster:
 
         return self.at_group(topic, group, ask)
 
+    def offset_of(self, group: str, queue: MessageQueue) -> int | None:
+        """Return the offset of a consumer group in a queue; None: it has none. Raises SourceError."""
+        code = RequestCode.QUERY_CONSUMER_OFFSET
+        ext = {
+            "consumerGroup": group, "topic": queue.topic, "queueId": str(queue.queue_id), "setZeroIfNotFound": "false",
+        }  # fmt: skip
+
+        def ask(connection: Connection, _: bool) -> int | None:
+            answer = connection.answer(connection.send(code, ext))
+            if answer.code == ResponseCode.QUERY_NOT_FOUND:
+                return None
+            return _in_answer(connection, answer, code)
+
+        return self.at_group(queue.topic, queue.broker, ask, master_only=True, wait=False)
+
     def commit(self, group: str, offsets: dict[MessageQueue, int]) -> None:
         """Commit the offsets of a consumer group. Raises SourceError."""
         by_group: dict[str, list[tuple[MessageQueue, int]]] = {}
@@ -480,7 +495,11 @@ def _checked(connection: Connection, answer: Frame, code: int) -> Frame:
 
 
 def _offset(connection: Connection, number: int, code: int) -> int:
-    answer = _checked(connection, connection.answer(number), code)
+    return _in_answer(connection, connection.answer(number), code)
+
+
+def _in_answer(connection: Connection, answer: Frame, code: int) -> int:
+    _checked(connection, answer, code)
     try:
         return max(0, int(OffsetAnswer.from_ext(answer.ext).offset))
     except BadField as error:
