@@ -204,7 +204,7 @@ class Admin:
             if address is None:
                 continue
             try:
-                answer = await self._call(address, RequestCode.GET_TOPIC_CONFIG, {"topic": topic}, "a topic")
+                answer = await self._call(address, RequestCode.GET_TOPIC_CONFIG, TopicHeader(topic), "a topic")
             except (BrokerError, RemotingError):
                 continue
             found = _loads(answer.body, "topic").get("attributes")
