@@ -61,8 +61,9 @@ def test_rows_of_one_key_go_to_one_queue_of_a_compacted_topic(mq: LocalBroker) -
             sender.add(topic, Row(b"x", {Prop.KEYS: key}, key, False))
         sender.finish()
         found: dict[str, set[int]] = {}
-        for queue in cluster.queues(topic):
-            for records in read_range(cluster, QueueRange(queue, 0, 10_000), PullSettings("g", (), True, False)):
+        for queue, bound in cluster.bounds(cluster.queues(topic)).items():
+            wanted = QueueRange(queue, bound.first, bound.after)
+            for records in read_range(cluster, wanted, PullSettings("g", (), True, False)):
                 for key in properties_of(records).values("KEYS").to_pylist():
                     found.setdefault(key, set()).add(queue.queue_id)
         used.append(found)

@@ -195,21 +195,23 @@ class Admin:
         return TopicConfigs.from_json(_loads(answer.body, "topics"), stored=True)
 
     async def topic_attributes(self, topic: str) -> dict[str, str]:
-        """Return the attributes of a topic, as the first broker group has them that answers; empty: there are none, or
-        the user may not see them.
+        """Return the attributes of a topic, as the first broker group has them that answers.
+
+        Raises NoRoute, BrokerError, and RemotingError or ClientError if none answers.
         """
-        route = await self.session.route(topic)
-        for broker in route.brokers if route is not None else ():
+        failure: RemotingError | None = None
+        for broker in (await self.topic_route(topic)).brokers:
             address = broker.addresses.get(MASTER_ID)
             if address is None:
                 continue
             try:
                 answer = await self._call(address, RequestCode.GET_TOPIC_CONFIG, TopicHeader(topic), "a topic")
-            except (BrokerError, RemotingError):
+            except RemotingError as error:
+                failure = error
                 continue
-            found = _loads(answer.body, "topic").get("attributes")
-            return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
-        return {}
+            found = parse(answer.body, "topic").map("attributes")
+            return {str(name): str(value) for name, value in found.items()}
+        raise failure or ClientError(f"no broker group of the topic {topic} has a master")
 
     async def create_topic(
         self,
