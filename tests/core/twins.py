@@ -93,7 +93,8 @@ def send_fields(rng: random.Random, topics: tuple[str, ...] = ("T", "orders")) -
         if rng.random() < 0.8:
             pieces.insert(rng.randrange(len(pieces) + 1), "WAIT\x01true")
         if rng.random() < 0.03:
-            pieces.insert(rng.randrange(len(pieces) + 1), rng.choice(("WAIT\x01true", "WAIT\x01false", "WAIT")))
+            unusual = rng.choice(("WAIT\x01true", "WAIT\x01false", "WAIT", "a\x01b\0"))
+            pieces.insert(rng.randrange(len(pieces) + 1), unusual)
         named = "\x02".join(pieces)
     values: dict[str, Any] = {
         "producerGroup": "PG", "topic": rng.choice(topics), "defaultTopic": "TBW102", "defaultTopicQueueNums": "4",
