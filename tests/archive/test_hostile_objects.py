@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import tracemalloc
@@ -21,6 +22,7 @@ from gantry_broker.archive.numbers import MAX_LISTS
 from gantry_broker.archive.objects import Location, ObjectStore
 from gantry_broker.archive.segment import _FOOTER, FOOTER_SIZE, MAGIC, MAX_HOLE, RangeReader
 from gantry_broker.archive.tiered import TieredLog
+from gantry_broker.archive.verified import Verification
 
 from tests.archive.test_tiered import Tiers, filled
 
@@ -134,6 +136,7 @@ def entry(tiers: Tiers) -> dict[str, Any]:
     names = sorted(name for name in tiers.objects.objects if "/manifest/" in name)
     values = [orjson.loads(tiers.objects.objects[name]) for name in names]
     found: dict[str, Any] = next(value for value in values if value["added"])
+    del found["crc"]
     part = found["added"][0]
     whole = {
         "n": WHOLE_EVERY, "owner": [1, "u"], "segmentSize": found["segmentSize"], "epochs": [[1, 0]], "base": part[1],
@@ -173,9 +176,32 @@ def test_a_value_of_a_manifest_has_a_range(tiers: Tiers, place: Place, value: An
 def test_an_identity_has_no_control_characters(field: str) -> None:
     name = "identity/00000001.json"
     value = orjson.loads(Identity(1, "u", "c", 1).to_json())
+    del value["crc"]  # As in a former version.
     assert Identity.from_json(name, orjson.dumps(value)).uid == "u"
     with pytest.raises(Damaged):
         Identity.from_json(name, orjson.dumps({**value, field: "\x1b[2J"}))
+
+
+def test_each_flipped_bit_of_an_object_with_a_crc_is_found(tiers: Tiers) -> None:
+    """It changes nothing, or the object is damaged."""
+    identity = Identity(1, "u", "c", 1, token="t").to_json()
+    names = sorted(name for name in tiers.objects.objects if "/manifest/" in name)
+    first = tiers.objects.objects[names[0]]
+    result = Verification(1, 2, 3, 4, 5, 6, 1, ("a fault",), ("a",)).to_json()
+    reads: list[tuple[bytes, Callable[[bytes], object]]] = [
+        (identity, lambda data: Identity.from_json("identity/00000001.json", data)),
+        (first, lambda data: follow(None, data)),
+        (result, lambda data: Verification.from_json("result", data)),
+    ]
+    for good, read in reads:
+        assert b',"crc":' in good[-20:]
+        wanted = read(good)
+        for at in range(len(good)):
+            for bit in range(8):
+                data = bytearray(good)
+                data[at] ^= 1 << bit
+                with contextlib.suppress(ArchiveError):
+                    assert read(bytes(data)) == wanted, (at, bit)
 
 
 @pytest.mark.parametrize(

@@ -308,6 +308,7 @@ def test_a_step_that_has_begun_closes_nothing_for_a_former_leader(tmp_path: Path
 )
 def test_an_identity_has_limits(field: str, value: object) -> None:
     usual = json.loads(Identity(1, "u", "demo", 5).to_json())
+    del usual["crc"]
     with pytest.raises(Damaged, match="the identity is invalid"):
         Identity.from_json("identity/00000001.json", json.dumps(usual | {field: value}).encode())
 

@@ -18,12 +18,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-import orjson
-
 from gantry_broker.archive import manifest
 from gantry_broker.archive.errors import ArchiveError, Damaged, Fenced, Missing, Overtaken, Unavailable
 from gantry_broker.archive.manifest import MAX_ENTRY, WHOLE_EVERY, Change, Owner, Part, State
-from gantry_broker.archive.numbers import read_json
+from gantry_broker.archive.numbers import read_json, write_json
 from gantry_broker.archive.objects import Objects
 from gantry_broker.archive.sealing import SEALED, Plain, Sealer
 from gantry_broker.archive.segment import Directory, RangeReader
@@ -71,7 +69,7 @@ class Identity:
     """Of the encryption key; "" without encryption."""
 
     def to_json(self) -> bytes:
-        return orjson.dumps(
+        return write_json(
             {
                 "version": VERSION,
                 "number": self.number,

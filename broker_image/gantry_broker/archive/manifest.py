@@ -12,10 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
-import orjson
-
 from gantry_broker.archive.errors import ArchiveError, Damaged
-from gantry_broker.archive.numbers import natural, read_json
+from gantry_broker.archive.numbers import natural, read_json, write_json
 from gantry_broker.protocol import plausible
 from gantry_broker.store.errors import StoreError
 from gantry_broker.store.log.epochs import MAX_SEGMENT, EpochStart, LeaderEpochs, check_epochs
@@ -230,7 +228,7 @@ def follow(state: State | None, data: bytes) -> State:
 def encode(state: State, change: Change, epochs: Sequence[EpochStart]) -> bytes:
     """Return entry `state.n`, which leads to `state`."""
     assert state.owner is not None
-    return orjson.dumps(
+    return write_json(
         {
             "version": VERSION,
             "n": state.n,

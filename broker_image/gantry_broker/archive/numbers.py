@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import zlib
 from typing import Any, Final
 
 import orjson
@@ -18,16 +20,30 @@ MAX_OBJECTS: Final = 16
 _MOST: Final = ((b"[", MAX_LISTS), (b",", MAX_VALUES), (b"{", MAX_OBJECTS))
 
 
+_CRC: Final = re.compile(rb',"crc":([0-9]{1,10})\}\Z')
+_CRC_SIZE: Final = len(b',"crc":4294967295}')
+
+
+def write_json(value: dict[str, Any]) -> bytes:
+    """Return an object whose last field is the CRC-32 of what it is without this field."""
+    data = orjson.dumps(value)
+    return b'%b,"crc":%d}' % (data[:-1], zlib.crc32(data))
+
+
 def read_json(what: str, data: bytes, most: int) -> dict[str, Any]:
     """Return the JSON object of at most `most` bytes. `what`: its name, for messages. Raises Damaged.
 
-    Its parts are counted before they are read: the smallest take 30 times their bytes in memory.
+    Its parts are counted before they are read: the smallest take 30 times their bytes in memory. Objects of former
+    versions have no CRC.
     """
     if len(data) > most:
         raise Damaged(f"{what} has {len(data)} bytes, the limit is {most}")
     for mark, limit in _MOST:
         if (count := data.count(mark)) > limit:
             raise Damaged(f"{what} has {count} times {mark.decode()!r}, the limit is {limit}")
+    crc = _CRC.search(data, max(len(data) - _CRC_SIZE, 0))
+    if crc is not None and zlib.crc32(b"}", zlib.crc32(memoryview(data)[: crc.start()])) != int(crc[1]):
+        raise Damaged(f"{what} does not match its checksum")
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError as error:

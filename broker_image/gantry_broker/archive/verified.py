@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Final
 
-import orjson
-
 from gantry_broker.archive.errors import ArchiveError, Damaged
 from gantry_broker.archive.manifest import State
-from gantry_broker.archive.numbers import read_json
+from gantry_broker.archive.numbers import read_json, write_json
 from gantry_broker.protocol import plausible
 
 VERSION: Final = 1
@@ -51,7 +49,7 @@ class Verification:
     def to_json(self) -> bytes:
         fields = asdict(self)
         del fields["number"]
-        return orjson.dumps({"version": VERSION, **fields})
+        return write_json({"version": VERSION, **fields})
 
     @classmethod
     def from_json(cls, name: str, data: bytes) -> Verification:
