@@ -102,7 +102,9 @@ async def test_parts_are_exchanged_under_load_without_loss(sites: Sites) -> None
     async with load_on(one, "first") as load:
         await load.more(100)
     promised |= load.promised
-    two.up()
+    said = two.up()
+    assert "  a standby, " in said
+    assert "gantry produce" not in said
     two.until("it follows", lambda: follows(two), 60)
     assert condition(two, "Standby")[:2] == ("True", "Following"), "before the parts were ever exchanged, too"
     assert condition(two, "Available")[:2] == ("True", "Standby")

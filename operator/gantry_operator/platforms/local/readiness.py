@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gantry_operator.cluster.control import ClusterControl
 from gantry_operator.cluster.probe import check_group, not_writable
+from gantry_operator.cluster.second_site import follows_archive
 from gantry_operator.platforms.local.certificates import authorities_file, proxy_has_tls, scheme, uses_tls
 from gantry_operator.platforms.local.platform import LocalPlatform
 from gantry_operator.platforms.local.ports import http
@@ -56,12 +57,16 @@ def describe_ready(control: ClusterControl, platform: LocalPlatform, seconds: fl
     leaving = control.leaving
     lines = [f"\n{platform.cluster.name} is ready ({seconds:.1f} s)\n", f"  name servers   {servers}"]
     for group in platform.plan.groups:
-        leadership = control.controllers[group.name].leadership
+        controller = control.controllers[group.name]
+        leadership = controller.leadership
         names = {m.member: m.name for m in platform.members(group.name)}
         master = "-" if leadership is None or leadership.master is None else names.get(leadership.master.member, "-")
         in_sync = 0 if leadership is None else len(leadership.in_sync)
         address = platform.ports.address(f"group/{group.name}")
         state = f"master {master}, {in_sync} of {len(names)} in sync"
+        if control.sites.is_standby:
+            follow = sum(follows_archive(watch.status) for watch in controller.watches.values())
+            state = f"a standby, {follow} of {len(names)} follow the archive"
         if group.name in leaving:
             state += "; it leaves: gantry status shows how far its drain is"
         lines.append(f"  group {group.name:<8} {address}  {state}")
@@ -76,5 +81,8 @@ def describe_ready(control: ClusterControl, platform: LocalPlatform, seconds: fl
         lines.append(f"  TLS authority  {authorities_file(platform.folder)}")
     if authentication(platform.cluster) != "Disabled":
         lines.append("  users          gantry user create | list; the super user's key: gantry user key admin")
-    lines.append("\n  gantry status | gantry produce TOPIC --count 10 | gantry consume TOPIC --group G | gantry down\n")
+    commands = "gantry produce TOPIC --count 10 | gantry consume TOPIC --group G"
+    if control.sites.is_standby:
+        commands = "gantry promote --token TOKEN"
+    lines.append(f"\n  gantry status | {commands} | gantry down\n")
     return "\n".join(lines)
