@@ -41,6 +41,8 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "LOOK_S", 0.1)
     monkeypatch.setattr(archiver, "FIRST_PAUSE_S", 0.05)
     monkeypatch.setattr(archiver, "LOOK_S", 0.1)
+    for module in (archiver, following):
+        monkeypatch.setattr(module, "LONGEST_PAUSE_S", 0.5)
 
 
 @asynccontextmanager
@@ -50,6 +52,7 @@ async def faulty(server: S3Server, rng: random.Random, *kinds: str | int) -> Asy
     proxy.lag, proxy.delay_s = rng.choice([1, 3, 20]), 0.05
     share = rng.choice([0.1, 0.3])
     proxy.draw = lambda: rng.choice(kinds) if rng.random() < share else "pass"
+    proxy.plan([rng.choice(kinds)])  # One at least.
     async with proxy.running():
         yield proxy
         assert sum(proxy.done.values()) > proxy.done["pass"], "nothing has failed"
