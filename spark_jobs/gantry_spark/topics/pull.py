@@ -34,8 +34,13 @@ logger = logging.getLogger(__name__)
 ASKED: Final = 1_024
 """Messages that a pull asks for. Brokers have a lower limit (`maxTransferCountOnMessageInMemory`: 32)."""
 UNDER_WAY: Final = 8
-BLOCK: Final = 8 * 1024 * 1024
-"""Bytes of messages that become one Arrow batch."""
+MOST_UNDER_WAY: Final = 32
+BYTES_UNDER_WAY: Final = 1024 * 1024
+"""Pulls under way: as many as bring these bytes, between `UNDER_WAY` and `MOST_UNDER_WAY`. They become more while each
+answer ends where the next pull begins: others are in vain.
+"""
+BLOCK: Final = 2 * 1024 * 1024
+"""Bytes of messages that become one Arrow batch: they stay in the processor's cache from the socket to the column."""
 _OFFSETS: Final = ("nextBeginOffset", "minOffset", "maxOffset")
 _WAIT: Final = frozenset((ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY))
 
@@ -130,6 +135,7 @@ class _Pulls:
         """
         self.moved = None
         step = 0
+        depth = UNDER_WAY
         under_way: list[tuple[int, int]] = []
         held = self._block
         held.used = 0
@@ -140,9 +146,9 @@ class _Pulls:
                 if not under_way:
                     under_way.append((reached, connection.send_all([self._frame(reached)])[0]))
                 if step:
-                    begins = [under_way[-1][0] + step * (i + 1) for i in range(UNDER_WAY - len(under_way))]
+                    begins = [under_way[-1][0] + step * (i + 1) for i in range(depth - len(under_way))]
                     begins = [b for b in begins if b < end]
-                    if begins and (len(under_way) <= UNDER_WAY // 2):
+                    if begins and (len(under_way) <= depth // 2):
                         numbers = connection.send_all([self._frame(b) for b in begins])
                         under_way += zip(begins, numbers, strict=True)
                 begin, number = under_way.pop(0)
@@ -155,10 +161,12 @@ class _Pulls:
                     held.used = before
                     break
                 step = following - begin if answer.code == ResponseCode.SUCCESS else 0
+                size = max(1, held.used - before)
+                depth = min(depth + 1, MOST_UNDER_WAY, max(UNDER_WAY, BYTES_UNDER_WAY // size))
                 reached = following
                 if under_way and under_way[0][0] != reached:
                     connection.give_up(n for _, n in under_way)
-                    under_way = []
+                    under_way, depth = [], UNDER_WAY
                 if held.used >= BLOCK:
                     yield held
                     self.at, held.used = reached, 0
