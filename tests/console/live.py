@@ -96,8 +96,8 @@ def console_of(cluster: Cluster, *choice: str) -> Iterator[LiveConsole]:
 
 @contextmanager
 def live_console(folder: Path) -> Iterator[LiveConsole]:
-    """A group of three members with traffic and dead letters, and its console."""
-    cluster = Cluster(folder)
+    """A group of three members with a proxy, traffic and dead letters, and its console."""
+    cluster = Cluster(folder, proxy={"replicas": 1})
     try:
         cluster.up()
         # In a thread: the driver of the browser has the event loop of this one.

@@ -14,6 +14,9 @@ from typing import Any
 
 import pytest
 from gantry_broker.client import Admin, Consumer, Message, Producer
+from gantry_broker.client.sync import SimpleConsumer
+from gantry_operator.console.history import NoHistory
+from gantry_operator.console.snapshot import Point
 from playwright.sync_api import Browser, Page, expect
 
 from tests.console.browser import accessibility_problems, browser, overflow, person
@@ -751,3 +754,71 @@ def test_the_theme_is_kept(chromium: Browser) -> None:
         page.reload()
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") != light
         expect(page.get_by_role("button", name="Light colours")).to_be_visible()
+
+
+COLOURED_BETWEEN = """(canvas, [first, last]) => {
+    const plot = document.querySelector("#rates .u-over").getBoundingClientRect(), all = canvas.getBoundingClientRect();
+    const at = part => Math.round((plot.left - all.left + part * plot.width) * canvas.width / all.width);
+    const { data } = canvas.getContext("2d").getImageData(at(first), 0, at(last) - at(first), canvas.height);
+    for (let i = 0; i < data.length; i += 4)
+        if (data[i + 3] === 255 && Math.abs(data[i] - data[i + 2]) > 60) return true;
+    return false;
+}"""
+
+
+def test_an_outage_is_a_gap_in_the_chart(chromium: Browser) -> None:
+    """By time: two runs of traffic with 100 seconds without an answer between them."""
+
+    class Kept(NoHistory):
+        async def read(self, now: float) -> tuple[Point, ...]:
+            return tuple(Point(now - age, 50.0, 40.0) for age in range(290, 0, -2) if not 100 < age < 200)
+
+    source = FakeSource()
+    source.history = Kept()
+    with running(source) as console, person(chromium, console.link()) as page:
+        canvas = page.locator("#rates canvas")
+        expect(canvas).to_be_visible()
+        for first, last, drawn in ((0.1, 0.3, True), (0.42, 0.58, False), (0.72, 0.9, True)):
+            assert canvas.evaluate(COLOURED_BETWEEN, [first, last]) is drawn, (first, last)
+
+
+def test_a_cluster_that_is_not_ready_is_red(chromium: Browser) -> None:
+    class NotReady(FakeSource):
+        async def resource(self) -> dict[str, Any]:
+            found = await super().resource()
+            why = {"message": "group a has no master", "lastTransitionTime": "2026-01-01"}
+            found["status"]["conditions"].append({"type": "Ready", "status": "False", **why})
+            return found
+
+    with running(NotReady()) as console, person(chromium, console.link()) as page:
+        expect(page.locator(".health .badge")).to_have_class(re.compile(r"\bbad\b"), timeout=SLOW_MS)
+        expect(page.locator(".health")).to_contain_text("group a has no master")
+        expect(page.locator(".conditions .badge.bad")).to_have_text("Ready: False")
+
+
+def test_unread_counts_queues_that_a_group_has_never_read(desk: Page, live: LiveConsole) -> None:
+    where = ("--dir", str(live.cluster.folder.root))
+    live.cluster.gantry("topic", "create", "Counted", "--queues", "8", *where)
+    live.cluster.gantry("produce", "Counted", "--count", "300", "--size", "10", *where)
+    live.cluster.gantry("consume", "Counted", "--group", "partly", "--count", "100", "--quiet", *where)
+    listed = json.loads(live.cluster.gantry("group", "list", "-o", "json", *where).stdout)
+    (row,) = (one for one in listed if one["group"] == "partly")
+    assert row["lag"] == 200, row
+    go(desk, "/groups?q=partly")
+    unread = desk.get_by_role("row").filter(has=desk.get_by_role("link", name="partly", exact=True))
+    expect(unread.locator("td").get_by_text("200", exact=True)).to_be_visible(timeout=SLOW_MS)
+
+
+def test_a_consumer_by_grpc_is_online(desk: Page, live: LiveConsole) -> None:
+    address = live.cluster.resource()["status"]["proxy"]["address"]
+    with SimpleConsumer(f"grpc://{address}", "modern") as consumer:
+        consumer.subscribe("Orders")
+        assert consumer.receive(wait_s=20)
+        go(desk, "/groups?q=modern")
+        row = desk.get_by_role("row").filter(has=desk.get_by_role("link", name="modern", exact=True))
+        expect(row).to_be_visible(timeout=SLOW_MS)
+        expect(row).not_to_contain_text("offline", timeout=SLOW_MS)
+        go(desk, "/groups/modern")
+        members = desk.get_by_role("region", name="Members of the group")
+        expect(members.get_by_role("row")).to_have_count(2, timeout=SLOW_MS)
+        expect(members).to_contain_text("127.0.0.1")
