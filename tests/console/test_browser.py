@@ -822,3 +822,35 @@ def test_a_consumer_by_grpc_is_online(desk: Page, live: LiveConsole) -> None:
         members = desk.get_by_role("region", name="Members of the group")
         expect(members.get_by_role("row")).to_have_count(2, timeout=SLOW_MS)
         expect(members).to_contain_text("127.0.0.1")
+
+
+STATED = {
+    "/topics": "There is no topic yet", "/topics?q=Ord": "No topic has",
+    "/groups": "No consumer group is known", "/groups?q=bil": "No group has",
+    "/dead": "No consumer group has dead letters", "/dead?q=ref": "No group with dead letters has",
+    "/clients": "No client is connected", "/clients?q=x": "No client matches",
+    "/messages?topic=Orders": "The topic holds no message", "/messages?topic=Orders&key=x": "Nothing was found",
+}  # fmt: skip
+"""What pages say about a cluster that has nothing. It is not true where nobody can tell."""
+
+
+def test_what_nobody_can_tell_is_not_stated(chromium: Browser, desk: Page, live: LiveConsole) -> None:
+    """The last test: the supervisor is killed, then every broker. All comes back at the end."""
+    go(desk, "")
+    health = desk.locator(".health")
+    os.kill(live.cluster.supervisor_pid(), signal.SIGKILL)
+    try:
+        expect(health).to_contain_text("nothing is restarted and no failover happens", timeout=SLOW_MS)
+        expect(health.locator(".badge")).to_have_class(re.compile(r"\bbad\b"))
+        for member in live.cluster.members().values():
+            os.kill(int(member["pid"]), signal.SIGKILL)
+        expect(desk.locator(".alert.bad:not(#lost)")).to_contain_text(
+            "group a has no master: cannot tell", timeout=SLOW_MS
+        )
+        with console_of(live.cluster) as mine, person(chromium, mine.link) as page:
+            for path, stated in STATED.items():
+                page.goto(mine.base + path)
+                expect(page.locator("main")).to_contain_text("cannot tell", timeout=SLOW_MS)
+                expect(page.get_by_text(stated)).to_have_count(0)
+    finally:
+        live.cluster.up()
