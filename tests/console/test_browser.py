@@ -834,7 +834,7 @@ STATED = {
 """What pages say about a cluster that has nothing. It is not true where nobody can tell."""
 
 
-def test_what_nobody_can_tell_is_not_stated(chromium: Browser, desk: Page, live: LiveConsole) -> None:
+def test_what_nobody_knows_is_not_stated(chromium: Browser, desk: Page, live: LiveConsole) -> None:
     """The last test: the supervisor is killed, then every broker. All comes back at the end."""
     go(desk, "")
     health = desk.locator(".health")
