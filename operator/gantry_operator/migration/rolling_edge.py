@@ -94,6 +94,8 @@ class BackCopy(Rounds):
             for name, topic in (await self._source.topic_config(masters[broker])).topics.items():
                 if is_system_topic(name) or name in (broker,) or not topic.perm & Perm.READ:
                     continue
+                if "+" in name:  # Retries of POP at Gantry, %RETRY%GROUP+TOPIC: RocketMQ creates no such topic.
+                    continue
                 if not _holds(there.get(name), topic):
                     await self._target.create_topic_at(former, topic)
                 known = {(queue.broker, queue.queue) for queue in self.queues.get(name, ())}
