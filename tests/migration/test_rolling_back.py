@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 from gantry_broker.client import Admin, BrokerError, Message, Producer
+from gantry_broker.protocol.bodies import TopicConfig
 from gantry_broker.protocol.codes import FORMER_MASTER_ID
 from gantry_broker.testing import broker
 from gantry_operator.cli import migrate
@@ -453,6 +454,7 @@ async def test_a_rollback_that_was_killed_while_nobody_reads_goes_on(
             await producer.send(Message("T", b"%d" % number))
         ((name, address),) = (await ours.masters()).items()
         masters = {name: (await theirs.masters())[name]}
+        await ours.create_topic_at(address, TopicConfig("%RETRY%g+T", 1, 1))
 
         def made() -> BackCopy:
             return BackCopy(ours, theirs, masters, {name: 0}, tmp_path / "copy.json")
@@ -460,6 +462,8 @@ async def test_a_rollback_that_was_killed_while_nobody_reads_goes_on(
         first = made()
         await first.begin()
         await first.round()
+        assert "%RETRY%g+T" in (await ours.topic_config(address)).topics
+        assert "%RETRY%g+T" not in first.queues, "RocketMQ creates no topic of this name"
         await first.save()
         assert first.sent() == 5
         queue = (await ours.readable_queues("T"))[0]
