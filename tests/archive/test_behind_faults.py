@@ -50,7 +50,7 @@ async def faulty(server: S3Server, rng: random.Random, *kinds: str | int) -> Asy
     """Run a proxy that draws a fault for some of the requests."""
     proxy = FaultyProxy(server.port)
     proxy.lag, proxy.delay_s = rng.choice([1, 3, 20]), 0.05
-    share = rng.choice([0.1, 0.3])
+    share = rng.choice([0.05, 0.15])
     proxy.draw = lambda: rng.choice(kinds) if rng.random() < share else "pass"
     proxy.plan([rng.choice(kinds)])  # One at least.
     async with proxy.running():
