@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol, TypeVar
 
 import orjson
 import uvicorn
@@ -24,14 +24,21 @@ from pydantic import ValidationError
 from gantry_broker import descriptors
 from gantry_broker.access.table import AccessAnswer, Changes, faults
 from gantry_broker.archive.errors import ArchiveError, Fenced
+from gantry_broker.broker.http.configs import Parts as ConfigParts
 from gantry_broker.broker.http.configs import add_configs, all_configs, mark
 from gantry_broker.broker.http.drain import DrainReports
+from gantry_broker.broker.http.drain import Parts as DrainParts
+from gantry_broker.broker.http.logbytes import Parts as LogParts
 from gantry_broker.broker.http.logbytes import log_bytes, log_info
 from gantry_broker.broker.http.metrics import KnownLabels, busiest, gantry_families
+from gantry_broker.broker.http.metrics import Parts as MetricParts
 from gantry_broker.broker.http.rocketmq_metrics import StoreTimes, rocketmq_families
+from gantry_broker.broker.http.tables import Parts as TableParts
 from gantry_broker.broker.http.tables import broker_tables
+from gantry_broker.broker.http.undelivered import Parts as UndeliveredParts
 from gantry_broker.broker.http.undelivered import UndeliveredMessages
 from gantry_broker.broker.sites import NotStandby
+from gantry_broker.broker.status import Parts as StatusParts
 from gantry_broker.broker.status import member_status
 from gantry_broker.contracts.models import (
     AssignmentAnswer,
@@ -68,7 +75,6 @@ from gantry_broker.protocol.limits import MAX_ACCESS
 from gantry_broker.tasks import set_within
 
 if TYPE_CHECKING:
-    from gantry_broker.broker.context import BrokerContext
     from gantry_broker.broker.events import Event
     from gantry_broker.broker.ports import Ports
     from gantry_broker.timeslice import TimeSlices
@@ -96,10 +102,14 @@ BODIES: Final = {
 """Most bytes of a request's body; other paths take none. An assignment names the members of one group."""
 
 
+class Parts(StatusParts, MetricParts, TableParts, DrainParts, UndeliveredParts, ConfigParts, LogParts, Protocol):
+    """What the routes use of a member: what each of their modules names."""
+
+
 class HttpServer:
     """uvicorn without its own signals and logs, on a port that may be 0."""
 
-    def __init__(self, broker: BrokerContext, ports: Ports, status_changed: Event[[]]) -> None:
+    def __init__(self, broker: Parts, ports: Ports, status_changed: Event[[]]) -> None:
         self._broker = broker
         self._streams = StatusStreams(lambda: member_status(broker, ports.connections), status_changed)
         most = descriptors.budget().http
@@ -253,7 +263,7 @@ class MetricsPage:
             return page
 
 
-def make_app(broker: BrokerContext, streams: StatusStreams, families: Callable[[], Awaitable[list[Family]]]) -> FastAPI:
+def make_app(broker: Parts, streams: StatusStreams, families: Callable[[], Awaitable[list[Family]]]) -> FastAPI:
     """Return all routes of one broker. `families` makes its metrics."""
     app = FastAPI(title="Gantry broker", docs_url=None, redoc_url=None, openapi_url="/openapi.json")
     page = MetricsPage(families, broker.slices, METRICS_SHARE)
