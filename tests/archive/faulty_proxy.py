@@ -99,11 +99,8 @@ class FaultyProxy:
         assert task is not None
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        try:
-            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-                await self._one(reader, writer)
-        finally:
-            writer.close()
+        with contextlib.closing(writer), contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            await self._one(reader, writer)
 
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
@@ -147,7 +144,7 @@ class FaultyProxy:
             await writer.drain()
             return
         store, out = await asyncio.open_connection("127.0.0.1", self._target)
-        try:
+        with contextlib.closing(out):
             if fault == "torn":
                 out.write(head + body[: len(body) // 2])
                 await out.drain()
@@ -166,8 +163,6 @@ class FaultyProxy:
                     writer.write(data)
             self._note(method, path, body, begin)
             await writer.drain()
-        finally:
-            out.close()
 
     def _note(self, method: str, path: str, body: bytes, answer: bytes) -> None:
         """Note a change, for the faults that answer as the store was."""

@@ -36,7 +36,7 @@ from tests.archive.faulty_proxy import FaultyProxy
 from tests.archive.memory_objects import MemoryObjects
 from tests.archive.s3 import S3Server
 from tests.archive.s3 import server as server
-from tests.local.cluster import Cluster, take_down
+from tests.local.cluster import Cluster, running
 from tests.local.test_restore import made
 
 pytestmark = pytest.mark.timeout(180)
@@ -82,8 +82,7 @@ async def test_a_topic_comes_back_up_to_a_time_though_the_command_is_killed(serv
     shop = made(tmp_path / "shop", server, "shop", archive=place | {"interval": "1s"})
     key_file = tmp_path / "config" / "gantry" / "secrets" / "key" / "encryptionKey"
     proxy = FaultyProxy(server.port)
-    try:
-        shop.up()
+    with running(shop):
         async with Admin(shop.name_servers) as admin:
             await admin.create_topic("Orders", queues=QUEUES)
         await send(shop.name_servers, 0, COUNT)
@@ -118,8 +117,6 @@ async def test_a_topic_comes_back_up_to_a_time_though_the_command_is_killed(serv
         assert sum(row["messages"] for row in json.loads(shown.stdout)) == COUNT + 50
         refused = await asyncio.to_thread(shop.gantry, *words, check=False)
         assert "the cluster has a topic Orders already" in refused.stderr
-    finally:
-        take_down(shop)
 
 
 async def killed_at(proxy: FaultyProxy, shop: Cluster, words: list[str], said: Path) -> None:

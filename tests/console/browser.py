@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,11 @@ RULES = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa")
 @contextmanager
 def browser() -> Iterator[Browser]:
     path = chromium_path()
-    with sync_playwright() as driver:
-        made = driver.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-dev-shm-usage"])
-        try:
-            yield made
-        finally:
-            made.close()
+    with (
+        sync_playwright() as driver,
+        closing(driver.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-dev-shm-usage"])) as made,
+    ):
+        yield made
 
 
 @contextmanager
@@ -46,10 +45,8 @@ def person(made: Browser, link: str, **options: Any) -> Iterator[Page]:
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("request", lambda sent: wrong.append(sent.url) if sent.url.split("/")[2:3] != [host] else None)
     page.goto(link)
-    try:
+    with closing(context):
         yield page
-    finally:
-        context.close()
     assert not wrong, wrong
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from gantry_broker.client import ClientError, Consumer, FromWhere, Message, Producer, ReceivedMessage
 from gantry_broker.remoting.errors import RemotingError
 
-from tests.local.cluster import Cluster, take_down
+from tests.local.cluster import Cluster, running
 from tests.local.test_dlq import kill_messages
 
 ORDER = b'{"order": 4711, "items": ["apples", "pears"], "price": 12.5}'
@@ -97,13 +97,9 @@ def console_of(cluster: Cluster, *choice: str) -> Iterator[LiveConsole]:
 @contextmanager
 def live_console(folder: Path) -> Iterator[LiveConsole]:
     """A group of three members with a proxy, traffic and dead letters, and its console."""
-    cluster = Cluster(folder, proxy={"replicas": 1})
-    try:
-        cluster.up()
+    with running(Cluster(folder, proxy={"replicas": 1})) as cluster:
         # In a thread: the driver of the browser has the event loop of this one.
         with ThreadPoolExecutor(1) as thread:
             thread.submit(lambda: asyncio.run(kill_messages(cluster, "refunds", "Refunds", LETTERS))).result()
         with Traffic(cluster.name_servers), console_of(cluster) as console:
             yield console
-    finally:
-        take_down(cluster)

@@ -27,7 +27,7 @@ from playwright.sync_api import Page
 
 from tests.console.browser import browser, overflow, person
 from tests.console.live import LiveConsole, console_of
-from tests.local.cluster import Cluster, take_down
+from tests.local.cluster import Cluster, running
 
 FOLDER: Final = Path(__file__).parents[2] / "docs" / "console"
 TOPICS: Final = {"orders": 24.0, "payments": 15.0, "shipments": 7.0, "returns": 1.2}
@@ -116,14 +116,13 @@ def photograph(page: Page, base: str, target: Path, shown: tuple[str, int, int, 
 @contextmanager
 def busy() -> Iterator[LiveConsole]:
     """A cluster under load and its console."""
-    with tempfile.TemporaryDirectory() as folder:
-        cluster = Cluster(Path(folder), name="demo")
-        try:
-            cluster.up()
-            with Shop(cluster.name_servers), console_of(cluster, "--cluster", cluster.name) as console:
-                yield console
-        finally:
-            take_down(cluster)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running(Cluster(Path(folder), name="demo")) as cluster,
+        Shop(cluster.name_servers),
+        console_of(cluster, "--cluster", cluster.name) as console,
+    ):
+        yield console
 
 
 def main(minutes: float, folder: Path) -> None:

@@ -295,8 +295,7 @@ def _apache55(folder: Path) -> Iterator[Target]:
         "authorizationMetadataProvider": f"{auth}.authorization.provider.LocalAuthorizationMetadataProvider",
     }  # fmt: skip
     with rocketmq.rocketmq(folder, settings, heap="512m", direct="512m", server="server55") as target:
-        driver = Driver(target, "55", "JSON", folder / "admin.log")
-        try:
+        with contextlib.closing(Driver(target, "55", "JSON", folder / "admin.log")) as driver:
             for who, rules in (
                 (WRITER, [(f"Topic:{TOPIC}", "PUB")]), (READER, [(f"Topic:{TOPIC}", "SUB"), (f"Group:{GROUP}", "SUB")]),
             ):  # fmt: skip
@@ -304,8 +303,6 @@ def _apache55(folder: Path) -> Iterator[Target]:
                 for resource, action in rules:
                     words = ["-s", f"User:{who.name}", "-r", resource, "-a", action, "-d", "Allow"]
                     _mqadmin(driver, "createAcl", *words)
-        finally:
-            driver.close()
         yield target
 
 

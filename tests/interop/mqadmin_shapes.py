@@ -6,6 +6,7 @@ those of Apache RocketMQ; `python -m tests.interop.mqadmin_shapes` plays the sto
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -228,12 +229,11 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with rocketmq.rocketmq(folder / "rmq", {key: str(value) for key, value in SETTINGS.items()}) as target:
-            driver = Driver(target, "49", "JSON", folder / "driver.log")
-            try:
-                shapes: dict[str, Any] = play(target, driver, folder / "export")
-            finally:
-                driver.close()
+        with (
+            rocketmq.rocketmq(folder / "rmq", {key: str(value) for key, value in SETTINGS.items()}) as target,
+            contextlib.closing(Driver(target, "49", "JSON", folder / "driver.log")) as driver,
+        ):
+            shapes: dict[str, Any] = play(target, driver, folder / "export")
     RECORDED.parent.mkdir(parents=True, exist_ok=True)
     RECORDED.write_text(json.dumps(shapes, indent=1) + "\n")
     print(f"{len(shapes)} command lines")

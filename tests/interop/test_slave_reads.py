@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -53,11 +54,8 @@ def test_a_backlog_is_read_by_both_versions(java_side: Path, tmp_path: Path) -> 
         until("routes without a master", lambda: all(0 not in _addresses(s) for s in servers), DROPPED_S)
         target = Target("gantry", ";".join(servers), "", "demo", "a", [], 0, [], tmp_path)
         for version in ("49", "55"):
-            driver = Driver(target, version, "JSON", tmp_path / f"driver{version}.log")
-            try:
+            with contextlib.closing(Driver(target, version, "JSON", tmp_path / f"driver{version}.log")) as driver:
                 got = driver.run(
                     "consume", topic="Backlog", group=f"g{version}", run="r", count=COUNT, mode="push"
                 ).summary
-            finally:
-                driver.close()
             assert (got["unique"], got["repeated"], got["strangers"]) == (COUNT, 0, 0)

@@ -12,9 +12,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +246,21 @@ async def check_account(cluster: Cluster, load: Load) -> None:
 
 def kill(pid: int, number: int) -> None:
     os.kill(pid, number)
+
+
+def one_group(members: int) -> dict[str, Any]:
+    """Return the fields of a small cluster: one NameServer, and group a of so many members."""
+    return {"nameServers": {"replicas": 1}, "brokerGroups": [{"name": "a", "members": members}]}
+
+
+@contextmanager
+def running(cluster: Cluster) -> Iterator[Cluster]:
+    """Start the cluster, and take it down at the end."""
+    try:
+        cluster.up()
+        yield cluster
+    finally:
+        take_down(cluster)
 
 
 def take_down(cluster: Cluster) -> None:

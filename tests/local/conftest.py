@@ -6,18 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.local.cluster import Cluster, take_down
+from tests.local.cluster import Cluster, running
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A cluster of two NameServers and one group of three, for the tests of one file."""
-    made = Cluster(tmp_path_factory.mktemp("local"))
-    try:
-        made.up()
+    with running(Cluster(tmp_path_factory.mktemp("local"))) as made:
         yield made
-    finally:
-        take_down(made)
 
 
 LONG = frozenset({"test_compaction", "test_rebalance"})

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from benchmarks.rig.access import Administration, Change, Key, Watched, another_key, creation, deletion
-from tests.local.cluster import Cluster, kill, take_down
+from tests.local.cluster import Cluster, kill, running
 
 pytestmark = pytest.mark.timeout(300)
 TOPIC = "o-1"
@@ -19,13 +19,9 @@ WITHIN_S = 60.0
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    made = Cluster(tmp_path_factory.mktemp("access"), security={"authentication": "Enabled"})
-    try:
-        made.up()
+    with running(Cluster(tmp_path_factory.mktemp("access"), security={"authentication": "Enabled"})) as made:
         made.gantry("topic", "create", TOPIC, "--queues", "1")
         yield made
-    finally:
-        take_down(made)
 
 
 @pytest.fixture

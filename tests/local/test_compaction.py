@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from gantry_broker.client import Admin, ClientError, FromWhere, Producer, PullConsumer
 
-from tests.local.cluster import Cluster, kill, take_down
+from tests.local.cluster import Cluster, kill, one_group, take_down
 
 pytestmark = pytest.mark.timeout(300)
 TOPIC = "State"
@@ -84,8 +84,7 @@ async def compacted(cluster: Cluster, state: dict[str, bytes], below: int) -> No
 async def test_a_failover_loses_no_key_and_the_next_master_goes_on(tmp_path: Path) -> None:
     cluster = Cluster(
         tmp_path,
-        nameServers={"replicas": 1},
-        brokerGroups=[{"name": "a", "members": 2}],
+        **one_group(2),
         broker={"compactionScheduleInternal": 300, "mappedFileSizeCommitLog": 65_536},
     )
     state: dict[str, bytes] = {}

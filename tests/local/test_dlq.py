@@ -10,19 +10,15 @@ from pathlib import Path
 import pytest
 from gantry_broker.client import Consumer, DeadLetters, FromWhere, Message, Producer, ReceivedMessage
 
-from tests.local.cluster import Cluster, take_down
+from tests.local.cluster import Cluster, one_group, running
 
 COUNT = 40
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Cluster]:
-    made = Cluster(tmp_path, nameServers={"replicas": 1}, brokerGroups=[{"name": "a", "members": 1}])
-    try:
-        made.up()
+    with running(Cluster(tmp_path, **one_group(1))) as made:
         yield made
-    finally:
-        take_down(made)
 
 
 async def kill_messages(cluster: Cluster, group: str, topic: str, count: int) -> None:

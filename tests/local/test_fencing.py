@@ -14,19 +14,15 @@ from gantry_broker.store.recovery import lock_store
 from gantry_operator.actions.errors import ActionError
 from gantry_operator.actions.fencing import why_not_fence
 
-from tests.local.cluster import Cluster, Load, check_account, take_down
+from tests.local.cluster import Cluster, Load, check_account, running
 
 pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    made = Cluster(tmp_path, nameServers={"replicas": 1}, minInSyncReplicas=2)
-    try:
-        made.up()
+    with running(Cluster(tmp_path, nameServers={"replicas": 1}, minInSyncReplicas=2)) as made:
         yield made
-    finally:
-        take_down(made)
 
 
 def rows(*in_sync: bool) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ import pytest
 from gantry_broker.client import Admin, Consumer, FromWhere, Message, Producer, ReceivedMessage, SendStatus
 from gantry_broker.protocol.bodies import SubscriptionGroup
 
-from tests.local.cluster import Cluster, Load, kill, take_down
+from tests.local.cluster import Cluster, Load, kill, running
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -71,12 +71,8 @@ def _share(read: Counter[str], groups: str) -> float:
 
 
 def test_groups_come_and_go(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path, **groups(a=2, b=1))
-    try:
-        cluster.up()
+    with running(Cluster(tmp_path, **groups(a=2, b=1))) as cluster:
         asyncio.run(_come_and_go(cluster))
-    finally:
-        take_down(cluster)
 
 
 async def _come_and_go(cluster: Cluster) -> None:

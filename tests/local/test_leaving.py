@@ -20,7 +20,7 @@ from gantry_operator.platforms.local.status import local_status
 from gantry_operator.platforms.local.supervisor import Supervisor
 from gantry_operator.registry.file import FileRegistry
 
-from tests.local.cluster import Cluster, kill, take_down
+from tests.local.cluster import Cluster, kill, running
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -129,8 +129,7 @@ def test_a_scale_down_goes_on_under_the_next_supervisor(tmp_path: Path) -> None:
     """Also when a master leaves, and the whole cluster was stopped in between."""
     cluster = Cluster(tmp_path)
     fewer = {"nameServers": {"replicas": 1}, "brokerGroups": [{"name": "a", "members": 2}]}
-    try:
-        cluster.up()
+    with running(cluster):
         cluster.until("all members are in sync", cluster.whole)
         cluster.gantry("produce", "Kept", "--count", "20", "--size", "30")
         cluster.gantry("switchover", "a", "--to", "t-a-2")
@@ -152,5 +151,3 @@ def test_a_scale_down_goes_on_under_the_next_supervisor(tmp_path: Path) -> None:
         cluster.until("both are in sync", cluster.whole)
         assert brokers_and_servers(cluster) == left
         cluster.gantry("consume", "Kept", "--group", "g", "--count", "20", "--timeout", "20", "-q")
-    finally:
-        take_down(cluster)

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from gantry_operator.platforms.local.process import start_mark
 
-from tests.local.cluster import Cluster, Load, check_account, kill, take_down
+from tests.local.cluster import Cluster, Load, check_account, kill, one_group, running, take_down
 
 pytestmark = pytest.mark.timeout(300)
 
 
 def test_down_leaves_nothing_running_and_up_brings_the_messages_back(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path, nameServers={"replicas": 1}, brokerGroups=[{"name": "a", "members": 1}])
+    cluster = Cluster(tmp_path, **one_group(1))
     try:
         cluster.up()
         cluster.gantry("produce", "Kept", "--count", "20", "--size", "30")
@@ -41,9 +41,7 @@ def test_down_leaves_nothing_running_and_up_brings_the_messages_back(tmp_path: P
 
 
 def test_rule_21_a_group_of_one_leads_again_after_a_crash_in_a_new_epoch(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path, nameServers={"replicas": 1}, brokerGroups=[{"name": "a", "members": 1}])
-    try:
-        cluster.up()
+    with running(Cluster(tmp_path, **one_group(1))) as cluster:
         cluster.gantry("produce", "One", "--count", "20", "--size", "30")
         before = cluster.master()
         kill(before["pid"], signal.SIGKILL)
@@ -53,14 +51,10 @@ def test_rule_21_a_group_of_one_leads_again_after_a_crash_in_a_new_epoch(tmp_pat
         assert after["pid"] != before["pid"]
         cluster.gantry("produce", "One", "--count", "5", "--size", "30")
         cluster.gantry("consume", "One", "--group", "g", "--count", "25", "--timeout", "20", "-q")
-    finally:
-        take_down(cluster)
 
 
 def test_rule_22_a_lost_registry_is_recovered_from_the_disks(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path, nameServers={"replicas": 1}, brokerGroups=[{"name": "a", "members": 2}])
-    try:
-        cluster.up()
+    with running(Cluster(tmp_path, **one_group(2))) as cluster:
         cluster.gantry("produce", "Kept", "--count", "20", "--size", "30")
         cluster.until("all members are in sync", cluster.whole)
         cluster.gantry("down")
@@ -69,19 +63,10 @@ def test_rule_22_a_lost_registry_is_recovered_from_the_disks(tmp_path: Path) -> 
         events = [json.loads(line)["reason"] for line in cluster.folder.events.read_text().splitlines()]
         assert "RegistryRecovered" in events
         cluster.gantry("consume", "Kept", "--group", "g", "--count", "20", "--timeout", "20", "-q")
-    finally:
-        take_down(cluster)
 
 
 def test_manual_mode_promotes_no_member_without_a_request(tmp_path: Path) -> None:
-    cluster = Cluster(
-        tmp_path,
-        nameServers={"replicas": 1},
-        brokerGroups=[{"name": "a", "members": 2}],
-        failover={"automatic": False},
-    )
-    try:
-        cluster.up()
+    with running(Cluster(tmp_path, **one_group(2), failover={"automatic": False})) as cluster:
         cluster.gantry("produce", "ManualFailoverRequired", "--count", "20", "--size", "30")
         cluster.until("all members are in sync", cluster.whole)
         before = cluster.master()
@@ -92,15 +77,11 @@ def test_manual_mode_promotes_no_member_without_a_request(tmp_path: Path) -> Non
         cluster.gantry("switchover", "a", "--to", other["name"])
         assert cluster.master()["name"] == other["name"]
         cluster.gantry("consume", "ManualFailoverRequired", "--group", "g", "--count", "20", "--timeout", "20", "-q")
-    finally:
-        take_down(cluster)
 
 
 def test_without_a_supervisor_a_frozen_master_gives_the_address_up_as_well(tmp_path: Path) -> None:
     """The command alone moves it: `gantry up` does not run."""
-    cluster = Cluster(tmp_path, nameServers={"replicas": 1}, brokerGroups=[{"name": "a", "members": 2}])
-    try:
-        cluster.up()
+    with running(Cluster(tmp_path, **one_group(2))) as cluster:
         cluster.until("all members are in sync", cluster.whole)
         before = cluster.master()
         kill(cluster.supervisor_pid(), signal.SIGKILL)
@@ -108,26 +89,20 @@ def test_without_a_supervisor_a_frozen_master_gives_the_address_up_as_well(tmp_p
         cluster.gantry("switchover", "a")
         assert cluster.master()["name"] != before["name"]
         cluster.gantry("produce", "Alone", "--count", "10", "--patience", "20")
-    finally:
-        take_down(cluster)
 
 
 def test_up_with_one_more_group_returns_once_it_can_be_sent_to(tmp_path: Path) -> None:
     one, two = ({"name": name, "members": 1} for name in "ab")
-    cluster = Cluster(tmp_path, nameServers={"replicas": 1}, brokerGroups=[one])
-    try:
-        cluster.up()
+    with running(Cluster(tmp_path, nameServers={"replicas": 1}, brokerGroups=[one])) as cluster:
         cluster.write(nameServers={"replicas": 1}, brokerGroups=[one, two])
         cluster.up()
         assert cluster.master("b")["ready"]
         # Not by its events: if both runs take equally long, the second one adds no new event.
         assert cluster.folder.supervisor_log.read_text().count("t is ready (") == 2
-    finally:
-        take_down(cluster)
 
 
 async def test_members_restart_when_somebody_asks(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path, nameServers={"replicas": 1}, brokerGroups=[{"name": "a", "members": 2}])
+    cluster = Cluster(tmp_path, **one_group(2))
 
     def restarted(*names: str) -> bool:
         changed = {name for name, member in cluster.members().items() if member["pid"] != first[name]}

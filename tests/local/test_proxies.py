@@ -17,7 +17,7 @@ from gantry_broker.client import Credentials
 from gantry_broker.protocol.grpc_contract import Code
 from gantry_operator.platforms.local.process import start_mark
 
-from tests.local.cluster import Cluster, kill, take_down
+from tests.local.cluster import Cluster, kill, running, take_down
 from tests.support.grpc_client import GrpcClient, Refused
 
 pytestmark = pytest.mark.timeout(300)
@@ -140,8 +140,7 @@ def test_a_manifest_that_says_nothing_gets_one(tmp_path: Path) -> None:
     manifest = json.loads(made.file.read_text())
     del manifest["spec"]["proxy"]
     made.file.write_text(json.dumps(manifest))
-    try:
-        made.up()
+    with running(made):
         made.gantry("topic", "create", "Orders")
         (row,) = proxies(made).values()
         for ca in (None, (made.folder.tls / "ca.crt").read_bytes()):
@@ -149,5 +148,3 @@ def test_a_manifest_that_says_nothing_gets_one(tmp_path: Path) -> None:
                 assert client.send("Orders", b"x", timeout=10), "TLS and clear text on one port"
         assert "stopped" in made.gantry("down", "--dir", str(made.folder.root)).stdout
         assert start_mark(int(str(row["pid"]))) is None
-    finally:
-        take_down(made)

@@ -9,19 +9,15 @@ from collections.abc import Iterator
 import pytest
 from gantry_broker.client import Producer, SendStatus
 
-from tests.local.cluster import SILENT_GAP_S, Cluster, Load, check_account, kill, read_all, take_down
+from tests.local.cluster import SILENT_GAP_S, Cluster, Load, check_account, kill, read_all, running
 
 pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
 def raft(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    made = Cluster(tmp_path_factory.mktemp("raft"), nameServers={"replicas": 1}, mode="Raft")
-    try:
-        made.up()
+    with running(Cluster(tmp_path_factory.mktemp("raft"), nameServers={"replicas": 1}, mode="Raft")) as made:
         yield made
-    finally:
-        take_down(made)
 
 
 async def test_a_group_with_hardly_anything_to_do_keeps_its_leader(raft: Cluster) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import typer
 from gantry_operator.cli.app import app
 
-from tests.local.cluster import Cluster, take_down
+from tests.local.cluster import Cluster, running
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -36,9 +36,7 @@ def shape(status: str) -> list[str]:
 
 def test_the_status_is_what_a_cluster_shows_after_a_failover(tmp_path: Path) -> None:
     sample = next(block for block in re.findall(r"```\n(.*?)```", README, re.DOTALL) if block.startswith("demo  "))
-    cluster = Cluster(tmp_path, name="demo", proxy={"replicas": 1})
-    try:
-        cluster.up()
+    with running(Cluster(tmp_path, name="demo", proxy={"replicas": 1})) as cluster:
         os.kill(int(cluster.master()["pid"]), signal.SIGKILL)
         deadline = time.monotonic() + 90
         shown = ""
@@ -46,8 +44,6 @@ def test_the_status_is_what_a_cluster_shows_after_a_failover(tmp_path: Path) -> 
             assert time.monotonic() < deadline, shown
             time.sleep(0.2)
             shown = cluster.gantry("status", "--dir", str(cluster.folder.root)).stdout
-    finally:
-        take_down(cluster)
     now, then = shape(shown), shape(sample)
     events = now.index("EVENT TIME ABOUT MESSAGE")
     assert now[:events] == then[: then.index("EVENT TIME ABOUT MESSAGE")]

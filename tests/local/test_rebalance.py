@@ -11,7 +11,7 @@ from gantry_broker.client import Admin, Consumer, FromWhere, ReceivedMessage
 from gantry_broker.protocol.bodies import TopicConfig
 from gantry_operator.api.topic import BrokerTopic
 
-from tests.local.cluster import Cluster, Load, take_down
+from tests.local.cluster import Cluster, Load, running
 from tests.local.test_groups import until
 
 pytestmark = pytest.mark.timeout(300)
@@ -23,11 +23,8 @@ def test_queues_are_spread_under_load(tmp_path: Path) -> None:
     managed = BrokerTopic.make("kept", "t", topicName="Kept", queues=3)
     document = json.dumps(managed.model_dump(mode="json", exclude={"status"}, exclude_none=True))
     cluster.file.write_text(f"{cluster.file.read_text()}\n---\n{document}")
-    try:
-        cluster.up()
+    with running(cluster):
         asyncio.run(_rebalance(cluster))
-    finally:
-        take_down(cluster)
 
 
 async def _rebalance(cluster: Cluster) -> None:

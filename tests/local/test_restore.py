@@ -26,7 +26,7 @@ from gantry_broker.store.types import StoreConfig
 from tests.archive.faulty_proxy import FaultyProxy
 from tests.archive.s3 import S3Server
 from tests.archive.s3 import server as server
-from tests.local.cluster import Cluster, take_down
+from tests.local.cluster import Cluster, running, take_down
 from tests.support.free_ports import free_port
 
 pytestmark = pytest.mark.timeout(300)
@@ -142,12 +142,9 @@ async def test_restores_have_everything_that_was_begun(server: S3Server, tmp_pat
         made(tmp_path / name, server, name, bootstrap={"fromArchive": place | {"cluster": "shop"}}, broker=quick)
         for name in COPIES
     ]
-    try:
-        shop.up()
+    with running(shop):
         await begin_things(shop.name_servers)
         shop.until("all is archived", lambda: all(_archived(row) for row in shop.resource()["status"]["groups"]), 60)
-    finally:
-        take_down(shop)
     try:
         said = json.loads(copies[0].gantry("restore", str(copies[0].file), "--dry-run", "-o", "json").stdout)
         assert [row["group"] for row in said] == ["a", "b"]

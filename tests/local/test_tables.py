@@ -15,7 +15,7 @@ from gantry_operator.cli.app import app
 from gantry_operator.cli.errors import CliError
 from typer.testing import CliRunner
 
-from tests.local.cluster import Cluster, take_down
+from tests.local.cluster import Cluster, one_group, running
 from tests.local.test_cluster import assert_imports
 
 pytestmark = pytest.mark.timeout(300)
@@ -26,16 +26,12 @@ PRICES = BrokerTopic.make("prices", "t", topicName="Prices", table={"mode": "Ups
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Cluster]:
-    few: dict[str, Any] = {"nameServers": {"replicas": 1}, "brokerGroups": [{"name": "a", "members": 1}]}
-    made = Cluster(tmp_path, **few, tables={"namespace": "shop"})
+    made = Cluster(tmp_path, **one_group(1), tables={"namespace": "shop"})
     texts = [made.file.read_text()]
     texts += [r.model_dump_json(exclude={"status"}, exclude_none=True) for r in (ORDERS, PRICES)]
     made.file.write_text("\n---\n".join(texts))
-    try:
-        made.up()
+    with running(made):
         yield made
-    finally:
-        take_down(made)
 
 
 def test_a_topic_becomes_a_table(small: Cluster, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from gantry_operator.certificates import schedule, x509
 from gantry_operator.certificates.schedule import RENEW_AUTHORITY, RENEW_CERTIFICATES
 from gantry_operator.platforms.local.ports import Ports
 
-from tests.local.cluster import Cluster, Load, check_account, kill, take_down
+from tests.local.cluster import Cluster, Load, check_account, kill, one_group, running, take_down
 
 pytestmark = pytest.mark.timeout(300)
 WITH_TLS = {"tls": {"mode": "Required", "internal": True}}
@@ -78,11 +78,7 @@ async def test_up_with_tls_and_a_renewal_under_load(tmp_path: Path) -> None:
 
 
 async def test_the_http_interface_of_members_has_tls_and_needs_the_token(tmp_path: Path) -> None:
-    cluster = Cluster(
-        tmp_path, nameServers={"replicas": 1}, brokerGroups=[{"name": "a", "members": 1}], security=WITH_TLS
-    )
-    try:
-        cluster.up()
+    with running(Cluster(tmp_path, **one_group(1), security=WITH_TLS)) as cluster:
         port = Ports.load(cluster.folder.ports)["t-a-0/http"]
         context = ssl.create_default_context(cafile=str(cluster.folder.tls / "ca.crt"))
         async with httpx.AsyncClient(verify=context, trust_env=False) as client:
@@ -90,13 +86,11 @@ async def test_the_http_interface_of_members_has_tls_and_needs_the_token(tmp_pat
             assert (await client.get(f"https://127.0.0.1:{port}/v1/status")).status_code == 401
             with pytest.raises(httpx.HTTPError):
                 await client.get(f"http://127.0.0.1:{port}/livez")
-        cluster.write(nameServers={"replicas": 1}, brokerGroups=[{"name": "a", "members": 1}])
+        cluster.write(**one_group(1))
         refused = cluster.gantry("up", str(cluster.file), "--dir", str(cluster.folder.root), check=False)
         assert refused.returncode == 2
         assert "spec.security.tls.internal is false, was true" in refused.stderr
         secret = {"tls": {"mode": "Required", "internal": True, "issuer": "Secret", "secretName": "mine"}}
-        cluster.write(nameServers={"replicas": 1}, brokerGroups=[{"name": "a", "members": 1}], security=secret)
+        cluster.write(**one_group(1), security=secret)
         refused = cluster.gantry("up", str(cluster.file), "--dir", str(cluster.folder.root), check=False)
         assert "issuer: Operator without secretName" in refused.stderr
-    finally:
-        take_down(cluster)

@@ -16,7 +16,7 @@ from gantry_broker.client import Admin, Message, Producer
 from gantry_operator.api.consumer_group import ConsumerGroup
 from gantry_operator.api.topic import BrokerTopic
 
-from tests.local.cluster import Cluster, kill, take_down
+from tests.local.cluster import Cluster, kill, running
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -49,11 +49,8 @@ SHORT = BrokerTopic.make("short", "t", queuesPerGroup=1, retention="1m")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     made = Cluster(tmp_path_factory.mktemp("topics"), **SPEC)
     write(made, orders(queues=6, messageType="Normal", retention="2h"), SHORT, billing(retryMax=3))
-    try:
-        made.up()
+    with running(made):
         yield made
-    finally:
-        take_down(made)
 
 
 KINDS = {"topic": "BrokerTopic", "group": "ConsumerGroup"}

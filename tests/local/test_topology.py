@@ -10,19 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.local.cluster import GAP_S, Cluster, Load, check_account, kill, read_all, take_down
+from tests.local.cluster import GAP_S, Cluster, Load, check_account, kill, one_group, read_all, running
 
 
 @pytest.fixture
 def dual(tmp_path: Path) -> Iterator[Cluster]:
     """Two groups of one member each."""
     groups = [{"name": "a", "members": 1}, {"name": "b", "members": 1}]
-    made = Cluster(tmp_path, nameServers={"replicas": 1}, brokerGroups=groups)
-    try:
-        made.up()
+    with running(Cluster(tmp_path, nameServers={"replicas": 1}, brokerGroups=groups)) as made:
         yield made
-    finally:
-        take_down(made)
 
 
 async def test_with_two_masters_sends_go_on_to_the_other_one(dual: Cluster) -> None:
@@ -45,17 +41,8 @@ async def test_with_two_masters_sends_go_on_to_the_other_one(dual: Cluster) -> N
 
 @pytest.fixture
 def unclean(tmp_path: Path) -> Iterator[Cluster]:
-    made = Cluster(
-        tmp_path,
-        nameServers={"replicas": 1},
-        brokerGroups=[{"name": "a", "members": 2}],
-        failover={"unclean": True, "detectionTimeout": "1500ms"},
-    )
-    try:
-        made.up()
+    with running(Cluster(tmp_path, **one_group(2), failover={"unclean": True, "detectionTimeout": "1500ms"})) as made:
         yield made
-    finally:
-        take_down(made)
 
 
 async def test_unclean_gives_up_records_of_the_lost_set_and_reports_the_amount(unclean: Cluster) -> None:
@@ -89,9 +76,7 @@ async def promised(cluster: Cluster, tag: str) -> set[bytes]:
 
 
 async def test_a_slave_that_dies_is_not_noticed_by_senders_and_readers(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path, nameServers={"replicas": 1})
-    try:
-        cluster.up()
+    with running(Cluster(tmp_path, nameServers={"replicas": 1})) as cluster:
         cluster.until("all members are in sync", cluster.whole)
         slave = next(m for m in cluster.members().values() if m["role"] == "Slave")
         async with Load.on(cluster, "SlaveDies", "s") as load:
@@ -105,5 +90,3 @@ async def test_a_slave_that_dies_is_not_noticed_by_senders_and_readers(tmp_path:
         await check_account(cluster, load)
         cluster.until("it is in sync again", cluster.whole)
         assert cluster.members()[slave["name"]]["role"] == "Slave"
-    finally:
-        take_down(cluster)

@@ -14,7 +14,7 @@ from gantry_broker.client import ClientError, Credentials, Producer
 from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.remoting.tls import TlsOptions
 
-from tests.local.cluster import Cluster, Load, take_down
+from tests.local.cluster import Cluster, Load, running
 
 pytestmark = pytest.mark.timeout(400)
 TOPIC = "o-1"
@@ -51,9 +51,7 @@ async def stage(cluster: Cluster, tag: str, credentials: Credentials | None) -> 
 
 
 async def test_everything_is_turned_on_without_a_failed_send(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path, **SHAPE)
-    try:
-        cluster.up()
+    with running(Cluster(tmp_path, **SHAPE)) as cluster:
         async with AsyncExitStack() as stages:
             unsigned, signed, encrypted = [await stages.enter_async_context(AsyncExitStack()) for _ in range(3)]
             await unsigned.enter_async_context(stage(cluster, "unsigned", None))
@@ -73,5 +71,3 @@ async def test_everything_is_turned_on_without_a_failed_send(tmp_path: Path) -> 
             assert await answer(cluster, None, cluster.tls) != "SEND_OK", "without a key"
         conditions = {c["type"]: c for c in cluster.resource()["status"]["conditions"]}
         assert conditions["Secured"]["status"] == "True"
-    finally:
-        take_down(cluster)

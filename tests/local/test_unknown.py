@@ -19,7 +19,7 @@ from gantry_operator.console.operations import OperationError, find_by_key, prev
 from gantry_operator.console.operations import reset as move_group
 from gantry_operator.console.sources import LocalSource
 
-from tests.local.cluster import Cluster, take_down
+from tests.local.cluster import Cluster, one_group, running
 
 pytestmark = pytest.mark.timeout(600)
 """Each test runs many commands, and each is a process."""
@@ -35,15 +35,11 @@ READS = (
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Two broker groups of one member."""
     groups = [{"name": "a", "members": 1}, {"name": "b", "members": 1}]
-    made = Cluster(tmp_path_factory.mktemp("two"), nameServers={"replicas": 1}, brokerGroups=groups)
-    try:
-        made.up()
+    with running(Cluster(tmp_path_factory.mktemp("two"), nameServers={"replicas": 1}, brokerGroups=groups)) as made:
         made.gantry("topic", "create", "Orders", "--queues", "2", "--dir", str(made.folder.root))
         made.gantry("group", "create", "billing", "--dir", str(made.folder.root))
         made.gantry("produce", "Orders", "--count", "8", "--keys", "k", "--dir", str(made.folder.root))
         yield made
-    finally:
-        take_down(made)
 
 
 def last_line(done: subprocess.CompletedProcess[str]) -> str:
@@ -142,10 +138,9 @@ def ctrl_c_on_the_console(cluster: Cluster) -> tuple[int, list[str]]:
 
 
 def test_commands_that_cannot_work_say_why_in_one_sentence(tmp_path: Path) -> None:
-    made = Cluster(tmp_path, nameServers={"replicas": 1}, brokerGroups=[{"name": "a", "members": 1}])
+    made = Cluster(tmp_path, **one_group(1))
     where = ["--dir", str(made.folder.root)]
-    try:
-        made.up()
+    with running(made):
         alone = made.gantry("switchover", "a", *where, check=False)
         assert last_line(alone) == "error: group a has one member, t-a-0: there is no other one to hand over to"
         for name in ("x" * 121, "x" * 248, "___"):
@@ -166,7 +161,7 @@ def test_commands_that_cannot_work_say_why_in_one_sentence(tmp_path: Path) -> No
             assert last_line(done).startswith(f"error: {said}"), command
         code, printed = ctrl_c_on_the_console(made)
         assert (code in (0, 130), printed) == (True, [])
-        made.write(nameServers={"replicas": 1}, brokerGroups=[{"name": "a", "members": 1}], hibernate=True)
+        made.write(**one_group(1), hibernate=True)
         made.up()
         made.until("everything stops", lambda: not any(made.resource()["status"]["members"][0].get("pid") for _ in "x"))
         for command in ("topic list", "dlq list", "produce T --count 1", "consume T -g g", "switchover a"):
@@ -174,5 +169,3 @@ def test_commands_that_cannot_work_say_why_in_one_sentence(tmp_path: Path) -> No
             assert done.returncode == 1, command
             said = "error: t hibernates: write spec.hibernate: false in its manifest, then gantry up FILE"
             assert last_line(done) == said, command
-    finally:
-        take_down(made)

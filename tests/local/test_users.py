@@ -17,7 +17,7 @@ from gantry_broker.client import ClientError, Credentials, Producer
 from gantry_operator.access.wanted import SECRET_KEY
 from gantry_operator.api.user import BrokerUser
 
-from tests.local.cluster import Cluster, Load, kill, take_down
+from tests.local.cluster import Cluster, Load, kill, one_group, running
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -41,11 +41,8 @@ def orders(overlap: str = "1h", **spec: Any) -> BrokerUser:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     made = Cluster(tmp_path_factory.mktemp("users"), security={"authentication": "Enabled"})
     add_users(made, orders())
-    try:
-        made.up()
+    with running(made):
         yield made
-    finally:
-        take_down(made)
 
 
 def key_of(cluster: Cluster, user: str) -> Credentials:
@@ -245,17 +242,16 @@ def test_files_that_cannot_be_imported(cluster: Cluster, tmp_path: Path, text: s
 
 async def test_authentication_is_turned_on_without_an_interruption(tmp_path: Path) -> None:
     """Disabled, then Permissive, then Enabled: no process restarts, and signed sends never fail."""
-    cluster = Cluster(tmp_path, nameServers={"replicas": 1}, brokerGroups=[{"name": "a", "members": 2}])
+    cluster = Cluster(tmp_path, **one_group(2))
     add_users(cluster, orders())
-    try:
-        cluster.up()
+    with running(cluster):
         pids = set(cluster.pids())
         good, wrong = key_of(cluster, "orders"), Credentials("orders", "wrong-key-of-orders")
         assert await answer(cluster, None) == "SEND_OK"
 
         async def switch(mode: str, expected: Callable[[], Any]) -> None:
             cluster.write(
-                nameServers={"replicas": 1}, brokerGroups=[{"name": "a", "members": 2}],
+                **one_group(2),
                 security={"authentication": mode},
             )  # fmt: skip
             add_users(cluster, orders())
@@ -278,5 +274,3 @@ async def test_authentication_is_turned_on_without_an_interruption(tmp_path: Pat
             await found.more(100)
         assert found.errors == []
         assert set(cluster.pids()) == pids
-    finally:
-        take_down(cluster)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -333,8 +334,7 @@ async def test_requests_that_wait_for_replication_are_limited(tmp_path: Path, mo
     others nothing.
     """
     monkeypatch.setattr(pop_service, "MAX_UNSTORED", 3)
-    world = World(tmp_path)
-    try:
+    with contextlib.closing(World(tmp_path)) as world:
         world.lead()
         await world.until_ready()
         given: list[bool] = []
@@ -350,5 +350,3 @@ async def test_requests_that_wait_for_replication_are_limited(tmp_path: Path, mo
         world.replicate()
         assert given == [True, True]
         assert world.pop.ack_batches([]) == []
-    finally:
-        world.close()

@@ -23,7 +23,7 @@ from gantry_broker.remoting.handshake import HandshakeError, Identity
 from gantry_operator.platforms.local.ports import Ports, registration, replication
 
 from benchmarks.rig.wire import Wire
-from tests.local.cluster import Cluster, kill, take_down
+from tests.local.cluster import Cluster, kill, one_group, running
 
 HALF_OPEN = 2_000
 UNKNOWN = 30_999
@@ -124,18 +124,12 @@ class Target:
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    cluster = Cluster(
-        tmp_path_factory.mktemp("internal"), nameServers={"replicas": 1}, brokerGroups=[{"name": "a", "members": 2}]
-    )
-    try:
-        cluster.up()
+    with running(Cluster(tmp_path_factory.mktemp("internal"), **one_group(2))) as cluster:
         cluster.until("both are in sync", cluster.whole)
         found = Target(cluster)
         with Wire(found.ports.address("group/a")) as wire:
             wire.call(RequestCode.UPDATE_AND_CREATE_TOPIC, MAKE_TOPIC)
         yield found
-    finally:
-        take_down(cluster)
 
 
 def forged_registration(cluster: str = "t", group: str = "a") -> tuple[dict[str, str], bytes]:

@@ -26,7 +26,7 @@ from gantry_broker.remoting.members import Membership
 from gantry_operator.platforms.local.ports import Ports, registration, replication
 
 from benchmarks.rig.wire import Wire
-from tests.local.cluster import Cluster, take_down
+from tests.local.cluster import Cluster, running
 from tests.support.broker_group import Group, MakeGroup, Member, until
 
 pytestmark = pytest.mark.timeout(300)
@@ -391,12 +391,8 @@ async def test_votes_and_announcements_of_strangers_change_nothing(make_group: M
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    made = Cluster(tmp_path_factory.mktemp("plausible"), nameServers={"replicas": 2})
-    try:
-        made.up()
+    with running(Cluster(tmp_path_factory.mktemp("plausible"), nameServers={"replicas": 2})) as made:
         yield made
-    finally:
-        take_down(made)
 
 
 def recorded(cluster: Cluster) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import functools
 import json
@@ -71,11 +72,9 @@ async def received(address: str, data: bytes) -> bytes:
     """What a server sends to somebody who sends this, up to the end of the connection. Raises OSError on a reset."""
     host, port = address.split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
-    try:
+    with contextlib.closing(writer):
         writer.write(data)
         return await asyncio.wait_for(reader.read(), 10)
-    finally:
-        writer.close()
 
 
 @pytest.mark.parametrize("mode", ["Required", "Permissive"])

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 from pathlib import Path
@@ -29,8 +30,7 @@ def test_a_table_equals_the_model_whoever_dies(java: str, tmp_path: Path, mode: 
     with broker() as mq:
         topic = mq.create_topic(queues=3)
         spec = {"topic": topic, "name_servers": mq.name_servers, "catalog": catalog, "mode": mode, "per_commit": 40}
-        driver = Driver(tmp_path, **spec)
-        try:
+        with contextlib.closing(Driver(tmp_path, **spec)) as driver:
             sent: list[tuple[str, bytes]] = []
             killed = {"executor": 0, "worker": 0}
             for _ in range(MOST_ROUNDS):
@@ -44,5 +44,3 @@ def test_a_table_equals_the_model_whoever_dies(java: str, tmp_path: Path, mode: 
                 if min(killed.values()) >= KILLS:
                     break
             assert min(killed.values()) >= KILLS, killed
-        finally:
-            driver.close()

@@ -8,7 +8,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,11 +47,8 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
-    made = LiveCluster(tmp_path_factory.mktemp("cluster"), token="secret")
-    try:
+    with closing(LiveCluster(tmp_path_factory.mktemp("cluster"), token="secret")) as made:
         yield made
-    finally:
-        made.close()
 
 
 def rows_of(options: dict[str, str]) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from gantry_broker.client import Admin
 from gantry_broker.protocol.bodies import SubscriptionGroup
 from gantry_spark import register
 
-from tests.local.cluster import Cluster, Load, take_down
+from tests.local.cluster import Cluster, Load, one_group, running
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -105,12 +105,8 @@ def has_group(cluster: Cluster, name: str) -> bool:
 
 @pytest.mark.timeout(400)
 def test_groups_come_and_go_in_the_middle_of_a_stream(spark: SparkSession, tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path, nameServers={"replicas": 1}, brokerGroups=[{"name": "a", "members": 1}])
-    try:
-        cluster.up()
+    with running(Cluster(tmp_path, **one_group(1))) as cluster:
         _come_and_go(cluster, spark, tmp_path / "checkpoint")
-    finally:
-        take_down(cluster)
 
 
 def _come_and_go(cluster: Cluster, spark: SparkSession, checkpoint: Path) -> None:

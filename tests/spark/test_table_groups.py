@@ -14,7 +14,7 @@ from gantry_spark.tables import job as job_module
 from gantry_spark.tables.job import TableJob, TableSpec
 from gantry_spark.tables.offsets import PATIENCE_MS, losses_of
 
-from tests.local.cluster import Cluster, take_down
+from tests.local.cluster import Cluster, running
 from tests.spark.live_cluster import until
 from tests.spark.test_stream_groups import has_group, write
 
@@ -55,12 +55,8 @@ def test_a_drain_waits_for_a_table_and_what_it_never_got_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = [{"name": name, "members": 1} for name in "ab"]
-    cluster = Cluster(tmp_path, nameServers={"replicas": 1}, brokerGroups=one)
-    try:
-        cluster.up()
+    with running(Cluster(tmp_path, nameServers={"replicas": 1}, brokerGroups=one)) as cluster:
         _drains(cluster, tmp_path, monkeypatch)
-    finally:
-        take_down(cluster)
 
 
 def _drains(cluster: Cluster, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,8 @@ from gantry_broker.store.clock_steps import ClockSteps
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
 
+from tests.store.opened import opened
+
 HOST = pack_host("10.1.2.3", 50_000)
 
 
@@ -62,23 +64,20 @@ def test_a_search_by_time_finds_the_first_and_the_last_although_clocks_went_back
 
 
 def test_a_follower_finds_the_steps_in_what_it_copies(quick_dir: Path, small: BrokerSettings) -> None:
-    leader = MessageStore.open(StoreConfig(quick_dir / "leader", small))
-    follower = MessageStore.open(StoreConfig(quick_dir / "follower", small))
-    try:
+    with (
+        opened(StoreConfig(quick_dir / "leader", small)) as leader,
+        opened(StoreConfig(quick_dir / "follower", small)) as follower,
+    ):
         times = [50, 60, 70, 20, 30, 10, 40, 80, 75]
         for ms in times:
             put(leader, ms, 0)
         follower.appender.append_raw(0, leader.log.read_raw(0, 1 << 20))
         follower.indexer.confirm(follower.log.end)
         check(follower, 0, times)
-    finally:
-        leader.close(clean=False)
-        follower.close(clean=False)
 
 
 def test_a_search_after_a_truncation_and_after_a_reset(quick_dir: Path, small: BrokerSettings) -> None:
-    store = MessageStore.open(StoreConfig(quick_dir / "store", small))
-    try:
+    with opened(StoreConfig(quick_dir / "store", small)) as store:
         ends = []
         times = [50, 60, 20, 30, 10]
         for ms in times:
@@ -92,8 +91,6 @@ def test_a_search_after_a_truncation_and_after_a_reset(quick_dir: Path, small: B
         for ms in (3, 2, 4):
             put(store, ms, 0)
         check(store, 0, [3, 2, 4])
-    finally:
-        store.close(clean=False)
 
 
 def test_steps_are_bounded_and_the_smallest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:

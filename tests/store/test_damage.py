@@ -15,6 +15,8 @@ from gantry_broker.store.errors import BadRecords, OffsetGone
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig, Stored
 
+from tests.store.opened import opened
+
 HOST = pack_host("10.1.2.3", 50_000)
 HOST_V6 = pack_host("fd00::1", 50_000)
 COUNT = 10
@@ -74,10 +76,8 @@ def test_no_reader_gets_a_damaged_record_and_a_repair_restores_it(
     spoil(spoilt, bad.phys_offset + {-1: length_at, -20: length_at - 1}.get(where, where))
 
     reported: list[int] = []
-    store = MessageStore.open(StoreConfig(spoilt, small))
-    other = MessageStore.open(StoreConfig(valid, small))
-    store.state.on_damage = reported.append
-    try:
+    with opened(StoreConfig(spoilt, small)) as store, opened(StoreConfig(valid, small)) as other:
+        store.state.on_damage = reported.append
         assert store.state.damage is None  # Recovery scans only the end of the log.
         assert read_all(store) == (list(range(BAD)), bad.phys_offset)
         assert reported == [bad.phys_offset]
@@ -93,28 +93,21 @@ def test_no_reader_gets_a_damaged_record_and_a_repair_restores_it(
         assert read_all(store) == (list(range(COUNT)), -1)
         assert store.scrubber.verify(0, 1 << 20) == store.state.confirmed
         assert store.log.read_raw(0, 1 << 20) == other.log.read_raw(0, 1 << 20)
-    finally:
-        store.close(clean=False)
-        other.close(clean=False)
 
 
 def test_a_filter_does_not_pass_over_a_damaged_record(quick_dir: Path, small: BrokerSettings) -> None:
     bad = write(quick_dir, small)[BAD]
     spoil(quick_dir, bad.phys_offset + 100)
-    store = MessageStore.open(StoreConfig(quick_dir, small))
-    try:
+    with opened(StoreConfig(quick_dir, small)) as store:
         got = store.reader.get("Orders", 0, 0, 32, 10**6, None, lambda record: True)
         assert bodies(got.data) == list(range(BAD))
         got = store.reader.get("Orders", 0, got.next_offset, 32, 10**6, None, lambda record: True)
         assert (got.data, got.damaged, got.next_offset) == (b"", bad.phys_offset, BAD)
-    finally:
-        store.close(clean=False)
 
 
 def test_a_repair_needs_whole_valid_records_of_that_place(quick_dir: Path, small: BrokerSettings) -> None:
     stored = write(quick_dir, small)
-    store = MessageStore.open(StoreConfig(quick_dir, small))
-    try:
+    with opened(StoreConfig(quick_dir, small)) as store:
         first, second = stored[0], stored[1]
         with pytest.raises(BadRecords):
             store.repair(first.phys_offset, store.scrubber.verified_bytes(second.phys_offset, 1))
@@ -125,13 +118,10 @@ def test_a_repair_needs_whole_valid_records_of_that_place(quick_dir: Path, small
         with pytest.raises(OffsetGone):
             store.scrubber.verify(store.state.confirmed, 1)
         assert read_all(store) == (list(range(COUNT)), -1)
-    finally:
-        store.close(clean=False)
 
 
 def test_verify_covers_segments_and_large_records(quick_dir: Path, small: BrokerSettings) -> None:
-    store = MessageStore.open(StoreConfig(quick_dir, small))
-    try:
+    with opened(StoreConfig(quick_dir, small)) as store:
         for number in range(12):
             message = put(number)
             message.body = bytes([number]) * 20_000
@@ -144,8 +134,6 @@ def test_verify_covers_segments_and_large_records(quick_dir: Path, small: Broker
             assert store.scrubber.verified_bytes(at, 1_000) == store.log.read_raw(at, following - at)
             at, steps = following, steps + 1
         assert (at, steps >= 12) == (store.state.confirmed, True)
-    finally:
-        store.close(clean=False)
 
 
 @pytest.mark.parametrize("recovery_point", ["kept", "lost"])
@@ -216,9 +204,7 @@ def test_damage_at_many_places_is_repaired_from_another_copy(quick_dir: Path, sm
     for path in (spoilt / "consumequeue", spoilt / "index"):
         if rng.random() < 0.3:
             shutil.rmtree(path)
-    broken = MessageStore.open(StoreConfig(spoilt, small))
-    other = MessageStore.open(StoreConfig(valid, small))
-    try:
+    with opened(StoreConfig(spoilt, small)) as broken, opened(StoreConfig(valid, small)) as other:
         assert broken.log.end <= end
         at = broken.log.start
         for _ in range(2_000):
@@ -235,6 +221,3 @@ def test_damage_at_many_places_is_repaired_from_another_copy(quick_dir: Path, sm
         assert broken.log.end == end
         assert read_all(broken) == read_all(other)
         assert len(read_all(broken)[0]) > 300
-    finally:
-        broken.close(clean=False)
-        other.close(clean=False)

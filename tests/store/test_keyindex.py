@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import time
@@ -123,7 +124,7 @@ def test_keys_of_a_damaged_file_are_read_from_the_log_again(
     store.close(clean=which % 2 == 0)
     store = MessageStore.open(config)
     store.indexer.confirm(store.log.end)
-    try:
+    with contextlib.closing(store):
         assert store.index is not None
         assert store.index.gaps == [files[which].name]
         put_at(store, times[600:650], keys[600:650])
@@ -135,11 +136,6 @@ def test_keys_of_a_damaged_file_are_read_from_the_log_again(
         for key in range(60):
             found = [r.store_ms for r in store.reader.query("T", f"k{key}", 100, 0, 1 << 60)]
             assert found == [t for t, own in zip(times[::-1], keys[::-1], strict=True) if own == f"k{key}"]
-    finally:
-        store.close()
     assert all(path.name.isdecimal() for path in (quick_dir / "store" / "index").iterdir())
-    store = MessageStore.open(config)
-    try:
+    with contextlib.closing(MessageStore.open(config)) as store:
         assert len(store.reader.query("T", "k7", 100, 0, 1 << 60)) == 13
-    finally:
-        store.close()

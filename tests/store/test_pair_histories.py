@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 from pathlib import Path
@@ -157,8 +158,5 @@ class Pair:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_two_stores_agree_through_switches_cuts_and_crashes(seed: int, quick_dir: Path) -> None:
-    pair = Pair(quick_dir, seed)
-    try:
+    with contextlib.closing(Pair(quick_dir, seed)) as pair:
         pair.run(50)
-    finally:
-        pair.close()
