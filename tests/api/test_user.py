@@ -11,13 +11,10 @@ from gantry_broker.access.table import AccessTable
 from gantry_operator.access.decide import Observed, decide
 from gantry_operator.access.state import AccessState
 from gantry_operator.access.wanted import wanted_admin, wanted_user
-from gantry_operator.api import crd
 from gantry_operator.api.base import SOURCE
 from gantry_operator.api.manifest import ManifestError, load_documents, load_manifest, load_users, parse_user
 from gantry_operator.api.security import Security
 from gantry_operator.api.user import BrokerUser
-
-from tests.api.test_crd import nodes
 
 ROOT = Path(__file__).parents[2]
 RULE = {"type": "Topic", "name": "a", "actions": ["Pub"]}
@@ -90,16 +87,6 @@ def test_every_valid_user_fits_into_the_members_table() -> None:
     decision = decide(AccessState(), Observed("demo", "Enabled", security, wanted, {}), 0.0)
     assert decision.results["orders"].accepted
     assert len(AccessTable.model_validate(decision.table).users) == 2
-
-
-def test_the_definition_of_users_is_structural_and_described() -> None:
-    for path, node in nodes(crd.schema(crd.USER)):
-        assert "type" in node, path
-        assert not {"$ref", "$defs", "title", "const", "propertyNames", "exclusiveMinimum"} & set(node), path
-        if path.startswith((".spec", ".status")) and not path.endswith(("[]", "{}")):
-            assert node.get("description"), f"{path} has no description for kubectl explain"
-        for rule in node.get("x-kubernetes-validations", []):
-            assert "write" in rule["message"], rule
 
 
 def test_the_mode_has_a_default_by_place() -> None:

@@ -67,6 +67,8 @@ class Wire:
 class Bench:
     """The broker under test."""
 
+    closed = False
+
     def __init__(self, path: Path, **options: Any) -> None:
         values: dict[str, Any] = {
             "cluster": "demo",
@@ -174,6 +176,7 @@ class Bench:
         }
 
     async def close(self) -> None:
+        self.closed = True
         self.parts.delays.close()
         self.broker.transactions.close()
         await self.broker.replication.stop()
@@ -192,6 +195,15 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
 
 
 @pytest.fixture
-def make_bench(tmp_path: Path) -> Callable[..., Bench]:
-    """`make_bench(path, **options)`: another broker; the caller closes it."""
-    return lambda path=None, **options: Bench(path or tmp_path / "other", **options)
+async def make_bench(tmp_path: Path) -> AsyncIterator[Callable[..., Bench]]:
+    """`make_bench(path, **options)`: another broker; what a test leaves open is closed at its end."""
+    benches: list[Bench] = []
+
+    def make(path: Path | None = None, **options: Any) -> Bench:
+        benches.append(Bench(path or tmp_path / "other", **options))
+        return benches[-1]
+
+    yield make
+    for bench in benches:
+        if not bench.closed:
+            await bench.close()

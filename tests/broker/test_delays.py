@@ -45,7 +45,6 @@ async def test_messages_delayed_by_a_full_disk_are_delivered_once_there_is_room(
         async with asyncio.timeout(10):
             await refused.wait()
     await _arrived(bench)
-    await bench.close()
 
 
 async def test_a_level_continues_after_a_damaged_record_is_repaired(
@@ -70,7 +69,6 @@ async def test_a_level_continues_after_a_damaged_record_is_repaired(
         async with asyncio.timeout(10):
             await looked.wait()
     await _arrived(bench)
-    await bench.close()
 
 
 @pytest.mark.parametrize("hours", [1, 3, 24, 200])
@@ -118,7 +116,6 @@ async def test_a_transactional_message_is_delayed_from_its_commit_on(
     assert [queue for queue in queues[waits_in] if bench.store.reader.max_offset(waits_in, queue)]
     assert bench.store.reader.max_offset("T", 0) == 0
     await _arrived(bench)
-    await bench.close()
 
 
 async def test_a_group_whose_retry_topic_cannot_be_is_refused(make_bench: MakeBench) -> None:
@@ -139,4 +136,3 @@ async def test_a_group_whose_retry_topic_cannot_be_is_refused(make_bench: MakeBe
         answer = await bench.ask(RequestCode.CONSUMER_SEND_MSG_BACK, ext)
         assert answer.code == code, answer.remark
     await until(lambda: bench.store.reader.max_offset(RETRY_PREFIX + "G" * 248, 0) == 1)
-    await bench.close()

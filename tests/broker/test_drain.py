@@ -57,7 +57,6 @@ async def test_a_clock_that_is_set_forward_ends_no_retention(
     after = await reports.report()
     assert after.now_ms - before.now_ms < 3_600_000
     assert after.now_ms < after.newest_ms + after.retention_ms
-    await bench.close()
 
 
 async def test_unread_messages_are_counted_by_consumer_group(make_bench: MakeBench) -> None:
@@ -80,7 +79,6 @@ async def test_unread_messages_are_counted_by_consumer_group(make_bench: MakeBen
     assert (report.unread_messages, report.unread_topics, report.unread_consumer_groups) == (2, 1, 1)
     bench.broker.meta.commit_offset("T", "g", 0, 5)
     assert (await settled(bench)).unread == []
-    await bench.close()
 
 
 async def test_consumer_groups_that_left_the_topic_or_are_deleted_do_not_count(make_bench: MakeBench) -> None:
@@ -95,7 +93,6 @@ async def test_consumer_groups_that_left_the_topic_or_are_deleted_do_not_count(m
     await beat(bench, "all", "T", model="BROADCASTING")
     (row,) = (await settled(bench)).unread
     assert (row.consumer_group, row.broadcast) == ("all", True)
-    await bench.close()
 
 
 async def test_a_table_counts_by_its_offsets_until_its_group_is_deleted(make_bench: MakeBench) -> None:
@@ -118,7 +115,6 @@ async def test_a_table_counts_by_its_offsets_until_its_group_is_deleted(make_ben
     await ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, groupName=group, removeOffset="true")
     (row,) = (await settled(bench)).unread
     assert (row.consumer_group, row.messages) == ("", 2)
-    await bench.close()
 
 
 async def test_consumers_that_pull_or_disagree_may_read_more_than_they_subscribe_to(make_bench: MakeBench) -> None:
@@ -132,7 +128,6 @@ async def test_consumers_that_pull_or_disagree_may_read_more_than_they_subscribe
     for group in ("pulls", "rolls"):
         bench.broker.meta.commit_offset("T", group, 0, 0)
     assert [row.consumer_group for row in (await settled(bench)).unread] == ["pulls", "rolls"]
-    await bench.close()
 
 
 async def test_nothing_is_proved_while_a_new_leader_reads_what_pop_consumers_have(make_bench: MakeBench) -> None:
@@ -143,7 +138,6 @@ async def test_nothing_is_proved_while_a_new_leader_reads_what_pop_consumers_hav
     assert not (await report_of(bench)).settled
     bench.broker.pop._log.ready.set()
     assert (await report_of(bench)).settled
-    await bench.close()
 
 
 async def test_a_message_whose_time_cannot_be_read_is_not_beyond_its_retention(
@@ -157,7 +151,6 @@ async def test_a_message_whose_time_cannot_be_read_is_not_beyond_its_retention(
     report = await report_of(bench)
     assert report.newest_ms > 0
     assert report.unread_messages == 1
-    await bench.close()
 
 
 async def test_delayed_timed_and_half_messages_and_dead_letters_are_counted(make_bench: MakeBench) -> None:
@@ -174,7 +167,6 @@ async def test_delayed_timed_and_half_messages_and_dead_letters_are_counted(make
     bench.broker.meta.commit_offset("%DLQ%g", "resend", 0, 1)
     bench.broker.changes.append({"groups": [SubscriptionGroup("resend").to_json()]})
     assert (await settled(bench)).dead_letters == 0
-    await bench.close()
 
 
 async def test_a_closing_group_takes_sends_and_a_closed_one_refuses_them(make_bench: MakeBench) -> None:
@@ -199,7 +191,6 @@ async def test_a_closing_group_takes_sends_and_a_closed_one_refuses_them(make_be
     await mark(bench.broker, MarksRequest(drain=""))
     assert routed()["topicConfigTable"]["T"]["perm"] == 6
     assert (await bench.ask(RequestCode.SEND_MESSAGE_V2, bench.send_ext(), b"x")).code == ResponseCode.SUCCESS
-    await bench.close()
 
 
 async def test_marks_survive_a_restart_and_a_copy_of_the_tables(make_bench: MakeBench, tmp_path: Path) -> None:
@@ -241,7 +232,6 @@ async def test_configurations_are_added_and_never_changed(make_bench: MakeBench)
     for wrong in ({"topicName": "bad name"}, {"topicName": "Q", "writeQueueNums": 0}, {"topicName": "TBW102"}):
         with pytest.raises(HTTPException):
             await add_configs(bench.broker, ConfigsRequest(topics=[wrong]))
-    await bench.close()
 
 
 async def test_a_follower_takes_no_changes(make_bench: MakeBench) -> None:
@@ -252,4 +242,3 @@ async def test_a_follower_takes_no_changes(make_bench: MakeBench) -> None:
     report = await report_of(bench)
     assert not report.leading
     assert not report.settled
-    await bench.close()

@@ -284,7 +284,6 @@ async def test_topics_and_groups_end_at_their_setting(make_bench: Callable[..., 
     assert refused.code == ResponseCode.SYSTEM_ERROR
     assert "the limit is 100" in (refused.remark or "")
     assert "g" not in tables.groups
-    await bench.close()
 
 
 async def test_batches_are_bounded(bench: Bench) -> None:

@@ -194,7 +194,6 @@ async def test_what_ends_the_plain_sends_of_a_read(body: Any, make_bench: Any) -
     for frame in unusual:
         assert read(bench, good, good, frame, good) == (2, [frame, good]), frame
     assert read(bench, good, good) == (2, [])
-    await bench.close()
 
 
 async def test_what_ends_the_plain_batches_of_a_read(body: Any, make_bench: Any) -> None:
@@ -239,7 +238,6 @@ async def test_what_ends_the_plain_batches_of_a_read(body: Any, make_bench: Any)
     large = other(*[BatchItem(b"x" * 1_000, b"")] * 200)
     assert read(bench, large, good) == (202, [])
     assert read(bench, *[other(*[BatchItem(b"", b"UNIQ_KEY\x01u")] * 1_000)] * 5)[0] == 4_000, "keys of a read"
-    await bench.close()
 
 
 async def test_a_batch_to_dead_letters_comes_as_a_frame(body: Any, make_bench: Any) -> None:
@@ -253,7 +251,6 @@ async def test_a_batch_to_dead_letters_comes_as_a_frame(body: Any, make_bench: A
     ext = bench.send_ext("%DLQ%G", properties="", batch=True)
     answer = await bench.ask(RequestCode.SEND_BATCH_MESSAGE, ext, content)
     assert (answer.code, bench.together) == (ResponseCode.MESSAGE_ILLEGAL, 0)
-    await bench.close()
 
 
 @pytest.mark.parametrize("why", ["queue", "body", "topic", "right"])
@@ -275,7 +272,6 @@ async def test_what_a_table_or_a_setting_forbids_is_refused_by_frames(body: Any,
     assert answer.code == wanted, answer.remark
     assert bench.together == 1
     assert bench.store.reader.max_offset("T", 0) == 2
-    await bench.close()
 
 
 async def test_records_that_have_no_room_in_their_segment_begin_the_next(body: Any, make_bench: Any) -> None:
@@ -289,7 +285,6 @@ async def test_records_that_have_no_room_in_their_segment_begin_the_next(body: A
     assert bench.together > 40
     assert bench.store.log.end > 2 * 65_536
     assert bench.store.reader.max_offset("T", 0) == 80
-    await bench.close()
 
 
 def access(mode: str, rules: bool = True, **quota: Any) -> Policy:
@@ -345,4 +340,3 @@ async def test_signed_sends_pass_together_and_a_wrong_one_is_refused_by_itself(b
     unsigned = [bench.frame(RequestCode.SEND_MESSAGE_V2, bench.send_ext(), b"x") for _ in range(3)]
     assert await answers(bench, *unsigned) == [0] * 3
     assert (bench.together, gate.anonymous) == (taken + 3, 3)
-    await bench.close()

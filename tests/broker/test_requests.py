@@ -508,7 +508,6 @@ async def test_a_wrong_condition_keeps_nothing_of_the_pulls_that_name_it(make_be
         assert isinstance(kept, FilterSyntaxError)
         depths.append(len(list(traceback.walk_tb(kept.__traceback__))))
     assert depths[0] == depths[2]
-    await bench.close()
 
 
 async def test_the_progress_of_all_groups_takes_one_pass(bench: Bench) -> None:

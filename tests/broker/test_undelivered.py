@@ -62,7 +62,6 @@ async def test_each_way_of_waiting_is_found_and_ends(make_bench: MakeBench) -> N
     assert (await bench.ask(RequestCode.END_TRANSACTION, commit)).code == ResponseCode.SUCCESS
     assert await look.of(NAMES) == dict.fromkeys(NAMES, "none")
     assert bench.store.reader.max_offset("Half", 0) == 2, "the message is in its topic, though that takes no others"
-    await bench.close()
 
 
 async def test_long_queues_are_looked_through(make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +79,6 @@ async def test_long_queues_are_looked_through(make_bench: MakeBench, monkeypatch
     assert await of(bench, "T", "Other") == {"T": "delayed", "Other": "unknown"}
     names = [f"N{n}" for n in range(MAX_UNDELIVERED + 1)]
     assert list((await of(bench, *names)).values()) == ["none"] * MAX_UNDELIVERED + ["unknown"]
-    await bench.close()
 
 
 async def test_nothing_is_said_of_what_cannot_be_read(make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,4 +101,3 @@ async def test_nothing_is_said_of_what_cannot_be_read(make_bench: MakeBench, mon
         early.setattr(undelivered, "CONFIRM_S", 0.05)
         early.setattr(type(bench.broker.transactions), "all_read", property(lambda self: False))
         assert (await of(bench, "T"))["T"] == "unknown"
-    await bench.close()

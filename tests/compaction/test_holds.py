@@ -66,7 +66,6 @@ async def test_no_truncation_holds_the_loop(make_bench: Callable[..., Bench]) ->
     assert list(found) == before
     assert found is not rows, "they were computed again"
     assert (found.boundary, found.seen) == (rows.boundary, rows.seen)
-    await bench.close()
 
 
 async def test_no_deletion_that_is_undone_holds_the_loop(make_bench: Callable[..., Bench]) -> None:
@@ -93,7 +92,6 @@ async def test_no_deletion_that_is_undone_holds_the_loop(make_bench: Callable[..
     assert await best(measure) <= MOST_S
     assert list(rows_of(bench)) == before
     assert store.compaction.needed_from([]) == store.state.confirmed
-    await bench.close()
 
 
 def rows_of(bench: Bench) -> QueueRows:
