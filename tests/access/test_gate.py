@@ -24,6 +24,8 @@ from gantry_broker.protocol.message import BatchItem, encode_batch
 from gantry_broker.protocol.requests import ADMINISTRATIVE, RIGHTS, USER_CODES
 from gantry_broker.protocol.rights import ACTIONS
 
+from tests.support.heartbeats import heartbeat
+
 KEYS = {"orders": "orders-key", "billing": "billing-key", "admin": "admin-key"}
 
 
@@ -245,14 +247,7 @@ def test_a_heartbeat_needs_each_group_and_subscription() -> None:
     made = gate({"name": "orders", "rules": [GROUP, SUB]})
 
     def beat(group: str, *topics: str) -> Frame:
-        consumer = {
-            "groupName": group,
-            "consumeType": "CONSUME_PASSIVELY",
-            "messageModel": "CLUSTERING",
-            "consumeFromWhere": "CONSUME_FROM_LAST_OFFSET",
-            "subscriptionDataSet": [{"topic": topic, "subString": "*"} for topic in topics],
-        }
-        body = {"clientID": "c", "consumerDataSet": [consumer], "producerDataSet": [{"groupName": "anything"}]}
+        body = heartbeat(group, *topics) | {"producerDataSet": [{"groupName": "anything"}]}
         return signed(RequestCode.HEART_BEAT, body=orjson.dumps(body))
 
     assert reason(made, beat("billing", "orders", "%RETRY%billing")) == ""

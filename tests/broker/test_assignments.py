@@ -17,6 +17,7 @@ from gantry_broker.remoting.client import RemotingClient
 
 from tests.client.cluster import Cluster
 from tests.proxy import cluster as c
+from tests.support.heartbeats import heartbeat
 
 MEMBERS = ("c1", "c2", "c3", "c4", "c5")
 ALL = [f"{broker}{number}" for broker in "ab" for number in range(3)]
@@ -56,15 +57,7 @@ async def joined(stack: AsyncExitStack, cluster: Cluster, client_id: str) -> Non
     """A member with a connection of its own to every broker."""
     member = RemotingClient()
     stack.push_async_callback(member.close)
-    beat = {
-        "clientID": client_id,
-        "producerDataSet": [],
-        "consumerDataSet": [{
-            "groupName": "g", "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING",
-            "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET", "unitMode": False,
-            "subscriptionDataSet": [{"topic": "T", "subString": "*", "subVersion": 1, "expressionType": "TAG"}],
-        }],
-    }  # fmt: skip
+    beat = heartbeat("g", "T", client=client_id)
     assert Heartbeat.from_json(beat).client_id == client_id
     for broker in cluster.brokers.values():
         await call(member, broker.address, RequestCode.HEART_BEAT, beat)

@@ -35,9 +35,7 @@ async def repaired(member: Member) -> bool:
 
 
 async def test_damaged_bytes_of_a_slave_are_repaired_before_it_leads(make_group: Any) -> None:
-    group: Group = await make_group(3)
-    await group.lead(0)
-    await group.all_in_sync()
+    group: Group = await make_group(3, led=True)
     async with RemotingClient() as client:
         for body in BODIES:
             assert (await client.request(group.group_address, send_frame("T", body), 5.0)).code == 0

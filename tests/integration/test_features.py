@@ -203,9 +203,7 @@ async def test_administration(group: Group) -> None:
 
 
 async def test_delays_and_half_messages_survive_a_failover(make_group: Callable[..., Awaitable[Group]]) -> None:
-    group = await make_group(3, settings={**SETTINGS, "messageDelayLevel": "4s 5s"})
-    await group.lead(0)
-    await group.all_in_sync()
+    group = await make_group(3, settings={**SETTINGS, "messageDelayLevel": "4s 5s"}, led=True)
     seen = Observations()
 
     async def check(message: ReceivedMessage) -> TransactionState:
@@ -243,9 +241,7 @@ async def test_a_setting_changed_at_run_time_holds_after_a_failover(
     make_group: Callable[..., Awaitable[Group]],
 ) -> None:
     """The setting is in the log: the new master has it at once, and the killed one when it comes back."""
-    group = await make_group(3)
-    await group.lead(0)
-    await group.all_in_sync()
+    group = await make_group(3, led=True)
     async with Admin(group.name_server) as admin, Producer(group.name_server) as producer:
         await producer.send("T", b"x" * 3_000)
         await admin.update_broker_config(group.group_address, {"maxMessageSize": "2048", "fileReservedTime": "71"})

@@ -32,9 +32,7 @@ async def _drain(consumer: SimpleConsumer, count: int, seconds: float) -> list[P
 async def test_a_failover_keeps_acknowledgements_and_invisible_times(
     make_group: Callable[..., Awaitable[Group]],
 ) -> None:
-    group = await make_group(3)
-    await group.lead(0)
-    await group.all_in_sync()
+    group = await make_group(3, led=True)
     bodies = [b"%d" % number for number in range(40)]
     async with (
         Producer(group.name_server) as producer,
@@ -69,9 +67,7 @@ async def test_a_failover_keeps_acknowledgements_and_invisible_times(
 
 async def test_receiving_goes_on_through_a_handover(make_group: Callable[..., Awaitable[Group]]) -> None:
     """Pops and acknowledgements are forwarded or tried again: no error, nothing lost, nothing twice."""
-    group = await make_group(2)
-    await group.lead(0)
-    await group.all_in_sync()
+    group = await make_group(2, led=True)
     done: list[bytes] = []
     stop = asyncio.Event()
 
@@ -112,9 +108,7 @@ async def test_receiving_goes_on_through_a_handover(make_group: Callable[..., Aw
 
 
 async def test_modes_recalls_and_timers_survive_a_failover(make_group: Callable[..., Awaitable[Group]]) -> None:
-    group = await make_group(3, settings={"recallMessageEnable": True})
-    await group.lead(0)
-    await group.all_in_sync()
+    group = await make_group(3, settings={"recallMessageEnable": True}, led=True)
     async with (
         Producer(group.name_server) as producer,
         SimpleConsumer(group.name_server, "G") as consumer,

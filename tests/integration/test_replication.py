@@ -158,9 +158,7 @@ async def test_one_member_restarts_after_a_crash_with_every_acknowledged_message
 
 
 async def test_a_killed_master_is_replaced_without_loss_of_acknowledged_messages(make_group: Any) -> None:
-    group: Group = await make_group(3)
-    await group.lead(0)
-    await group.all_in_sync()
+    group: Group = await make_group(3, led=True)
     async with Load(group.group_address) as load:
         for master in (0, 1):
             await load.sent(200)
@@ -171,9 +169,7 @@ async def test_a_killed_master_is_replaced_without_loss_of_acknowledged_messages
 
 
 async def test_a_handover_shows_no_error_loses_nothing_and_repeats_nothing(make_group: Any) -> None:
-    group: Group = await make_group(3)
-    await group.lead(0)
-    await group.all_in_sync()
+    group: Group = await make_group(3, led=True)
     async with Load(group.group_address) as load:
         for old, new in ((0, 1), (1, 2), (2, 0)):
             await group.all_in_sync()
@@ -201,9 +197,7 @@ def _assignment(group: Group, master: int) -> Any:
 
 async def test_a_former_master_answers_for_the_sends_that_it_forwarded(make_group: Any) -> None:
     """It forwards sends while clients still use it. A request for a queue's end must not get a slave's value."""
-    group: Group = await make_group(3)
-    await group.lead(0)
-    await group.all_in_sync()
+    group: Group = await make_group(3, led=True)
     client = RemotingClient()
     former = group.members[0].address
     try:
@@ -226,9 +220,7 @@ async def test_a_former_master_answers_for_the_sends_that_it_forwarded(make_grou
 
 async def test_a_new_master_answers_no_queue_end_before_it_knows_the_acknowledged_messages(make_group: Any) -> None:
     """After a restart it knows a lower bound only, until its followers have its first record."""
-    group: Group = await make_group(3)
-    await group.lead(0)
-    await group.all_in_sync()
+    group: Group = await make_group(3, led=True)
     client = RemotingClient()
     asked = Frame(RequestCode.GET_MAX_OFFSET, ext=QUEUE_0)
     try:
@@ -276,9 +268,7 @@ async def test_a_clean_stop_and_start_keeps_topics_groups_and_offsets(make_group
 
 async def test_an_answered_commit_of_an_offset_is_kept_when_its_master_dies_at_once(make_group: Any) -> None:
     """Also one that goes back, as a reset writes it, and each of many at a time."""
-    group: Group = await make_group(2)
-    await group.lead(0)
-    await group.all_in_sync()
+    group: Group = await make_group(2, led=True)
     names = [f"G{number}" for number in range(40)]
     async with RemotingClient() as client:
         await client.request(group.group_address, send_frame("Kept", b"x"), 30)
@@ -304,9 +294,7 @@ async def test_a_send_that_reaches_a_slave_is_refused_and_its_connection_ends(ma
     """On Kubernetes it came by the master's Service before the Service moved: on the same connection all later sends
     would come here.
     """
-    group = await make_group(2)
-    await group.lead(0)
-    await group.all_in_sync()
+    group = await make_group(2, led=True)
     slave = group.members[1].address
     ended = asyncio.Event()
     async with RemotingClient(on_disconnect=lambda address: ended.set()) as client:

@@ -43,9 +43,7 @@ async def test_a_backlog_is_read_from_a_slave_and_its_end_from_the_master(
     make_group: Callable[..., Awaitable[Group]],
 ) -> None:
     """20 MB in a group whose members have 1 MB of memory: the master answers each queue's first pull, and the end."""
-    group = await make_group(2, settings={"slaveReadEnable": True}, memory_limit_bytes=1 << 20)
-    await group.lead(0)
-    await group.all_in_sync()
+    group = await make_group(2, settings={"slaveReadEnable": True}, memory_limit_bytes=1 << 20, led=True)
     # Each member scrubs its log once after the start, which would count as reads: here the log is empty.
     await asyncio.sleep(FIRST_S + 1)
     bodies: list[bytes] = []

@@ -47,9 +47,7 @@ async def send(producer: Producer, *bodies: bytes) -> set[bytes]:
 async def test_running_clients_go_on_without_a_name_server_and_one_that_returns_is_complete(
     make_group: Callable[..., Awaitable[Group]],
 ) -> None:
-    group = await make_group(2)
-    await group.lead(0)
-    await group.all_in_sync()
+    group = await make_group(2, led=True)
     port, registration_port, seen = group.names.port, group.names.registration_port or 0, Observations()
     async with (
         Producer(group.name_server) as producer,
@@ -90,9 +88,7 @@ async def test_brokers_may_start_before_the_name_server(make_group: Callable[...
 async def test_a_backlog_is_read_from_a_slave_while_there_is_no_master(
     make_group: Callable[..., Awaitable[Group]],
 ) -> None:
-    group = await make_group(2)
-    await group.lead(0)
-    await group.all_in_sync()
+    group = await make_group(2, led=True)
     async with Producer(group.name_server) as producer:
         sent = await send(producer, *(b"%d" % n for n in range(200)))
     seen, running = Observations(), Observations()

@@ -32,6 +32,7 @@ from benchmarks.rig.golang import GoCommand
 from benchmarks.rig.processes import until
 from benchmarks.rig.target import Target
 from benchmarks.rig.wire import Wire
+from tests.support.heartbeats import heartbeat
 
 RECORDED: Final = Path(__file__).resolve().parents[1] / "data" / "access_answers.json"
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "security.md"
@@ -59,14 +60,7 @@ _WITH_SUBSCRIPTION: Final = 4
 _COMMIT: Final = {"consumerGroup": GROUP, "topic": TOPIC, "queueId": "0", "commitOffset": "0"}
 _SEND: Final = SendHeader("p", TOPIC, "TBW102", 4, 0, 0, Long(1_700_000_000_000), 0, "", 0, False)
 _PULL: Final = PullHeader(GROUP, TOPIC, 0, Long(0), 32, _WITH_SUBSCRIPTION, Long(0), Long(0), Long(0), "*")
-_BEAT: Final = {
-    "clientID": "c", "producerDataSet": [],
-    "consumerDataSet": [{
-        "groupName": GROUP, "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING",
-        "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET", "unitMode": False,
-        "subscriptionDataSet": [{"topic": TOPIC, "subString": "*", "subVersion": 1, "expressionType": "TAG"}],
-    }],
-}  # fmt: skip
+_BEAT: Final = heartbeat(GROUP, TOPIC)
 
 
 class Request(NamedTuple):

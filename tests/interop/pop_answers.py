@@ -33,6 +33,7 @@ from benchmarks.rig import rocketmq
 from benchmarks.rig.target import Target
 from benchmarks.rig.wire import Wire
 from tests.support import recorded
+from tests.support.heartbeats import heartbeat
 
 RECORDED: Final = Path(__file__).resolve().parents[1] / "data" / "pop" / "5.5.0.json"
 
@@ -468,14 +469,7 @@ def assignments(story: Story) -> None:
     story.ask("assignment without members", code, {}, body("c0"))
     for number in range(4):
         wire = story.connect()
-        beat = {
-            "clientID": f"c{number}", "producerDataSet": [],
-            "consumerDataSet": [{
-                "groupName": group, "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING",
-                "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET", "unitMode": False,
-                "subscriptionDataSet": [{"topic": topic, "subString": "*", "subVersion": 1, "expressionType": "TAG"}],
-            }],
-        }  # fmt: skip
+        beat = heartbeat(group, topic, client=f"c{number}")
         wire.call(RequestCode.HEART_BEAT, {}, json.dumps(beat).encode())
     for client in ("c0", "c3", "stranger"):
         story.ask(f"assignment of {client}", code, {}, body(client))

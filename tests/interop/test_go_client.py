@@ -20,6 +20,7 @@ from benchmarks.rig.golang import GoCommand, Line
 from benchmarks.rig.processes import until
 from benchmarks.rig.target import Target
 from benchmarks.rig.wire import Wire
+from tests.support.heartbeats import heartbeat
 
 COUNT = 60
 QUEUES = 4
@@ -75,11 +76,7 @@ def routed(either: Target, topic: str) -> None:
 
 def meet(either: Target, group: str) -> None:
     """Starts a consumer of the group for a moment, so that the group's retry topic exists and has a route."""
-    consumer = {
-        "groupName": group, "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING",
-        "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET", "subscriptionDataSet": [], "unitMode": False,
-    }  # fmt: skip
-    beat = {"clientID": "first", "consumerDataSet": [consumer], "producerDataSet": []}
+    beat = heartbeat(group, client="first")
     with Wire(either.broker_address, prefix=either.prefix) as broker:
         broker.call(RequestCode.HEART_BEAT, {}, json.dumps(beat).encode())
     routed(either, f"%RETRY%{group}")

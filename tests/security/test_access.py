@@ -40,6 +40,7 @@ from gantry_broker.remoting.errors import RemotingError
 
 from tests.security.test_plausible_values import forward_frame, send_as_member
 from tests.support.broker_group import Group, MakeGroup, until
+from tests.support.heartbeats import heartbeat
 
 ADMIN = Credentials("admin", "admin-secret")
 ORDERS = Credentials("orders", "orders-secret")
@@ -168,22 +169,9 @@ def requests() -> list[tuple[int, dict[str, str], bytes]]:
         "subject": "User:orders", "namespace": "n", "value": "v", "brokerName": "demo-a", "cluster": "demo",
         "msgId": "7F00000100002A9F0000000000000000",
     }  # fmt: skip
-    beat = {
-        "clientID": "c",
-        "producerDataSet": [],
-        "consumerDataSet": [
-            {
-                "groupName": "thieves",
-                "consumeType": "CONSUME_PASSIVELY",
-                "messageModel": "CLUSTERING",
-                "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET",
-                "subscriptionDataSet": [{"topic": "Secret", "subString": "*"}],
-            }
-        ],
-    }
     topic = {"topicName": "Made", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
     bodies: dict[int, Any] = {
-        RequestCode.HEART_BEAT: beat,
+        RequestCode.HEART_BEAT: heartbeat("thieves", "Secret"),
         RequestCode.LOCK_BATCH_MQ: {"consumerGroup": "thieves", "clientId": "c", "mqSet": []},
         RequestCode.UNLOCK_BATCH_MQ: {"consumerGroup": "thieves", "clientId": "c", "mqSet": []},
         RequestCode.CHECK_CLIENT_CONFIG: {"group": "thieves", "subscriptionData": {"topic": "Secret"}},
@@ -279,22 +267,8 @@ async def test_a_change_of_the_table_counts_at_once(group: Group) -> None:
             "sysFlag": "2", "commitOffset": "0", "suspendTimeoutMillis": "60000", "subVersion": "0",
             "subscription": "*",
         }  # fmt: skip
-        beat = {
-            "clientID": "c",
-            "producerDataSet": [],
-            "consumerDataSet": [
-                {
-                    "groupName": "billing",
-                    "consumeType": "CONSUME_PASSIVELY",
-                    "messageModel": "CLUSTERING",
-                    "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET",
-                    "subscriptionDataSet": [{"topic": "Orders", "subString": "*"}],
-                }
-            ],
-        }
-        heard = await consumer.request(
-            group.group_address, Frame(RequestCode.HEART_BEAT, body=json.dumps(beat).encode()), 10
-        )
+        joins = Frame(RequestCode.HEART_BEAT, body=json.dumps(heartbeat("billing", "Orders")).encode())
+        heard = await consumer.request(group.group_address, joins, 10)
         assert heard.code == ResponseCode.SUCCESS, heard.remark
         waits = asyncio.create_task(
             consumer.request(group.group_address, Frame(RequestCode.PULL_MESSAGE, ext=pull), 50)

@@ -253,14 +253,20 @@ MakeGroup = Callable[..., Awaitable[Group]]
 
 @pytest.fixture
 async def make_group(tmp_path: Path) -> AsyncIterator[MakeGroup]:
-    """`await make_group(3, replication="Async", settings={...})`: a started group without roles."""
+    """`await make_group(3, replication="Async", settings={...})`: a started group without roles.
+
+    `led`: member 0 leads, and the others are in sync.
+    """
     made: list[Group] = []
     async with NameServer(Group.name_server_settings(0, 0)) as names:
 
-        async def make(count: int = 1, **options: Any) -> Group:
+        async def make(count: int = 1, *, led: bool = False, **options: Any) -> Group:
             group = Group(tmp_path, names, count, options)
             made.append(group)
             await group.start()
+            if led:
+                await group.lead(0)
+                await group.all_in_sync()
             return group
 
         yield make
