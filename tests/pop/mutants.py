@@ -45,7 +45,7 @@ MUTANTS = tuple(
             ),
             (
                 "order_is_not_blocked", finding,
-                "if order is not None and order.blocks(request.attempt_id, found.now_ms):", "if False:",
+                "if order is not None and order.blocks(request.attempt_id, taken.now_ms):", "if False:",
             ),
             (
                 "reset_keeps_what_is_in_flight", state,
@@ -76,7 +76,7 @@ MUTANTS = tuple(
                 "self.acked.add(offset)\n", "self.remove(bisect_left(self.offsets, offset))\n",
             ),
             ("whole_state_without_acknowledgements_of_an_order", records, "if order.acked:", "if False:"),
-            ("filtered_messages_block", finding, "changes.advance(queue, at)\n            found.more", "found.more"),
+            ("filtered_messages_block", finding, "changes.advance(queue, at)\n            taken.more", "taken.more"),
         ),
         1,
     )

@@ -112,38 +112,38 @@ class _Topic:
         w, seen = self.w, self.seen
         answering = {g: t for g, t in seen.tables.items() if t is not None}
         silent = [g for g, t in seen.tables.items() if t is None]
-        found = {g: topic for g, t in answering.items() if (topic := t.topic(w.topic)) is not None}
-        rows = {g: row_of(topic) for g, topic in found.items()}
+        by_group = {g: topic for g, t in answering.items() if (topic := t.topic(w.topic)) is not None}
+        rows = {g: row_of(topic) for g, topic in by_group.items()}
         if w.deleting:
             return self._deletion(answering, silent, rows)
         silent = [g for g in silent if g not in seen.draining]
         targets = self.targets()
-        origin = origin_of(w.known, bool(found), bool(answering))
+        origin = origin_of(w.known, bool(by_group), bool(answering))
         if origin == "Adopted" and not w.known.origin:
             self.notes.append(Note("Normal", "TopicAdopted", f"the brokers have {w.topic} already", w.resource))
         for group in seen.groups:
             tables = answering.get(group)
             if tables is None or group in seen.draining:
                 continue
-            if group in found:
-                self._existing(tables, found[group], targets.get(group, 0))
+            if group in by_group:
+                self._existing(tables, by_group[group], targets.get(group, 0))
             elif targets.get(group, 0):
                 self._missing(group, targets[group])
-        usable = self._usable(targets, found)
-        known = replace(w.known, origin=origin, rows=self._rows_of_others(rows))
+        usable = self._usable(targets, by_group)
+        record = replace(w.known, origin=origin, rows=self._rows_of_others(rows))
         if seen.paused:
             self.steps, self.waits = [], []
-            return Result(usable, paused(), known, rows, finalizer=w.delete)
+            return Result(usable, paused(), record, rows, finalizer=w.delete)
         if self.drift and not w.report:
             text = f"{w.topic} was changed by others and is put back: {in_words(self.drift)}"
             self.notes.append(Note("Warning", "DriftCorrected", text, w.resource))
         complete = not self.steps and not self.waits and not silent and not (self.drift and w.report)
         if complete:
-            known = RecordedState(origin, w.generation, rows, dict(w.attributes))
+            record = RecordedState(origin, w.generation, rows, dict(w.attributes))
         return Result(
             usable if not silent else blind(silent, usable),
             self._synced(silent),
-            known,
+            record,
             rows,
             finalizer=w.delete,
             busy=bool(self.steps or self.waits or silent),
@@ -182,9 +182,9 @@ class _Topic:
 
     def _existing(self, tables: BrokerTables, topic: SeenTopic, number: int) -> None:
         group, config = tables.group, topic.config
-        wanted = self._next(tables, topic, number)
+        target = self._next(tables, topic, number)
         changes = _attribute_changes(config.attributes, self.w.attributes, self.w.known.attributes)
-        differences = [f"{group}: {d}" for d in [*_differences(config, wanted), *changes]]
+        differences = [f"{group}: {d}" for d in [*_differences(config, target), *changes]]
         if not differences:
             return
         others = self._drift_at(group, row_of(topic), number) or (
@@ -192,10 +192,10 @@ class _Topic:
         )
         if others and self._keeps_drift(group, differences):
             return
-        if wanted is None:
+        if target is None:
             self.steps.append(DropTopic(group, self.w.topic, self.w.resource))
         else:
-            self.steps.append(PutTopic(group, replace(wanted, attributes={}), changes, self.w.resource))
+            self.steps.append(PutTopic(group, replace(target, attributes={}), changes, self.w.resource))
 
     def _next(self, tables: BrokerTables, topic: SeenTopic, number: int) -> TopicConfig | None:
         """Return the next configuration on a group that has the topic; None: it can be deleted there."""
@@ -219,10 +219,10 @@ class _Topic:
 
     def _left(self, group: str) -> bool:
         """Whether the operator took its write permission: it was changing the group when the spec changed again."""
-        known = self.w.known
-        row = known.rows.get(group)
-        if known.generation is None:
-            return known.origin == "Created"  # This program made it with the permission, and took it away since.
+        record = self.w.known
+        row = record.rows.get(group)
+        if record.generation is None:
+            return record.origin == "Created"  # This program made it with the permission, and took it away since.
         return row is None or (not self._known_generation() and "Write" in str(row[2]))
 
     def _leaving(self, tables: BrokerTables, topic: SeenTopic) -> TopicConfig | None:
@@ -243,10 +243,10 @@ class _Topic:
     def _undelivered(self, tables: BrokerTables) -> bool:
         """Whether messages may still come that were sent before: they wait for their time, or for a decision."""
         self.asks = True
-        found = tables.undelivered(self.w.topic)
-        if found == "none":
+        kind = tables.undelivered(self.w.topic)
+        if kind == "none":
             return False
-        self.waits.append(f"{tables.group}: {_UNDELIVERED.get(found or '', _LOOKS)}")
+        self.waits.append(f"{tables.group}: {_UNDELIVERED.get(kind or '', _LOOKS)}")
         return True
 
     def _readers(self) -> list[str]:
@@ -258,17 +258,17 @@ class _Topic:
         """Whether the queues from `number` on can be read no more."""
         group = tables.group
         key, ends = (group, self.w.topic), tuple(q.end for q in topic.queues[number:])
-        known = self.before.get(key)
-        if known is None or known.ends != ends:
-            known = Settling(self.at, ends)
-        self.settling[key] = known
+        settling = self.before.get(key)
+        if settling is None or settling.ends != ends:
+            settling = Settling(self.at, ends)
+        self.settling[key] = settling
         unread = tables.unread(self.w.topic, number, self._readers())
         if self.w.force:
             return True
         if unread is not None:
             self.waits.append(_unread(group, unread.messages, unread.why, f"queues {number} and above"))
             return False
-        if self.at - known.since < self.settle_s:
+        if self.at - settling.since < self.settle_s:
             self.waits.append(
                 f"{group}: queues {number} and above are empty, and are watched for {self.settle_s:.0f} s"
             )
@@ -289,10 +289,10 @@ class _Topic:
         A change of the broker groups changes the wanted number without a change of the spec: a group that has that
         number already was changed by this program.
         """
-        known = self.w.known.rows.get(group)
-        if not self._known_generation() or known is None or known == row or number == 0:
+        recorded_row = self.w.known.rows.get(group)
+        if not self._known_generation() or recorded_row is None or recorded_row == row or number == 0:
             return False
-        return row is None or row[0] != number or known[0] == number
+        return row is None or row[0] != number or recorded_row[0] == number
 
     def _rows_of_others(self, now: Mapping[str, Row]) -> dict[str, Row]:
         """Return the rows to compare with. One that this program is changing is none of them until all brokers are in
@@ -309,19 +309,19 @@ class _Topic:
 
     # ---- conditions
 
-    def _usable(self, targets: Mapping[str, int], found: Mapping[str, SeenTopic]) -> State:
-        without_topic = [g for g, n in targets.items() if n and g not in found and self.seen.tables.get(g) is not None]
+    def _usable(self, targets: Mapping[str, int], topics: Mapping[str, SeenTopic]) -> State:
+        without_topic = [g for g, n in targets.items() if n and g not in topics and self.seen.tables.get(g) is not None]
         if without_topic:
             return State("False", "Missing", f"{', '.join(without_topic)} has no topic {self.w.topic} yet")
-        few = [g for g, n in targets.items() if g in found and found[g].config.write_queues < min(n, MAX_QUEUES)]
+        few = [g for g, n in targets.items() if g in topics and topics[g].config.write_queues < min(n, MAX_QUEUES)]
         if few:
             return State("False", "TooFewQueues", f"{', '.join(few)} has fewer queues than the spec says")
         perm = self.w.perm
-        other = [g for g in targets if g in found and perm is not None and found[g].config.perm & READ_WRITE != perm]
+        other = [g for g in targets if g in topics and perm is not None and topics[g].config.perm & READ_WRITE != perm]
         if other:
             return State("False", "OtherPermission", f"{', '.join(other)} has another permission than the spec says")
-        total = sum(found[g].config.write_queues for g in targets if g in found)
-        return ready(self.w.known.origin, f"{total} queues on {', '.join(g for g in targets if g in found)}")
+        total = sum(topics[g].config.write_queues for g in targets if g in topics)
+        return ready(self.w.known.origin, f"{total} queues on {', '.join(g for g in targets if g in topics)}")
 
     def _synced(self, silent: list[str]) -> State:
         if self.drift and self.w.report:
@@ -373,8 +373,8 @@ class _Topic:
         for tables in answering.values() if not self.seen.paused else ():
             topic = tables.topic(w.topic)
             if topic is not None and not topic.config.perm & Perm.WRITE and self._left(tables.group):
-                wanted = READ_WRITE if w.perm is None else w.perm
-                config = replace(topic.config, perm=topic.config.perm | wanted, attributes={})
+                rights = READ_WRITE if w.perm is None else w.perm
+                config = replace(topic.config, perm=topic.config.perm | rights, attributes={})
                 if config.perm != topic.config.perm:
                     self.steps.append(PutTopic(tables.group, config, (), w.resource))
         if not (self.steps or silent or self.seen.paused):
@@ -401,14 +401,14 @@ def _unread(group: str, messages: int, why: str, what: str) -> str:
     )
 
 
-def _differences(now: TopicConfig, wanted: TopicConfig | None) -> list[str]:
-    if wanted is None:
+def _differences(now: TopicConfig, target: TopicConfig | None) -> list[str]:
+    if target is None:
         return ["it has a topic that it should not have"]
     out = []
     fields: tuple[tuple[str, Any, Any], ...] = (
-        ("write queues", now.write_queues, wanted.write_queues),
-        ("read queues", now.read_queues, wanted.read_queues),
-        ("permission", permission_name(now.perm), permission_name(wanted.perm)),
+        ("write queues", now.write_queues, target.write_queues),
+        ("read queues", now.read_queues, target.read_queues),
+        ("permission", permission_name(now.perm), permission_name(target.perm)),
     )
     for name, before, after in fields:
         if before != after:
@@ -417,8 +417,8 @@ def _differences(now: TopicConfig, wanted: TopicConfig | None) -> list[str]:
 
 
 def _attribute_changes(
-    now: Mapping[str, str], wanted: Mapping[str, str], ours: Mapping[str, str]
+    now: Mapping[str, str], target: Mapping[str, str], ours: Mapping[str, str]
 ) -> tuple[str, ...]:  # fmt: skip
     """In RocketMQ's form. Only attributes that the resource names, or has set before, are changed."""
-    changes = [f"+{k}={v}" for k, v in sorted(wanted.items()) if now.get(k) != v]
-    return (*changes, *(f"-{k}" for k in sorted(ours) if k not in wanted and k in now))
+    changes = [f"+{k}={v}" for k, v in sorted(target.items()) if now.get(k) != v]
+    return (*changes, *(f"-{k}" for k in sorted(ours) if k not in target and k in now))

@@ -66,7 +66,7 @@ class Wanted:
 
 
 @dataclass(slots=True)
-class Found:
+class Taken:
     """What one pop takes."""
 
     now_ms: int
@@ -199,21 +199,21 @@ class Finder:
 
     # ---- taking
 
-    def take(self, wanted: Wanted, now_ms: int, places: Iterable[QueueKey]) -> Found:
+    def take(self, wanted: Wanted, now_ms: int, places: Iterable[QueueKey]) -> Taken:
         """Take messages of the places, in their order, up to the pop's number. Raises OSError."""
-        found = Found(now_ms)
+        taken = Taken(now_ms)
         request = wanted.request
         if self._log.state.bytes > self._memory_bytes:
-            found.full = True
-            return found
+            taken.full = True
+            return taken
         queues, most = self._log.state.queues, self._store.reader.max_offset
         ends = perf_counter() + SLICE_S
         max_bytes = self._settings.maxTransferBytesOnMessageInMemory
         for topic, queue_id in places:
-            room = request.max_messages - found.count
-            if room <= 0 or (found.count and found.size >= max_bytes):
+            room = request.max_messages - taken.count
+            if room <= 0 or (taken.count and taken.size >= max_bytes):
                 break
-            if found.more and perf_counter() > ends:
+            if taken.more and perf_counter() > ends:
                 break
             queue = queues.get((request.group, topic, queue_id))
             if queue is not None and queue.order is None and most(topic, queue_id) <= queue.next:
@@ -222,20 +222,20 @@ class Finder:
                 try:
                     queue = self.queue(request, topic, queue_id)
                 except RequestRejected:  # It is not known where the archive begins: what was taken is given first.
-                    if not found.count:
+                    if not taken.count:
                         raise
                     break
             if queue is None:
-                found.full = True
+                taken.full = True
                 continue
             self._forget_removed(queue)
             if request.order:
-                self._take_ordered(wanted, queue, room, found)
+                self._take_ordered(wanted, queue, room, taken)
             else:
-                self._take(wanted, queue, room, found, ends)
-        if found.count:
-            found.rest = self._rest(request)
-        return found
+                self._take(wanted, queue, room, taken, ends)
+        if taken.count:
+            taken.rest = self._rest(request)
+        return taken
 
     def _forget_removed(self, queue: Queue) -> None:
         """Continues behind messages that the log no longer has."""
@@ -258,26 +258,26 @@ class Finder:
                     rest += len(queue.order.offsets) - queue.order.given
         return rest
 
-    def _take(self, wanted: Wanted, queue: Queue, room: int, found: Found, ends: float) -> None:
+    def _take(self, wanted: Wanted, queue: Queue, room: int, taken: Taken, ends: float) -> None:
         changes, request = self._log.changes, wanted.request
         _, topic, queue_id = queue.key
         if queue.order is not None:
-            if queue.order.visible_ms() > found.now_ms:
+            if queue.order.visible_ms() > taken.now_ms:
                 return
-            self._take_former_order(queue, request.invisible_ms, room, found)
+            self._take_former_order(queue, request.invisible_ms, room, taken)
             return
-        got = self._read(wanted, topic, queue_id, queue.next, room, found, ends)
+        got = self._read(wanted, topic, queue_id, queue.next, room, taken, ends)
         if got is None:
             return
         offsets, data, at = got
         if not offsets:
             changes.advance(queue, at)
-            found.more = found.more or at < self._store.reader.max_offset(topic, queue_id)
+            taken.more = taken.more or at < self._store.reader.max_offset(topic, queue_id)
             return
-        changes.pop(queue, offsets, found.now_ms, request.invisible_ms, at)
-        self._give(found, request, topic, queue_id, offsets, data)
+        changes.pop(queue, offsets, taken.now_ms, request.invisible_ms, at)
+        self._give(taken, request, topic, queue_id, offsets, data)
 
-    def _take_former_order(self, queue: Queue, invisible_ms: int, room: int, found: Found) -> None:
+    def _take_former_order(self, queue: Queue, invisible_ms: int, room: int, taken: Taken) -> None:
         """Give messages of an orderly pop whose time is over to a pop that is not orderly."""
         _, topic, queue_id = queue.key
         changes, order = self._log.changes, queue.order
@@ -285,7 +285,7 @@ class Finder:
         offsets: list[int] = []
         pieces: list[bytes] = []
         wanted = [offset for offset in order.offsets if offset not in order.acked][:room]
-        records = self._each(queue, wanted, found)
+        records = self._each(queue, wanted, taken)
         if records is None:
             return
         for offset, data in zip(wanted, records, strict=True):
@@ -295,18 +295,18 @@ class Finder:
             else:
                 changes.finish(queue, offset)
         if offsets:
-            changes.pop(queue, offsets, found.now_ms, invisible_ms, queue.next)
-            found.data.append(b"".join(pieces))
-            found.parts.append((topic_type(topic), queue_id, offsets))
-            found.count += len(offsets)
+            changes.pop(queue, offsets, taken.now_ms, invisible_ms, queue.next)
+            taken.data.append(b"".join(pieces))
+            taken.parts.append((topic_type(topic), queue_id, offsets))
+            taken.count += len(offsets)
 
-    def _take_ordered(self, wanted: Wanted, queue: Queue, room: int, found: Found) -> None:
+    def _take_ordered(self, wanted: Wanted, queue: Queue, room: int, taken: Taken) -> None:
         changes, request, order = self._log.changes, wanted.request, queue.order
         if queue.count:
             return  # Popped without order before: the queue is blocked until they are finished.
         _, topic, queue_id = queue.key
         same = order is not None and request.attempt_id is not None and order.attempt == request.attempt_id
-        if order is not None and order.blocks(request.attempt_id, found.now_ms):
+        if order is not None and order.blocks(request.attempt_id, taken.now_ms):
             return
         offsets: list[int] = []
         counts: list[int] = []
@@ -314,7 +314,7 @@ class Finder:
         gone: list[int] = []
         again = [] if order is None else order.again(same)
         behind = again[room:]
-        records = self._each(queue, [offset for offset, _ in again[:room]], found)
+        records = self._each(queue, [offset for offset, _ in again[:room]], taken)
         if records is None:
             return
         for (offset, count), data in zip(again, records, strict=False):
@@ -326,13 +326,13 @@ class Finder:
             pieces.append(data)
         at = queue.next
         if len(offsets) < room and not behind:
-            got = self._read(wanted, topic, queue_id, at, room - len(offsets), found, perf_counter() + SLICE_S)
+            got = self._read(wanted, topic, queue_id, at, room - len(offsets), taken, perf_counter() + SLICE_S)
             if got is not None:
                 fresh, data, at = got
                 offsets += fresh
                 counts += [0] * len(fresh)
                 pieces.append(data)
-                found.more = found.more or (not fresh and at < self._store.reader.max_offset(topic, queue_id))
+                taken.more = taken.more or (not fresh and at < self._store.reader.max_offset(topic, queue_id))
         if not offsets:
             for offset in gone:
                 changes.finish(queue, offset)
@@ -344,53 +344,53 @@ class Finder:
             offsets + [offset for offset, _ in behind],
             counts + [count for _, count in behind],
             max(given, order.given - len(gone)) if same and order is not None else given,
-            order.since_ms if same and order is not None else found.now_ms,
-            found.now_ms,
+            order.since_ms if same and order is not None else taken.now_ms,
+            taken.now_ms,
             request.invisible_ms,
             request.attempt_id,
             at,
         )
         counted = [(offset, count) for offset, count in zip(offsets, counts, strict=True) if count]
         kind = topic_type(topic)
-        found.orders.append(order_count_info(kind, queue_id, counted, given))
-        found.data.append(b"".join(pieces))
-        found.parts.append((kind, queue_id, offsets))
-        found.count += given
-        found.size += sum(map(len, pieces))
+        taken.orders.append(order_count_info(kind, queue_id, counted, given))
+        taken.data.append(b"".join(pieces))
+        taken.parts.append((kind, queue_id, offsets))
+        taken.count += given
+        taken.size += sum(map(len, pieces))
 
-    def _archived(self, read: ArchiveRead, found: Found) -> Got | None:
+    def _archived(self, read: ArchiveRead, taken: Taken) -> Got | None:
         """Return what was read of the archive for a step; None: nothing yet."""
         got = self._archive_reads.ready(read)
         if got is None:
-            found.archived.append(read)
+            taken.archived.append(read)
         else:
             self._archive_reads.used(read)
         return got
 
-    def _each(self, queue: Queue, offsets: Sequence[int], found: Found) -> list[bytes] | None:
+    def _each(self, queue: Queue, offsets: Sequence[int], taken: Taken) -> list[bytes] | None:
         """Return one record each, b"" for one that is gone; None: some cannot be read now."""
         _, topic, queue_id = queue.key
         data: list[bytes] = []
         missing = False
         for offset in offsets:
-            one = self._one(topic, queue_id, offset, found)
+            one = self._one(topic, queue_id, offset, taken)
             missing = missing or one is None
             data.append(one or b"")
         if missing:
             return None
-        for read in found.reads:
+        for read in taken.reads:
             self._archive_reads.used(read)
-        found.reads.clear()
+        taken.reads.clear()
         return data
 
-    def _one(self, topic: str, queue_id: int, offset: int, found: Found) -> bytes | None:
+    def _one(self, topic: str, queue_id: int, offset: int, taken: Taken) -> bytes | None:
         """Return one record, b"" when it is gone; None: it cannot be read now."""
         got: Got | None = self._store.reader.get(topic, queue_id, offset, 1, 1)
         gone = got is not None and got.status == GetStatus.OFFSET_TOO_SMALL
         if gone and self._archive_reads.may_have(topic, queue_id, offset):
             read = ArchiveRead(topic, queue_id, offset, 1, 1)
             got = self._archive_reads.ready(read)
-            (found.archived if got is None else found.reads).append(read)
+            (taken.archived if got is None else taken.reads).append(read)
         if got is None or got.damaged >= 0:
             return None
         if got.data and int.from_bytes(got.data[QUEUE_OFFSET_AT : QUEUE_OFFSET_AT + 8], "big") == offset:
@@ -398,13 +398,13 @@ class Finder:
         return b""
 
     def _read(
-        self, wanted: Wanted, topic: str, queue_id: int, at: int, room: int, found: Found, ends: float
+        self, wanted: Wanted, topic: str, queue_id: int, at: int, room: int, taken: Taken, ends: float
     ) -> tuple[list[int] | range, bytes, int] | None:
         """Return (offsets, records, where to go on) of messages behind `at`; None: there are none now."""
         high = self._store.reader.max_offset(topic, queue_id)
         if at >= high or high > MAX_OFFSET:
             return None
-        max_bytes = max(self._settings.maxTransferBytesOnMessageInMemory - found.size, 1)
+        max_bytes = max(self._settings.maxTransferBytesOnMessageInMemory - taken.size, 1)
         got: Got | None = None
         if at < self._store.reader.min_offset(topic, queue_id) and self._archive_reads.may_have(topic, queue_id, at):
             request, key = wanted.request, ""
@@ -413,7 +413,7 @@ class Finder:
                 matches = partial(_matches, condition)
                 key = f"{request.expression_type} {request.expression}"
             read = ArchiveRead(topic, queue_id, at, room, max_bytes, wanted.codes, matches, key)
-            got = self._archived(read, found)
+            got = self._archived(read, taken)
             if got is None:
                 return None
         elif wanted.condition is not None:
@@ -440,34 +440,34 @@ class Finder:
             place += int.from_bytes(data[place : place + 4], "big")
         return offsets, without_handles(data), got.next_offset
 
-    def _give(self, found: Found, request: Pop, topic: str, queue_id: int, offsets: Sequence[int], data: bytes) -> None:
+    def _give(self, taken: Taken, request: Pop, topic: str, queue_id: int, offsets: Sequence[int], data: bytes) -> None:
         kind = topic_type(topic)
         if kind != NORMAL and topic != request.topic:
-            head = f"{offsets[0]} {found.now_ms} {request.invisible_ms} 0 {kind} {self._broker} {queue_id} "
+            head = f"{offsets[0]} {taken.now_ms} {request.invisible_ms} 0 {kind} {self._broker} {queue_id} "
             data = as_of_topic(data, request.topic, head)
-        found.data.append(data)
-        found.parts.append((kind, queue_id, offsets))
-        found.count += len(offsets)
-        found.size += len(data)
+        taken.data.append(data)
+        taken.parts.append((kind, queue_id, offsets))
+        taken.count += len(offsets)
+        taken.size += len(data)
 
     # ---- peeking
 
-    def peek(self, wanted: Wanted, now_ms: int) -> Found:
+    def peek(self, wanted: Wanted, now_ms: int) -> Taken:
         """Read the messages that the next pop would find,, and changes nothing. Raises OSError."""
-        found = Found(now_ms)
+        taken = Taken(now_ms)
         request = wanted.request
         ends = perf_counter() + SLICE_S
         for topic, queue_id in self.places(request):
-            room = request.max_messages - found.count
+            room = request.max_messages - taken.count
             if room <= 0:
                 break
             queue = self._log.state.queues.get((request.group, topic, queue_id))
             at = self.begin(request.group, topic, queue_id, request.init_mode) if queue is None else queue.next
             at = max(at, self._archive_reads.bounds(topic, queue_id)[0])
-            got = self._read(wanted, topic, queue_id, at, room, found, ends)
+            got = self._read(wanted, topic, queue_id, at, room, taken, ends)
             if got is not None and len(got[0]):
-                self._give(found, request, topic, queue_id, *got[:2])
-        return found
+                self._give(taken, request, topic, queue_id, *got[:2])
+        return taken
 
 
 def _matches(condition: Filter, record: Record) -> bool:
@@ -517,17 +517,17 @@ def without_handles(data: bytes) -> bytes:
     return b"".join(out)
 
 
-def answer(found: Found, request: Pop) -> Popped:
+def answer(taken: Taken, request: Pop) -> Popped:
     """Return the answer with what was taken."""
     return Popped(
         status=PopStatus.FOUND,
-        data=b"".join(found.data),
-        count=found.count,
-        pop_ms=found.now_ms,
+        data=b"".join(taken.data),
+        count=taken.count,
+        pop_ms=taken.now_ms,
         invisible_ms=request.invisible_ms,
         revive_queue=ORDERLY_QUEUE if request.order else 0,
-        rest=found.rest,
-        start_offset_info=start_offset_info([(kind, queue, offsets[0]) for kind, queue, offsets in found.parts]),
-        message_offset_info=message_offset_info(found.parts),
-        order_count_info=";".join(found.orders) if request.order else None,
+        rest=taken.rest,
+        start_offset_info=start_offset_info([(kind, queue, offsets[0]) for kind, queue, offsets in taken.parts]),
+        message_offset_info=message_offset_info(taken.parts),
+        order_count_info=";".join(taken.orders) if request.order else None,
     )

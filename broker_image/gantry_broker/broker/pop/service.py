@@ -17,7 +17,7 @@ from gantry_broker.broker.archive_reads import PULL_S, busy
 from gantry_broker.broker.clock import SteadyClock
 from gantry_broker.broker.errors import NotWritable, RequestRejected
 from gantry_broker.broker.pop.expiry import Expiry
-from gantry_broker.broker.pop.finding import Finder, Found, QueueKey, Wanted, answer
+from gantry_broker.broker.pop.finding import Finder, QueueKey, Taken, Wanted, answer
 from gantry_broker.broker.pop.log import PopLog
 from gantry_broker.broker.pop.requests import (
     MAX_MESSAGES,
@@ -164,35 +164,35 @@ class PopService:
         late = self._loop.time() + PULL_S
         while True:
             self._may()
-            found = self._take(wanted)
-            if found.count:
+            taken = self._take(wanted)
+            if taken.count:
                 await self._log.stored()
-                return self._answer(found, request)
-            if found.archived:
+                return self._answer(taken, request)
+            if taken.archived:
                 if self._loop.time() > late:
                     raise busy("others wait for it, too")
-                for read in found.archived:
+                for read in taken.archived:
                     await self._archive_reads.prepare(read, request.owner)
-            elif not found.more:
+            elif not taken.more:
                 break
             await self._slices.grant()
-        if found.full:
-            return self._none(found.now_ms, request, PopStatus.NO_MESSAGE)
+        if taken.full:
+            return self._none(taken.now_ms, request, PopStatus.NO_MESSAGE)
         if self._loop.time() >= deadline:
-            return self._none(found.now_ms, request, PopStatus.POLLING_TIMEOUT)
+            return self._none(taken.now_ms, request, PopStatus.POLLING_TIMEOUT)
         # Between the look above and this place nothing else runs: no message comes unseen.
         waiter = Waiter(wanted, self._loop.create_future())
         if not self._waiting.add(waiter):
-            return self._none(found.now_ms, request, PopStatus.POLLING_FULL)
+            return self._none(taken.now_ms, request, PopStatus.POLLING_FULL)
         waiter.timer = self._loop.call_at(deadline, waiter.end, None)
         try:
-            taken = await waiter.future
+            arrived = await waiter.future
         finally:
             waiter.timer.cancel()
             self._waiting.remove(waiter)
-        if taken is None:
+        if arrived is None:
             return self._none(self._clock.unix_ms(), request, PopStatus.POLLING_TIMEOUT)
-        return self._answer(taken, request)
+        return self._answer(arrived, request)
 
     def pop_at_once(self, request: Pop, give: Callable[[Popped | Exception], None]) -> bool:
         """Pops messages that are there; `give` gets them when that is replicated, or NotWritable or NotStored.
@@ -203,10 +203,10 @@ class PopService:
             return False
         wanted = self._wanted(request)
         self._may()
-        found = self._take(wanted)
-        if not found.count:
+        taken = self._take(wanted)
+        if not taken.count:
             return False
-        self._log.submit(lambda status: give(self._log.failure(status) or self._answer(found, request)))
+        self._log.submit(lambda status: give(self._log.failure(status) or self._answer(taken, request)))
         return True
 
     def peek(self, request: Pop) -> Popped:
@@ -215,13 +215,13 @@ class PopService:
         self._may()
         if not self._log.ready.is_set():
             raise self._busy()
-        found = self._finder.peek(wanted, self._clock.unix_ms())
-        if not found.count and found.archived:
-            self._archive_reads.prepare_soon(found.archived[0])
+        taken = self._finder.peek(wanted, self._clock.unix_ms())
+        if not taken.count and taken.archived:
+            self._archive_reads.prepare_soon(taken.archived[0])
             raise busy("the first message is on its way")
-        if not found.count:
-            return self._none(found.now_ms, request, PopStatus.NO_MESSAGE)
-        return answer(found, request)
+        if not taken.count:
+            return self._none(taken.now_ms, request, PopStatus.NO_MESSAGE)
+        return answer(taken, request)
 
     async def until_ready(self) -> None:
         """Wait until a new leader has read the state. Raises RequestRejected (SYSTEM_BUSY) and NotWritable."""
@@ -396,22 +396,22 @@ class PopService:
         if self._log.waiting >= MAX_UNSTORED:
             raise RequestRejected(ResponseCode.SYSTEM_BUSY, "too many requests wait for replication; ask again")
 
-    def _take(self, wanted: Wanted, places: Sequence[QueueKey] | None = None) -> Found:
+    def _take(self, wanted: Wanted, places: Sequence[QueueKey] | None = None) -> Taken:
         begun = perf_counter()
         looked = self._finder.turn(wanted.request) if places is None else places
-        found = self._finder.take(wanted, self._clock.unix_ms(), looked)
+        taken = self._finder.take(wanted, self._clock.unix_ms(), looked)
         if self._log.changes:
             self._log.submit()
         if wanted.condition is not None:
             self._slices.charge(perf_counter() - begun)
-        if found.count:  # Otherwise `pop` waits for them. A queue that always has messages must not hold back others.
-            for read in found.archived:
+        if taken.count:  # Otherwise `pop` waits for them. A queue that always has messages must not hold back others.
+            for read in taken.archived:
                 self._archive_reads.prepare_soon(read)
-        return found
+        return taken
 
-    def _answer(self, found: Found, request: Pop) -> Popped:
-        self._counts.gets(request.topic, request.group, found.count, found.size, {})
-        return answer(found, request)
+    def _answer(self, taken: Taken, request: Pop) -> Popped:
+        self._counts.gets(request.topic, request.group, taken.count, taken.size, {})
+        return answer(taken, request)
 
     @staticmethod
     def _none(now_ms: int, request: Pop, status: PopStatus) -> Popped:
@@ -510,7 +510,7 @@ class PopService:
             meant = place[0] != request.topic or request.queue_id in (-1, place[1])
             meant = meant and not waiter.future.done() and (place[0] == request.topic or not request.order)
             if meant and self._finder.has_messages(request, place, self._clock.unix_ms()):
-                waiter.end(Found(0))
+                waiter.end(Taken(0))
                 answered += 1
             if todo and (answered >= AT_ONCE or perf_counter() > ends):
                 self._slices.charge(SLICE_S)
@@ -548,29 +548,29 @@ class PopService:
             if self._log.refused or not self._role.may_append or not self._log.ready.is_set():
                 return False
             try:
-                found = self._take(waiter.wanted, [place])
+                taken = self._take(waiter.wanted, [place])
             except RequestRejected:  # It waits on: the others must not wait for the archive.
                 return False
-            if found.count:
+            if taken.count:
                 self._waiting.remove(waiter)
-                self._give(waiter, found)
+                self._give(waiter, taken)
             queue = queues.get((group, topic, queue_id))
-            if queue is None or found.full:
+            if queue is None or taken.full:
                 return False
             order = queue.order
             if queue.next >= most and order is None:
                 return False
-            if order is not None and order.given and order.visible_ms() > found.now_ms:
+            if order is not None and order.given and order.visible_ms() > taken.now_ms:
                 return False  # The others wait until it is not blocked any more.
             if perf_counter() > ends:
                 return True
         return False
 
-    def _give(self, waiter: Waiter, found: Found) -> None:
+    def _give(self, waiter: Waiter, taken: Taken) -> None:
         """Answers a waiting pop when its change is replicated."""
 
         def replicated(status: SendStatus | None) -> None:
-            waiter.end(found if status is SendStatus.SEND_OK else None)
+            waiter.end(taken if status is SendStatus.SEND_OK else None)
 
         if waiter.timer is not None:
             waiter.timer.cancel()

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from gantry_broker.broker.pop.finding import Found, Wanted
+from gantry_broker.broker.pop.finding import Taken, Wanted
 from gantry_broker.protocol.pop_handle import retry_topic_v1, retry_topic_v2
 from gantry_broker.shares import Shares
 
@@ -28,14 +28,14 @@ class Waiter:
 
     __slots__ = ("future", "timer", "wanted")
 
-    def __init__(self, wanted: Wanted, future: asyncio.Future[Found | None]) -> None:
+    def __init__(self, wanted: Wanted, future: asyncio.Future[Taken | None]) -> None:
         self.wanted = wanted
         self.future = future
         self.timer: asyncio.TimerHandle | None = None
 
-    def end(self, found: Found | None) -> None:
+    def end(self, taken: Taken | None) -> None:
         if not self.future.done():
-            self.future.set_result(found)
+            self.future.set_result(taken)
 
 
 class WaitingPops:
