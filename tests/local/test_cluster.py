@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from gantry_operator.platforms.local import control, topics
+from gantry_operator.platforms.local.client_facts import client_facts
 from gantry_operator.platforms.local.process import start_mark
 
 from tests.local.cluster import GAP_S, SILENT_GAP_S, Cluster, Load, check_account, kill
@@ -35,6 +37,12 @@ def test_status_is_the_resource_as_kubernetes_would_show_it(cluster: Cluster) ->
     text = cluster.gantry("status").stdout
     assert "t-a-1" in text
     assert "MEMBER" in text
+
+
+def test_no_log_has_a_warning_of_a_library(cluster: Cluster) -> None:
+    logs = sorted((cluster.folder.root / "log").glob("*.log"))
+    assert {"t-a-0.log", "t-namesrv-0.log", "supervisor.log"} <= {path.name for path in logs}
+    assert not [(path.name, line) for path in logs for line in path.read_text().splitlines() if "Warning:" in line]
 
 
 def test_messages_go_in_and_come_out_by_the_command(cluster: Cluster) -> None:
@@ -115,6 +123,8 @@ FOR_MOST = (
     "gantry_operator.plan.process_config", "httpx", "kubernetes", "numpy", "pyarrow", "uvloop",
 )  # fmt: skip
 """What a command that asks brokers does without: each costs as much as a tenth of the command."""
+NO_MODELS = (*FOR_MOST, "gantry_operator.api.consumer_group", "gantry_operator.api.spec", "gantry_operator.plan.plan")
+"""The supervisor has the models of the manifest and of the resources, and says what a command needs of them."""
 FOR_STATUS = (
     *FOR_MOST, "gantry_broker.client", "gantry_broker.remoting", "gantry_operator.api.spec",
     "gantry_operator.cluster.platform", "gantry_operator.platforms.local.status",
@@ -139,8 +149,8 @@ def known(cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     ("command", "unwanted"),
     [
-        ("topic list", FOR_MOST), ("group list", FOR_MOST), ("dlq list", FOR_MOST), ("user list", FOR_MOST),
-        ("group describe known", FOR_MOST), ("messages Known", FOR_MOST), ("volume list", FOR_MOST),
+        ("topic list", FOR_MOST), ("group list", NO_MODELS), ("dlq list", NO_MODELS), ("user list", FOR_MOST),
+        ("group describe known", NO_MODELS), ("messages Known", NO_MODELS), ("volume list", FOR_MOST),
         ("status", FOR_STATUS), ("top --once", FOR_TOP), ("--help", (*FOR_MOST, "pydantic", "gantry_broker.client")),
     ],
 )  # fmt: skip
@@ -149,6 +159,20 @@ def test_a_command_that_reads_imports_what_it_uses(cluster: Cluster, command: st
     arguments = [sys.executable, "-X", "importtime", "-m", "gantry_operator.cli", *command.split(), *place]
     done = subprocess.run(arguments, capture_output=True, text=True, env=cluster.environment, check=True)
     assert_imports(done.stderr, unwanted)
+
+
+@pytest.mark.usefixtures("known")
+async def test_the_supervisor_says_what_a_command_would_read_from_the_folder(cluster: Cluster) -> None:
+    cluster.gantry("group", "create", "kept", "--managed")
+    folder = cluster.folder
+    assert await control.ask(folder, "clients", 5.0) == client_facts(folder)
+    for kind, names in (("ConsumerGroup", ["kept"]), ("BrokerTopic", [])):
+        said = (await control.ask(folder, "resources", 5.0, kind=kind))["resources"]
+        assert [resource["metadata"]["name"] for resource in said] == names
+        assert said == topics.described(folder, kind)  # type: ignore[arg-type]
+    with pytest.raises(control.ControlError, match="Pod"):
+        await control.ask(folder, "resources", 5.0, kind="Pod")
+    cluster.gantry("group", "delete", "kept")
 
 
 def test_a_completion_imports_what_it_uses(cluster: Cluster) -> None:

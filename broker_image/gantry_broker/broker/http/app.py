@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol, TypeVar
@@ -20,6 +21,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 from prometheus_client.core import Metric
 from pydantic import ValidationError
+from pydantic.warnings import UnsupportedFieldAttributeWarning
 
 from gantry_broker import descriptors
 from gantry_broker.access.table import AccessAnswer, Changes, faults
@@ -265,6 +267,8 @@ class MetricsPage:
 
 def make_app(broker: Parts, streams: StatusStreams, families: Callable[[], Awaitable[list[Family]]]) -> FastAPI:
     """Return all routes of one broker. `families` makes its metrics."""
+    # FastAPI ignores this warning where it makes a field. Models with `defer_build` are built later, at a request.
+    warnings.filterwarnings("ignore", category=UnsupportedFieldAttributeWarning)
     app = FastAPI(title="Gantry broker", docs_url=None, redoc_url=None, openapi_url="/openapi.json")
     page = MetricsPage(families, broker.slices, METRICS_SHARE)
     table_times = StoreTimes()
