@@ -13,21 +13,11 @@ from gantry_broker.protocol.bodies import ClientConnection, SubscriptionGroup
 from gantry_broker.protocol.codes import RETRY_PREFIX, TABLE_GROUP_PREFIX
 
 from gantry_operator.actions.errors import ActionError, Cause
-from gantry_operator.actions.managed import (
-    change_managed,
-    create_resource,
-    delete_managed,
-    digest_of,
-    managed_by,
-    refuse_changed,
-    refuse_managed,
-    validated,
-)
+from gantry_operator.actions.managed import delete_managed, digest_of, managed_by, refuse_changed, refuse_managed
 from gantry_operator.actions.offsets import preview_offsets, reset_offsets, time_of_place
 from gantry_operator.actions.target import Target, admin_of
-from gantry_operator.api.consumer_group import ConsumerGroup
-from gantry_operator.api.names import reserved_group
-from gantry_operator.topics.wanted import GROUP_FIELDS
+from gantry_operator.api.reserved_names import reserved_group
+from gantry_operator.topics.group_fields import GROUP_FIELDS
 
 AT_ONCE: Final = 16
 
@@ -41,6 +31,10 @@ async def create_group(target: Target, group: str, settings: Mapping[str, Any], 
         raise ActionError(f"{group} is a group of the system: write another name", Cause.BAD_INPUT)
     await refuse_managed(target, "ConsumerGroup", group, "change its spec")
     if managed:
+        # The models take longer to load than a list of groups.
+        from gantry_operator.actions.managed_changes import create_resource
+        from gantry_operator.api.consumer_group import ConsumerGroup
+
         await create_resource(target, ConsumerGroup, group, settings)
     async with admin_of(target) as admin:
         masters = await admin.masters()
@@ -80,6 +74,9 @@ async def change_group(target: Target, group: str, changes: Mapping[str, Any], d
     `changes`: fields of a ConsumerGroup's spec. `digest`: of the `group_settings` that the person saw; empty: it does
     not matter. Raises ActionError, also when others have changed it meanwhile.
     """
+    from gantry_operator.actions.managed_changes import change_managed, validated
+    from gantry_operator.api.consumer_group import ConsumerGroup
+
     before = await group_settings(target, group)
     refuse_changed(digest, before["digest"], group)
     validated(ConsumerGroup, changes)

@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
 
 from gantry_operator.actions.errors import ActionError, Cause
 from gantry_operator.actions.managed import merged
 from gantry_operator.actions.target import Remarks
-from gantry_operator.api.consumer_group import ConsumerGroup
-from gantry_operator.api.manifest import problems_of
-from gantry_operator.api.topic import BrokerTopic
-from gantry_operator.platforms.local import control, topics
+from gantry_operator.platforms.local import control
 from gantry_operator.platforms.local.folder import ClusterFolder
+
+if TYPE_CHECKING:
+    from gantry_operator.api.consumer_group import ConsumerGroup
+    from gantry_operator.api.topic import BrokerTopic
+    from gantry_operator.platforms.local.topics import Kind
+
+LIST_S: Final = 1.0
+"""Seconds to wait for the supervisor's answer. The folder has the same, and the models to read it take time to load."""
 
 
 class LocalResources:
@@ -34,12 +39,20 @@ class LocalResources:
         """Who carries out a change; empty: no one does now."""
         return "" if control.supervisor_of(self._folder) is None else "gantry up"
 
-    async def list(self, kind: topics.Kind) -> list[dict[str, Any]]:
+    async def list(self, kind: Kind) -> list[dict[str, Any]]:
         """With their status."""
+        try:
+            return list((await control.ask(self._folder, "resources", LIST_S, kind=kind))["resources"])
+        except control.ControlError:  # None answers, it is of another version, or it cannot read them, either.
+            pass
+        from gantry_operator.platforms.local import topics
+
         with readable(self._folder.resources):
             return topics.described(self._folder, kind)
 
     async def create(self, resource: BrokerTopic | ConsumerGroup) -> None:
+        from gantry_operator.platforms.local import topics
+
         with readable(self._folder.resources), topics.changed_resources(self._folder) as known:
             former = known.of(resource.kind).get(resource.name)
             if former is not None and former.metadata.deletionTimestamp is None:
@@ -47,8 +60,11 @@ class LocalResources:
             if known.keep(resource):
                 self._remarks.note(taken_back(resource))
 
-    async def change(self, kind: topics.Kind, name: str, changes: Mapping[str, Any]) -> int:
+    async def change(self, kind: Kind, name: str, changes: Mapping[str, Any]) -> int:
         """Change fields of the spec (a merge patch). Returns the new generation. Raises ActionError."""
+        from gantry_operator.api.manifest import problems_of
+        from gantry_operator.platforms.local import topics
+
         with readable(self._folder.resources), topics.changed_resources(self._folder) as known:
             former = known.of(kind).get(name)
             if former is None:
@@ -64,7 +80,9 @@ class LocalResources:
             known.keep(changed)
             return int(changed.metadata.generation or 1)
 
-    async def delete(self, kind: topics.Kind, name: str) -> None:
+    async def delete(self, kind: Kind, name: str) -> None:
+        from gantry_operator.platforms.local import topics
+
         with readable(self._folder.resources), topics.changed_resources(self._folder) as known:
             known.delete(kind, name)
 
@@ -85,6 +103,8 @@ def keep_local(
 
     Raises ActionError.
     """
+    from gantry_operator.platforms.local import topics
+
     with readable(folder.resources), topics.changed_resources(folder) as known:
         wanted: list[BrokerTopic | ConsumerGroup] = [*wanted_topics, *wanted_groups]
         return [taken_back(resource) for resource in wanted if known.keep(resource)]

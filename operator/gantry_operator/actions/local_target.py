@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gantry_operator.actions.errors import ActionError, Cause
@@ -135,20 +136,29 @@ class LocalTarget:
 
     @asynccontextmanager
     async def clients(self) -> AsyncIterator[Clients]:
-        from gantry_operator.platforms.local.addresses import name_server_addresses, why_nothing_runs
-        from gantry_operator.platforms.local.certificates import client_options
-        from gantry_operator.platforms.local.leaving_groups import running_cluster
-        from gantry_operator.platforms.local.manifest import load_saved
-        from gantry_operator.platforms.local.users import super_user
+        from gantry_broker.client.credentials import Credentials
+        from gantry_broker.remoting.tls import TlsOptions
 
-        saved = load_saved(self.folder)
-        servers = name_server_addresses(self.folder)
-        why = why_nothing_runs(self.folder, saved)
-        if why:
-            raise ActionError(why)
-        tls = client_options(saved, self.folder)
-        names = running_cluster(self.folder, saved).group_names
-        yield Clients(servers, super_user(self.folder), tls, names)
+        from gantry_operator.platforms.local.key_files import read_secret
+
+        facts = await self._client_facts()
+        if facts["why"]:
+            raise ActionError(facts["why"])
+        path, field = facts["key"]
+        key = read_secret(Path(path)).get(field)
+        credentials = Credentials(facts["accessKey"], key) if key else None
+        tls = None if facts["tls"] is None else TlsOptions(*facts["tls"])
+        yield Clients(facts["servers"], credentials, tls, facts["groups"])
+
+    async def _client_facts(self) -> dict[str, Any]:
+        from gantry_operator.platforms.local import control
+
+        try:
+            return await control.ask(self.folder, "clients", ALIVE_S)
+        except control.ControlError:  # None answers, or it is of another version.
+            from gantry_operator.platforms.local.client_facts import client_facts
+
+            return client_facts(self.folder)
 
     def live(self) -> AbstractAsyncContextManager[Source]:
         from gantry_operator.platforms.local.live import live_source
@@ -158,13 +168,17 @@ class LocalTarget:
     @asynccontextmanager
     async def users(self) -> AsyncIterator[Any]:
         from gantry_operator.actions.local_users import LocalUsers
-        from gantry_operator.platforms.local.manifest import load_saved
 
-        yield LocalUsers(self.folder, load_saved(self.folder).name)
+        yield LocalUsers(self.folder, self.folder.saved_name() or self._name_by_model())
 
     @asynccontextmanager
     async def resources(self) -> AsyncIterator[Any]:
         from gantry_operator.actions.local_resources import LocalResources
+
+        yield LocalResources(self.folder, self.folder.saved_name() or self._name_by_model(), self.remarks)
+
+    def _name_by_model(self) -> str:
+        """Return the cluster's name. Raises OSError, pydantic.ValidationError, which says what is wrong."""
         from gantry_operator.platforms.local.manifest import load_saved
 
-        yield LocalResources(self.folder, load_saved(self.folder).name, self.remarks)
+        return load_saved(self.folder).name

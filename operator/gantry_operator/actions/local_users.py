@@ -18,6 +18,7 @@ from gantry_operator.api.manifest import problems_of
 from gantry_operator.api.user import ROTATE, BrokerUser
 from gantry_operator.platforms.local import control, users
 from gantry_operator.platforms.local.folder import ClusterFolder
+from gantry_operator.platforms.local.key_files import key_file, read_secret
 
 READ_S = 10.0
 """Seconds to wait until the supervisor has read a change."""
@@ -78,7 +79,7 @@ class LocalUsers:
             if user is None:
                 raise ActionError(f"there is no user {name}, but {', '.join(sorted(users_file.users)) or 'none'}")
         if user.spec.secret is None:
-            users.key_file(self._folder, secret_name(self.cluster, name)).unlink(missing_ok=True)
+            key_file(self._folder, secret_name(self.cluster, name)).unlink(missing_ok=True)
         await self._read_by_supervisor()
 
     async def rotate(self, name: str, request: str) -> None:
@@ -95,7 +96,7 @@ class LocalUsers:
     async def key(self, name: str) -> tuple[str, str]:
         with readable(self._folder.users):
             file, key = self._place(name)
-            secret = users.read_secret(file)
+            secret = read_secret(file)
         if key not in secret:
             raise ActionError(f"{file} holds no {key}: `gantry up` writes it")
         return secret.get(ACCESS_KEY, ADMIN if name == ADMIN else name), secret[key]
@@ -109,7 +110,7 @@ class LocalUsers:
             secret, key = users.secret_of(self._folder, self.cluster, name)
         except KeyError:
             raise ActionError(f"there is no user {name}") from None
-        return users.key_file(self._folder, secret), key
+        return key_file(self._folder, secret), key
 
     async def put_secret(self, name: str, content: Mapping[str, str]) -> None:
         users.write_key(self._folder, name, content)

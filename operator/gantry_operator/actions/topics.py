@@ -15,19 +15,11 @@ from gantry_broker.protocol.codes import Perm, ResponseCode
 from gantry_broker.protocol.fields import BodyError
 
 from gantry_operator.actions.errors import ActionError, Cause
-from gantry_operator.actions.managed import (
-    change_managed,
-    create_resource,
-    delete_managed,
-    digest_of,
-    managed_by,
-    refuse_changed,
-    refuse_managed,
-    validated,
-)
+from gantry_operator.actions.managed import delete_managed, digest_of, managed_by, refuse_changed, refuse_managed
+from gantry_operator.actions.managed_changes import change_managed, create_resource, validated
 from gantry_operator.actions.target import Target, admin_of
 from gantry_operator.api.base import parse_duration
-from gantry_operator.api.names import cluster_topics, reserved_topic
+from gantry_operator.api.reserved_names import cluster_topics, reserved_topic
 from gantry_operator.api.topic import (
     CLEANUP_VALUES,
     DEFAULT_QUEUES,

@@ -12,7 +12,8 @@ from pydantic import ValidationError
 
 from gantry_operator.access.wanted import ACCESS_KEY, ADMIN, SECRET_KEY
 from gantry_operator.actions.errors import ActionError, Cause
-from gantry_operator.actions.managed import digest_of, refuse_changed, validated
+from gantry_operator.actions.managed import digest_of, refuse_changed
+from gantry_operator.actions.managed_changes import validated
 from gantry_operator.actions.plain_acl import Account
 from gantry_operator.actions.target import Remarks, Target
 from gantry_operator.api.manifest import problems_of

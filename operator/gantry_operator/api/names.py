@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from gantry_broker.protocol.codes import (
     DLQ_PREFIX,
     PREDEFINED_GROUPS,
-    REPLY_TOPIC_SUFFIX,
     RETRY_PREFIX,
     SYSTEM_TOPIC_PREFIX,
     SYSTEM_TOPICS,
@@ -16,25 +15,10 @@ from gantry_broker.protocol.codes import (
 
 from gantry_operator.api.base import Rule
 from gantry_operator.api.cluster import name_rule
+from gantry_operator.api.reserved_names import SYSTEM_GROUP_PREFIX, reserved_group, reserved_topic
 
-SYSTEM_GROUP_PREFIX = "CID_RMQ_SYS_"
 RESOURCE_NAME = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
 MAX_RESOURCE_NAME = 120
-
-
-def reserved_topic(name: str) -> bool:
-    """Whether the name is RocketMQ's or Gantry's own."""
-    return name in SYSTEM_TOPICS or name.startswith((SYSTEM_TOPIC_PREFIX, RETRY_PREFIX, DLQ_PREFIX))
-
-
-def cluster_topics(clusters: Iterable[str], groups: Iterable[str]) -> set[str]:
-    """Return the topics that brokers make with the names of their clusters and groups."""
-    names = set(clusters)
-    return names | {f"{name}_{REPLY_TOPIC_SUFFIX}" for name in names} | set(groups)
-
-
-def reserved_group(name: str) -> bool:
-    return name in PREDEFINED_GROUPS or name.startswith((SYSTEM_GROUP_PREFIX, RETRY_PREFIX, DLQ_PREFIX))
 
 
 def _reserved_cel(field: str, names: Iterable[str], prefixes: Iterable[str]) -> str:

@@ -16,7 +16,7 @@ WAIT_S: Final = 2.0
 
 def topics(ctx: typer.Context, incomplete: str) -> list[str]:
     """Topics of the chosen cluster, without the system's."""
-    from gantry_operator.api.names import cluster_topics, reserved_topic
+    from gantry_operator.api.reserved_names import cluster_topics, reserved_topic
 
     async def names(admin: Admin) -> list[str]:
         import asyncio
@@ -30,7 +30,7 @@ def topics(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def groups(ctx: typer.Context, incomplete: str) -> list[str]:
     """Consumer groups of the chosen cluster, without the system's."""
-    from gantry_operator.api.names import reserved_group
+    from gantry_operator.api.reserved_names import reserved_group
 
     async def names(admin: Admin) -> list[str]:
         import asyncio

@@ -95,10 +95,10 @@ def _namespace(given: str | None, catalog: Path | None, directory: Path | None, 
 def _tables(directory: Path | None, name: str | None) -> tuple[ClusterFolder, Tables | None]:
     """Return the folder of the cluster, and what its manifest says of tables. Raises CliError."""
     from gantry_operator.cli.target import find_local
-    from gantry_operator.platforms.local.manifest import load_saved
+    from gantry_operator.platforms.local.table_catalog import saved_tables
 
     folder = find_local(directory, name)
-    return folder, load_saved(folder).spec.tables
+    return folder, saved_tables(folder)
 
 
 def _catalog(given: Path | None, directory: Path | None, name: str | None) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Any
 from gantry_broker.protocol.bodies import SubscriptionGroup
 from gantry_broker.protocol.codes import DLQ_PREFIX, RETRY_PREFIX
 
-from gantry_operator.api.names import reserved_group
+from gantry_operator.api.reserved_names import reserved_group
 from gantry_operator.topics.common import (
     DELETED,
     TO_KEEP,
@@ -23,6 +23,7 @@ from gantry_operator.topics.common import (
     ready,
     synced,
 )
+from gantry_operator.topics.group_fields import GROUP_FIELDS
 from gantry_operator.topics.model import (
     Decision,
     DropGroup,
@@ -39,7 +40,6 @@ from gantry_operator.topics.model import (
     refusal_of_name,
 )
 from gantry_operator.topics.seen import BrokerTables
-from gantry_operator.topics.wanted import GROUP_FIELDS
 
 TOPICS_SHOWN = 50
 

@@ -14,7 +14,7 @@ from typing import Any
 from gantry_broker.protocol.bodies import TopicConfig
 from gantry_broker.protocol.codes import Perm
 
-from gantry_operator.api.names import cluster_topics, reserved_topic
+from gantry_operator.api.reserved_names import cluster_topics, reserved_topic
 from gantry_operator.api.topic import DEFAULT_QUEUES, MAX_QUEUES, permission_name
 from gantry_operator.topics.common import (
     DELETED,

@@ -10,18 +10,11 @@ from pydantic import ValidationError
 from gantry_operator.api.consumer_group import ConsumerGroup
 from gantry_operator.api.table import TableStatus
 from gantry_operator.api.topic import PERMISSIONS, BrokerTopic
+from gantry_operator.topics.group_fields import GROUP_FIELDS
 from gantry_operator.topics.model import RecordedState, Row, WantedGroup, WantedTopic
 
 TOPIC_ROW = ("writeQueues", "readQueues", "permission")
 GROUP_ROW = ("retryMax", "retryQueues", "consumeOrderly", "consumeEnable", "broadcast")
-GROUP_FIELDS = {
-    "retryMax": "retry_max_times",
-    "retryQueues": "retry_queues",
-    "consumeOrderly": "orderly",
-    "consumeEnable": "consume_enable",
-    "broadcast": "consume_broadcast_enable",
-}
-"""Fields of the resource, and of `SubscriptionGroup`."""
 
 
 def row_to_json(group: str, row: Row, fields: tuple[str, ...]) -> dict[str, Any]:

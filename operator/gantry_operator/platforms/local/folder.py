@@ -70,6 +70,13 @@ class ClusterFolder:
     def manifest(self) -> Path:
         return self.root / "cluster.json"
 
+    def saved_name(self) -> str:
+        """Return the name of the cluster in its manifest; empty: there is none that can be read."""
+        saved = read_json(self.manifest)
+        metadata = saved.get("metadata") if isinstance(saved, dict) else None
+        name = metadata.get("name") if isinstance(metadata, dict) else None
+        return name if isinstance(name, str) else ""
+
     @property
     def ports(self) -> Path:
         return self.root / "ports.json"

@@ -29,11 +29,12 @@ from gantry_operator.cluster.control import ClusterControl
 from gantry_operator.cluster.group_controller import GroupController, SwitchoverFailed
 from gantry_operator.cluster.second_site import Refused
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
-from gantry_operator.platforms.local import control
+from gantry_operator.platforms.local import control, topics
 from gantry_operator.platforms.local.certificates import (
     LocalCertificates,
     client_options,
 )
+from gantry_operator.platforms.local.client_facts import client_facts
 from gantry_operator.platforms.local.events import EventLog
 from gantry_operator.platforms.local.folder import ClusterFolder
 from gantry_operator.platforms.local.leaving_members import surplus_processes
@@ -251,6 +252,8 @@ class Supervisor:
             return self._user_states()
         if op == "topics":
             return self._topic_state()
+        if op in ("clients", "resources"):
+            return self._read(op, arguments)
         raise control.ControlError(f"no such request: {op}")
 
     def _info(self) -> dict[str, Any]:
@@ -297,6 +300,15 @@ class Supervisor:
             "problem": self.control.access.problem,
             "users": {name: user_status(*shown) for name, shown in self.platform.users.shown.items()},
         }
+
+    def _read(self, op: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return what a command would read from the folder itself, where this fails."""
+        try:
+            if op == "clients":
+                return client_facts(self.folder)
+            return {"resources": topics.described(self.folder, arguments["kind"])}
+        except (OSError, LookupError, ValueError) as error:
+            raise control.ControlError(str(error)) from None
 
     def _topic_state(self) -> dict[str, Any]:
         """Return the state of topics and groups. `current`: the resources were compared with the brokers after the last

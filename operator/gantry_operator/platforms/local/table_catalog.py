@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from gantry_operator.api.table import Tables
@@ -11,6 +12,14 @@ from gantry_operator.platforms.local.folder import ClusterFolder, make_private, 
 def tables_folder(folder: ClusterFolder) -> Path:
     """Return the folder with tables, their catalog, and the order and the report of the newest run."""
     return folder.root / "tables"
+
+
+def saved_tables(folder: ClusterFolder) -> Tables | None:
+    """Return what the manifest of a cluster says of tables; None: nothing. The rest of it, whose models take a command
+    long to load, is not looked at. Raises OSError, ValueError.
+    """
+    spec = json.loads(folder.manifest.read_bytes())["spec"]
+    return None if spec.get("tables") is None else Tables.model_validate(spec["tables"])
 
 
 def local_catalog(folder: ClusterFolder, tables: Tables | None) -> dict[str, str]:

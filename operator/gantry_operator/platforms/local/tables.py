@@ -20,9 +20,10 @@ from gantry_operator.cluster.platform import TableRun
 from gantry_operator.cluster.store_unavailable import StoreUnavailable
 from gantry_operator.platforms.local.certificates import client_options
 from gantry_operator.platforms.local.folder import ClusterFolder, make_private, read_json, secret_folder
+from gantry_operator.platforms.local.key_files import key_file, read_secret
 from gantry_operator.platforms.local.process import ProcessRecord, load_record, reap, save_record, send, start
 from gantry_operator.platforms.local.table_catalog import local_catalog, tables_folder
-from gantry_operator.platforms.local.users import authentication, key_file, read_secret, super_user
+from gantry_operator.platforms.local.users import authentication, super_user
 from gantry_operator.registry.file import write_durably, write_whole
 from gantry_operator.tables.schedule import started_ms
 

@@ -33,7 +33,8 @@ from gantry_operator.api.security import Authentication
 from gantry_operator.api.user import BrokerUser
 from gantry_operator.cluster.store_unavailable import StoreUnavailable
 from gantry_operator.cluster.timestamps import utc
-from gantry_operator.platforms.local.folder import ClusterFolder, make_private, read_json
+from gantry_operator.platforms.local.folder import ClusterFolder, make_private
+from gantry_operator.platforms.local.key_files import key_file, read_secret
 from gantry_operator.platforms.local.ports import on_loopback
 from gantry_operator.registry.file import write_durably
 
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
     from gantry_broker.client.credentials import Credentials
 
 log = logging.getLogger(__name__)
-
-MAX_KEY_FILE = 65_536
 
 
 class Users(BaseModel):
@@ -85,22 +84,6 @@ def changed_users(folder: ClusterFolder) -> Iterator[Users]:
         users = load_users(folder)
         yield users
         write_durably(folder.users, users.model_dump_json(exclude={"users": {"__all__": {"status"}}}, indent=1))
-
-
-def key_file(folder: ClusterFolder, secret: str) -> Path:
-    """Return the file that stands for a Secret."""
-    return folder.keys / f"{secret}.json"
-
-
-def read_secret(path: Path) -> dict[str, str]:
-    """Return the content of such a file; empty: it does not exist or holds something else."""
-    try:
-        if path.stat().st_size > MAX_KEY_FILE:
-            return {}
-    except OSError:
-        return {}
-    known = read_json(path)
-    return {k: v for k, v in known.items() if isinstance(v, str)} if isinstance(known, dict) else {}
 
 
 def write_key(folder: ClusterFolder, secret: str, content: Mapping[str, str]) -> Path:
@@ -219,8 +202,7 @@ def super_user(folder: ClusterFolder) -> Credentials | None:
     """Return the keys of the super user; None: they are not made yet."""
     from gantry_broker.client.credentials import Credentials
 
-    cluster = (read_json(folder.manifest) or {}).get("metadata", {}).get("name", "")
-    found = read_secret(key_file(folder, secret_name(cluster, ADMIN_NAME)))
+    found = read_secret(key_file(folder, secret_name(folder.saved_name(), ADMIN_NAME)))
     key = found.get(SECRET_KEY)
     return Credentials(ADMIN, key) if key else None
 
