@@ -291,6 +291,25 @@ async def test_a_receive_that_its_client_gave_up_loses_nothing(cluster: Cluster)
         assert proxy.service.receiving.returned <= 1
 
 
+async def test_a_result_that_comes_with_the_end_of_its_call_is_not_dropped() -> None:
+    """The pop is answered, and the client ends the call, in one pass of the loop."""
+    left: list[str] = []
+    popped = asyncio.get_running_loop().create_future()
+
+    async def pop() -> str:
+        return str(await popped)
+
+    receive = asyncio.ensure_future(HeldReceive(lambda: None).run(pop(), left.append))
+    for _ in range(2):  # It begins, and the pop waits.
+        await asyncio.sleep(0)
+    popped.set_result("messages")
+    await asyncio.sleep(0)
+    receive.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await receive
+    assert left == ["messages"]
+
+
 async def test_an_answer_that_its_client_gave_up_in_the_middle_goes_to_others(cluster: Cluster) -> None:
     class Unread:
         """A client that reads two parts of the answer, and goes."""

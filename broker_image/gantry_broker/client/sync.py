@@ -263,6 +263,7 @@ class Admin(_Facade[aio.Admin]):
     add_write_perm = _waiting(aio.Admin.add_write_perm)
     topics = _waiting(aio.Admin.topics)
     topic_route = _waiting(aio.Admin.topic_route)
+    topic_attributes = _waiting(aio.Admin.topic_attributes)
     topic_config = _waiting(aio.Admin.topic_config)
     create_topic = _waiting(aio.Admin.create_topic)
     ensure_topic = _waiting(aio.Admin.ensure_topic)

@@ -62,9 +62,9 @@ CALL_S: Final = 3.0
 GRACE_S: Final = 5.0
 """Seconds that the answer to a pop may take beyond its wait."""
 BACK_MS: Final = 1_000
+"""The invisible time of messages whose client has gone before it got them."""
 DEAD_MS: Final = 60_000
 """How long a message is invisible while it becomes a dead letter."""
-"""The invisible time of messages whose client has gone before it got them."""
 _ACKED: Final = (Code.OK, OK)
 MAX_ORPHANS: Final = 10_000
 """Pops whose client has gone while they wait at a broker."""
@@ -119,14 +119,18 @@ class HeldReceive:
             if self._work is not None:
                 self._work.cancel()
 
-    async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Raise Refusal in the place of a result that comes no more."""
+    async def run(self, work: Coroutine[Any, Any, T], unread: Callable[[T], None]) -> T:
+        """Raise Refusal in the place of a result that comes no more. `unread` gets one that came with the end of the
+        call, so that nobody takes it.
+        """
         self._work = waiting = asyncio.ensure_future(work)
         try:
             return await waiting
         except asyncio.CancelledError:
             if self.refusal is not None and waiting.cancelled():
                 raise self.refusal from None
+            if waiting.done() and not waiting.cancelled() and waiting.exception() is None:
+                unread(waiting.result())
             raise
         finally:
             self._work = None
@@ -297,12 +301,17 @@ class Receiving:
         others = [] if fifo or client.kind != ClientType.SIMPLE_CONSUMER else masters
         popped: Popped | None
         code: Code
+
+        def unread(result: tuple[Popped | None, Code, str]) -> None:
+            self._give_back(group, topic, [] if result[0] is None else [item.handle for item in result[0].items])
+
         if len(others) > 1:
-            popped, code, text = await held.run(self._pop_in_turn(broker, others, topic, group, ext, poll_ms))
+            work = self._pop_in_turn(broker, others, topic, group, ext, poll_ms)
         else:
-            popped, code, text = await held.run(self._pop(broker, topic, group, ext, poll_ms))
+            work = self._pop(broker, topic, group, ext, poll_ms)
+        popped, code, text = result = await held.run(work, unread)
         if held.refusal is not None:
-            self._give_back(group, topic, [item.handle for item in popped.items] if popped is not None else [])
+            unread(result)
             raise held.refusal
         attempts = settings.backoff_policy.max_attempts
         tags = None if by_sql else tags_of(expression)
