@@ -278,10 +278,12 @@ async def test_a_receive_that_its_client_gave_up_loses_nothing(cluster: Cluster)
     async with c.consuming(cluster, CLIENT, c.consumer("g", "T")) as (proxy, stub, _):
         gone = stub.ReceiveMessage(c.receive("g", "T", poll=10), metadata=c.metadata(CLIENT), timeout=15)
         reading = asyncio.ensure_future(_read(gone))
-        await asyncio.sleep(0.5)
+        await until(lambda: proxy.service.held_receives)
         gone.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reading
+        # Until then a message is still for it.
+        await until(lambda: not proxy.service.held_receives)
         await send(stub, c.message("T", b"nobody waits"))
         begun = time.monotonic()
         [got] = await get(stub, CLIENT, c.receive("g", "T"))
@@ -757,7 +759,7 @@ async def test_the_streams_of_a_deleted_user_end(cluster: Cluster, tmp_path: Pat
         assert (await line.settings(c.consumer("g", "T"))).status.code == Code.OK
         assert (await stays.settings(c.producer("T"))).status.code == Code.OK
         waits = asyncio.create_task(c.received(stub, CLIENT, c.receive("g", "T", poll=15), **good))
-        await until(lambda: proxy.service._held)
+        await until(lambda: proxy.service.held_receives)
         table.write_bytes(users(2, without="orders"))
         status, messages = await waits
         assert (status.code, messages) == (Code.UNAUTHORIZED, [])

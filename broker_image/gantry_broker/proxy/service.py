@@ -83,7 +83,7 @@ class Service:
         self.receiving = Receiving(brokers, self.clients)
         self._announcements = Announcements(brokers, self.clients)
         self._sweeper: asyncio.Task[None] | None = None
-        self._held: set[HeldReceive] = set()
+        self.held_receives: set[HeldReceive] = set()
         self.talks: set[Telemetry] = set()
         """Telemetry streams that are open."""
         self._looking: asyncio.Task[None] | None = None
@@ -404,11 +404,11 @@ class Service:
             if client is None:
                 client = await self._client_of_group(caller, request, group)
             held = HeldReceive(lambda: self.allow(self.caller(call), *needs))
-            self._held.add(held)
+            self.held_receives.add(held)
             try:
                 code = await self.receiving.receive(call, client, group, topic, request, held)
             finally:
-                self._held.discard(held)
+                self.held_receives.discard(held)
         except (Refusal, *FAILURES) as error:
             await _hold(error)
             part = v2.ReceiveMessageResponse()
@@ -457,7 +457,7 @@ class Service:
 
     async def _end_without_right(self) -> None:
         """End receives that wait, and telemetry streams, of clients that may no longer have them."""
-        open_calls: list[HeldReceive | Telemetry] = [*self._held, *self.talks]
+        open_calls: list[HeldReceive | Telemetry] = [*self.held_receives, *self.talks]
         for number, open_call in enumerate(open_calls):
             open_call.look_again()
             if number % 50 == 49:
