@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from gantry_broker.client import BrokerError, Message, NoRoute, SendStatus
@@ -29,6 +29,19 @@ class Servers:
         yield Clients("127.0.0.1:1", None, None)
 
 
+class NoBroker:
+    """A producer that sends nothing."""
+
+    session = None
+
+    def __init__(self, *args: Any, **options: Any) -> None: ...
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *args: object) -> None: ...
+
+
 @pytest.fixture
 def tried(monkeypatch: pytest.MonkeyPatch) -> Counter[bytes]:
     """How often each body was sent. Only number 7 is acknowledged."""
@@ -37,16 +50,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> Counter[bytes]:
     async def any_topic(*_: object) -> None:
         """Every topic is there."""
 
-    class Producer:
-        session = None
-
-        def __init__(self, *args: Any, **options: Any) -> None: ...
-
-        async def __aenter__(self) -> Producer:
-            return self
-
-        async def __aexit__(self, *args: object) -> None: ...
-
+    class Producer(NoBroker):
         async def send(self, message: Message, key: str | None) -> SimpleNamespace:
             tries[message.body] += 1
             if message.body.startswith(b"7 "):
@@ -94,16 +98,7 @@ def test_messages_of_one_key_go_to_one_queue_in_their_order(
     async def is_by_key(*_: object) -> bool:
         return compacted
 
-    class Producer:
-        session = None
-
-        def __init__(self, *args: Any, **options: Any) -> None: ...
-
-        async def __aenter__(self) -> Producer:
-            return self
-
-        async def __aexit__(self, *args: object) -> None: ...
-
+    class Producer(NoBroker):
         async def send(self, message: Message, key: str | None) -> SimpleNamespace:
             nonlocal at_once, most
             at_once += 1

@@ -169,16 +169,18 @@ class LocalTarget:
     async def users(self) -> AsyncIterator[Any]:
         from gantry_operator.actions.local_users import LocalUsers
 
-        yield LocalUsers(self.folder, self.folder.saved_name() or self._name_by_model())
+        yield LocalUsers(self.folder, self._name())
 
     @asynccontextmanager
     async def resources(self) -> AsyncIterator[Any]:
         from gantry_operator.actions.local_resources import LocalResources
 
-        yield LocalResources(self.folder, self.folder.saved_name() or self._name_by_model(), self.remarks)
+        yield LocalResources(self.folder, self._name(), self.remarks)
 
-    def _name_by_model(self) -> str:
-        """Return the cluster's name. Raises OSError, pydantic.ValidationError, which says what is wrong."""
+    def _name(self) -> str:
+        """Return the cluster's name. Raises OSError, pydantic.ValidationError, where the manifest cannot be read."""
+        if name := self.folder.saved_name():
+            return name
         from gantry_operator.platforms.local.manifest import load_saved
 
         return load_saved(self.folder).name
