@@ -13,7 +13,7 @@ from kube import SYSTEM, Cluster, Figure, Host, Load, TooLate, apply, example, g
 
 pytestmark = pytest.mark.alone
 
-ROUNDS, FAILED_OVER = int(os.environ.get("E2E_OPERATOR_ROUNDS", "4")), 4
+ROUNDS, FAILED_OVER = int(os.environ.get("E2E_OPERATOR_ROUNDS", "2")), 4
 """Rounds with two deaths of the operator each, and failovers with one. Few failovers: after the third death of a
 container in a row the kubelet waits 40 s and more before it starts it again."""
 

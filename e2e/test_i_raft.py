@@ -10,7 +10,8 @@ from kube import Cluster, Figure, Host, Load, TooLate, apply, example, kubectl, 
 KILLED_MS = 3_000
 RESTARTED_MS = 20_000
 """Until the kubelet has started the killed container again, on a busy machine. Only then does its address answer."""
-AWAY_S = 60
+AWAY_S = 30
+"""Longer than any Lease and any retry of a client."""
 
 
 @pytest.fixture(scope="module")
@@ -87,5 +88,5 @@ def test_it_serves_without_the_api_server(elected: Cluster, host: Host, figure: 
         time.sleep(AWAY_S)
     elected.wait_recovered_from(leader["metadata"]["name"], epoch)
     result = load.stop()
-    figure("Raft: API server away for 60 s, leader killed", result)
+    figure(f"Raft: API server away for {AWAY_S} s, leader killed", result)
     unharmed(result | {"errors": 0}, RESTARTED_MS)
