@@ -119,6 +119,15 @@ async def make_old(
         await close(old)
 
 
+@pytest.fixture
+async def old(make_old: Callable[..., Awaitable[Old]]) -> Old:
+    """A broker whose first messages are in the archive only."""
+    made = await make_old()
+    await made.fill()
+    await made.age()
+    return made
+
+
 async def close(old: Old) -> None:
     if old.bench.store._lock is None:
         return
@@ -138,10 +147,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, why: str = "the store is away") -> 
     monkeypatch.setattr(GroupArchive, "range_of", away)
 
 
-async def test_pulls_go_on_from_the_archive_into_the_log(make_old: MakeOld) -> None:
-    old = await make_old()
-    await old.fill()
-    await old.age()
+async def test_pulls_go_on_from_the_archive_into_the_log(old: Old) -> None:
     low = old.bench.store.reader.min_offset("T", 0)
     assert low > 50
     found = await old.pull_all()
@@ -158,11 +164,8 @@ async def test_pulls_go_on_from_the_archive_into_the_log(make_old: MakeOld) -> N
 
 
 async def test_nothing_is_said_to_be_gone_before_the_archive_is_known(
-    make_old: MakeOld, monkeypatch: pytest.MonkeyPatch
+    old: Old, make_old: MakeOld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = await make_old()
-    await old.fill()
-    await old.age()
     await close(old)
     monkeypatch.setattr(archive_reads.TieredLog, "open", lambda self: (_ for _ in ()).throw(OSError("no disk")))
     again = await make_old()
@@ -179,10 +182,7 @@ async def test_nothing_is_said_to_be_gone_before_the_archive_is_known(
     assert (await again.pull(COUNT - 1)).code == ResponseCode.SUCCESS
 
 
-async def test_a_store_that_is_away_hurts_nobody_else(make_old: MakeOld, monkeypatch: pytest.MonkeyPatch) -> None:
-    old = await make_old()
-    await old.fill()
-    await old.age()
+async def test_a_store_that_is_away_hurts_nobody_else(old: Old, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         failing(patch)
         answer = await old.pull(0)
@@ -195,12 +195,7 @@ async def test_a_store_that_is_away_hurts_nobody_else(make_old: MakeOld, monkeyp
     assert old.reads.error == ""
 
 
-async def test_a_store_that_hangs_holds_a_bounded_number_of_requests(
-    make_old: MakeOld, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    old = await make_old()
-    await old.fill()
-    await old.age()
+async def test_a_store_that_hangs_holds_a_bounded_number_of_requests(old: Old, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on, threads = threading.Event(), set[int]()
 
     def hang(self: GroupArchive, name: str, at: int, size: int) -> bytes:
@@ -241,11 +236,8 @@ async def test_a_store_that_hangs_holds_a_bounded_number_of_requests(
     ],
 )
 async def test_no_request_takes_all_places_of_reads(
-    make_old: MakeOld, monkeypatch: pytest.MonkeyPatch, code: RequestCode, ext: dict[str, object]
+    old: Old, monkeypatch: pytest.MonkeyPatch, code: RequestCode, ext: dict[str, object]
 ) -> None:
-    old = await make_old()
-    await old.fill()
-    await old.age()
     go_on = threading.Event()
 
     def hang(self: GroupArchive, name: str, at: int, size: int) -> bytes:
@@ -268,13 +260,8 @@ async def test_no_request_takes_all_places_of_reads(
     await until(lambda: old.reads._waiting.taken == 0)
 
 
-async def test_a_clock_that_is_set_forward_hides_no_archived_message(
-    make_old: MakeOld, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_clock_that_is_set_forward_hides_no_archived_message(old: Old, monkeypatch: pytest.MonkeyPatch) -> None:
     """The topic has a retention of its own; what it hides stays hidden when the clock is right again."""
-    old = await make_old()
-    await old.fill()
-    await old.age()
     tables, wall = old.bench.broker.meta.working, old.bench.broker.clock.unix_ms
     tables.topics["T"] = replace(tables.topics["T"], attributes={"retention.ms": "86400000"})
     assert old.reads.tiered is not None
@@ -286,13 +273,8 @@ async def test_a_clock_that_is_set_forward_hides_no_archived_message(
     assert len(await old.pull_all()) == COUNT
 
 
-async def test_a_read_that_nobody_waits_for_ends_with_its_fetch(
-    make_old: MakeOld, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_read_that_nobody_waits_for_ends_with_its_fetch(old: Old, monkeypatch: pytest.MonkeyPatch) -> None:
     """A search looks into many objects. Its client gave up after 3 s, and pulls need its place."""
-    old = await make_old()
-    await old.fill()
-    await old.age()
     go_on, fetches, range_of = threading.Event(), list[str](), GroupArchive.range_of
 
     def slow(self: GroupArchive, name: str, at: int, size: int) -> bytes:
@@ -314,10 +296,7 @@ async def test_a_read_that_nobody_waits_for_ends_with_its_fetch(
     assert len(fetches) > 1, "a search needs several fetches here"
 
 
-async def test_pops_take_old_messages_and_give_them_again(make_old: MakeOld) -> None:
-    old = await make_old()
-    await old.fill()
-    await old.age()
+async def test_pops_take_old_messages_and_give_them_again(old: Old) -> None:
     pop = {
         "consumerGroup": "P", "topic": "T", "queueId": 0, "maxMsgNums": 32, "invisibleTime": 60_000, "pollTime": 0,
         "bornTime": old.now, "initMode": 0, "expType": "TAG", "exp": "*", "order": False,
@@ -342,10 +321,7 @@ async def test_pops_take_old_messages_and_give_them_again(make_old: MakeOld) -> 
     assert sorted(int(r.body.split(b" ")[0]) for r in decode_records(got.data)) == list(range(len(found)))
 
 
-async def test_a_busy_queue_does_not_keep_pops_from_the_archived_one(make_old: MakeOld) -> None:
-    old = await make_old()
-    await old.fill()
-    await old.age()
+async def test_a_busy_queue_does_not_keep_pops_from_the_archived_one(old: Old) -> None:
     fields = {"topic": "T", "defaultTopic": "", "readQueueNums": 2, "writeQueueNums": 2, "perm": 6,
               "topicFilterType": "SINGLE_TAG"}  # fmt: skip
     assert (await old.bench.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, fields)).code == 0
@@ -370,20 +346,14 @@ async def test_a_busy_queue_does_not_keep_pops_from_the_archived_one(make_old: M
     assert seen == {0, 1}
 
 
-async def test_a_group_begins_where_it_did_without_an_archive(make_old: MakeOld) -> None:
+async def test_a_group_begins_where_it_did_without_an_archive(old: Old) -> None:
     """A client that begins at the end asks for its offset first: an answer of 0 would make it read everything."""
-    old = await make_old()
-    await old.fill()
-    await old.age()
     ask = {"consumerGroup": "new", "topic": "T", "queueId": 0}
     answer = await old.bench.ask(RequestCode.QUERY_CONSUMER_OFFSET, ask)
     assert answer.code == ResponseCode.QUERY_NOT_FOUND
 
 
-async def test_a_message_that_failed_goes_to_the_retry_topic(make_old: MakeOld) -> None:
-    old = await make_old()
-    await old.fill()
-    await old.age()
+async def test_a_message_that_failed_goes_to_the_retry_topic(old: Old) -> None:
     [record] = list(decode_records((await old.pull(3, maxMsgNums=1)).body))
     await old.bench.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=b'{"groupName":"G","consumeEnable":true}')
     fields = {"offset": record.phys_offset, "group": "G", "delayLevel": 3, "originTopic": "T"}

@@ -22,6 +22,7 @@ from tests.archive.test_broker import config, lead, until
 from tests.archive.test_reads import MakeOld, Old, close
 from tests.archive.test_reads import make_bench as make_bench
 from tests.archive.test_reads import make_old as make_old
+from tests.archive.test_reads import old as old
 from tests.support.free_ports import free_port
 
 pytestmark = pytest.mark.timeout(120)
@@ -82,11 +83,8 @@ async def grouped(old: Old, *, orderly: bool) -> None:
 
 
 async def test_an_orderly_pop_is_given_again_by_as_many_reads_as_messages(
-    make_old: MakeOld, monkeypatch: pytest.MonkeyPatch
+    old: Old, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = await make_old()
-    await old.fill()
-    await old.age()
     await grouped(old, orderly=True)
     pop = POP | {"bornTime": old.now, "order": True}
     first = await old.bench.ask(RequestCode.POP_MESSAGE, pop)
@@ -106,10 +104,7 @@ async def test_an_orderly_pop_is_given_again_by_as_many_reads_as_messages(
     assert prepared <= 2 * 32
 
 
-async def test_a_query_that_is_too_wide_turns_nothing_off(make_old: MakeOld, monkeypatch: pytest.MonkeyPatch) -> None:
-    old = await make_old()
-    await old.fill()
-    await old.age()
+async def test_a_query_that_is_too_wide_turns_nothing_off(old: Old, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiered, "MAX_PARTS", 1)
     query = {"topic": "T", "key": "nokey", "maxNum": 32, "beginTimestamp": 0, "endTimestamp": old.now}
     refused = await old.bench.ask(RequestCode.QUERY_MESSAGE, query)
@@ -118,11 +113,8 @@ async def test_a_query_that_is_too_wide_turns_nothing_off(make_old: MakeOld, mon
 
 
 async def test_a_new_message_is_acknowledged_while_the_archive_is_not_known(
-    make_old: MakeOld, monkeypatch: pytest.MonkeyPatch
+    old: Old, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = await make_old()
-    await old.fill()
-    await old.age()
     await grouped(old, orderly=False)
     pop = POP | {"bornTime": old.now, "order": False, "initMode": 1, "invisibleTime": 60_000}
     answer = await old.bench.ask(RequestCode.POP_MESSAGE, pop)
@@ -141,10 +133,7 @@ async def test_a_new_message_is_acknowledged_while_the_archive_is_not_known(
     assert (await old.bench.ask(RequestCode.ACK_MESSAGE, ack)).code == ResponseCode.SUCCESS
 
 
-async def test_a_damaged_first_object_is_not_passed_over(make_old: MakeOld, tmp_path: Path) -> None:
-    old = await make_old()
-    await old.fill()
-    await old.age()
+async def test_a_damaged_first_object_is_not_passed_over(old: Old, make_old: MakeOld, tmp_path: Path) -> None:
     await close(old)
     shutil.rmtree(old.bench.config.data_dir / archive_reads.FOLDER)
     first = min((tmp_path / "archive").glob("groups/*/parts/*"))

@@ -44,12 +44,8 @@ async def settled(bench: Any) -> DrainReport:
     raise AssertionError(f"never settled: {report}")
 
 
-async def test_a_clock_that_is_set_forward_ends_no_retention(
-    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_clock_that_is_set_forward_ends_no_retention(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A group is removed once all that is unread is beyond its retention: not because the clock says so for a while."""
-    bench = make_bench()
-    await bench.lead()
     await bench.send(b"unread")
     reports, wall = DrainReports(bench.broker), bench.broker.clock.unix_ms
     before = await reports.report()
@@ -59,9 +55,7 @@ async def test_a_clock_that_is_set_forward_ends_no_retention(
     assert after.now_ms < after.newest_ms + after.retention_ms
 
 
-async def test_unread_messages_are_counted_by_consumer_group(make_bench: MakeBench) -> None:
-    bench = make_bench()
-    await bench.lead()
+async def test_unread_messages_are_counted_by_consumer_group(bench: Any) -> None:
     before = int(time.time() * 1000)
     for number in range(5):
         await bench.send(b"%d" % number)
@@ -81,9 +75,7 @@ async def test_unread_messages_are_counted_by_consumer_group(make_bench: MakeBen
     assert (await settled(bench)).unread == []
 
 
-async def test_consumer_groups_that_left_the_topic_or_are_deleted_do_not_count(make_bench: MakeBench) -> None:
-    bench = make_bench()
-    await bench.lead()
+async def test_consumer_groups_that_left_the_topic_or_are_deleted_do_not_count(bench: Any) -> None:
     await bench.send(b"x")
     await beat(bench, "left", "Other")
     await beat(bench, "reads", "T")
@@ -117,9 +109,7 @@ async def test_a_table_counts_by_its_offsets_until_its_group_is_deleted(make_ben
     assert (row.consumer_group, row.messages) == ("", 2)
 
 
-async def test_consumers_that_pull_or_disagree_may_read_more_than_they_subscribe_to(make_bench: MakeBench) -> None:
-    bench = make_bench()
-    await bench.lead()
+async def test_consumers_that_pull_or_disagree_may_read_more_than_they_subscribe_to(bench: Any) -> None:
     await bench.send(b"x")
     await beat(bench, "pulls", kind="CONSUME_ACTIVELY")
     await beat(bench, "rolls", "T", "Other")
@@ -130,9 +120,7 @@ async def test_consumers_that_pull_or_disagree_may_read_more_than_they_subscribe
     assert [row.consumer_group for row in (await settled(bench)).unread] == ["pulls", "rolls"]
 
 
-async def test_nothing_is_proved_while_a_new_leader_reads_what_pop_consumers_have(make_bench: MakeBench) -> None:
-    bench = make_bench()
-    await bench.lead()
+async def test_nothing_is_proved_while_a_new_leader_reads_what_pop_consumers_have(bench: Any) -> None:
     await settled(bench)
     bench.broker.pop._log.ready.clear()
     assert not (await report_of(bench)).settled
@@ -141,10 +129,8 @@ async def test_nothing_is_proved_while_a_new_leader_reads_what_pop_consumers_hav
 
 
 async def test_a_message_whose_time_cannot_be_read_is_not_beyond_its_retention(
-    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+    bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench = make_bench()
-    await bench.lead()
     await bench.send(b"x")
     await settled(bench)
     monkeypatch.setattr(bench.store.reader, "store_time", lambda *_: -1)
@@ -213,9 +199,7 @@ async def test_marks_survive_a_restart_and_a_copy_of_the_tables(make_bench: Make
     await again.close()
 
 
-async def test_configurations_are_added_and_never_changed(make_bench: MakeBench) -> None:
-    bench = make_bench()
-    await bench.lead()
+async def test_configurations_are_added_and_never_changed(bench: Any) -> None:
     await bench.send(b"x")
     asked = ConfigsRequest(
         topics=[TopicConfig("T", 9, 9).to_json(), TopicConfig("U", 3, 3, 4, attributes={"a": "b"}).to_json()],

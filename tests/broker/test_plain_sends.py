@@ -158,9 +158,7 @@ def read(bench: Bench, *frames: Frame) -> tuple[int, list[Frame]]:
     return 0 if decoder.sends is None else decoder.sends.messages, rest
 
 
-async def test_what_ends_the_plain_sends_of_a_read(body: Any, make_bench: Any) -> None:
-    bench = make_bench()
-    await bench.lead()
+async def test_what_ends_the_plain_sends_of_a_read(body: Any, bench: Any) -> None:
     good = bench.frame(RequestCode.SEND_MESSAGE_V2, bench.send_ext(), b"x")
 
     def other(**fields: Any) -> Frame:
@@ -196,9 +194,7 @@ async def test_what_ends_the_plain_sends_of_a_read(body: Any, make_bench: Any) -
     assert read(bench, good, good) == (2, [])
 
 
-async def test_what_ends_the_plain_batches_of_a_read(body: Any, make_bench: Any) -> None:
-    bench = make_bench()
-    await bench.lead()
+async def test_what_ends_the_plain_batches_of_a_read(body: Any, bench: Any) -> None:
 
     def other(*items: BatchItem, **fields: Any) -> Frame:
         content = encode_batch(items or (BatchItem(b"a", b"KEYS\x01k"), BatchItem(b"b", b"x\x01y\x02")))
@@ -240,9 +236,7 @@ async def test_what_ends_the_plain_batches_of_a_read(body: Any, make_bench: Any)
     assert read(bench, *[other(*[BatchItem(b"", b"UNIQ_KEY\x01u")] * 1_000)] * 5)[0] == 4_000, "keys of a read"
 
 
-async def test_a_batch_to_dead_letters_comes_as_a_frame(body: Any, make_bench: Any) -> None:
-    bench = make_bench()
-    await bench.lead()
+async def test_a_batch_to_dead_letters_comes_as_a_frame(body: Any, bench: Any) -> None:
     topic = {"topic": "%DLQ%G", "defaultTopic": "TBW102", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6,
              "topicFilterType": "SINGLE_TAG"}  # fmt: skip
     assert (await bench.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, topic)).code == 0
@@ -254,9 +248,7 @@ async def test_a_batch_to_dead_letters_comes_as_a_frame(body: Any, make_bench: A
 
 
 @pytest.mark.parametrize("why", ["queue", "body", "topic", "right"])
-async def test_what_a_table_or_a_setting_forbids_is_refused_by_frames(body: Any, make_bench: Any, why: str) -> None:
-    bench = make_bench()
-    await bench.lead()
+async def test_what_a_table_or_a_setting_forbids_is_refused_by_frames(body: Any, bench: Any, why: str) -> None:
     assert (await bench.send(b"x")).code == 0
     assert (await bench.send(b"x")).code == 0
     assert bench.together == 1
@@ -305,9 +297,7 @@ async def answers(bench: Bench, *frames: Frame) -> list[int]:
     return [(await bench.answer(frame.opaque)).code for frame in frames]
 
 
-async def test_signed_sends_pass_together_and_a_wrong_one_is_refused_by_itself(body: Any, make_bench: Any) -> None:
-    bench = make_bench()
-    await bench.lead()
+async def test_signed_sends_pass_together_and_a_wrong_one_is_refused_by_itself(body: Any, bench: Any) -> None:
     assert (await bench.send(b"x")).code == 0
     assert (await bench.send(b"x", "U")).code == 0
     before = bench.together

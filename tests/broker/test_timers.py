@@ -20,6 +20,7 @@ from gantry_broker.protocol.message import decode_records, format_properties
 from gantry_broker.store.log.epochs import FOREIGN, EpochStart
 from gantry_broker.store.types import Put
 
+from tests.store.opened import make_checkpoint
 from tests.support.running import until
 
 if TYPE_CHECKING:
@@ -49,10 +50,7 @@ async def _delivered(bench: Bench, offset: int = 0) -> list[bytes]:
 
 def _expire(bench: Bench) -> None:
     """Runs retention as the timer of the broker does, with all entries on the disk."""
-    bench.store.mark_flushed(bench.store.flush())
-    checkpoint = bench.store.checkpointer.checkpoint()
-    checkpoint.run()
-    bench.store.checkpointer.checkpointed(checkpoint)
+    make_checkpoint(bench.store)
     while bench.broker.retention.expire():
         pass
 

@@ -16,6 +16,7 @@ from gantry_broker.store.types import DiskUsage
 
 from tests.broker.conftest import Bench
 from tests.broker.conftest import make_bench as make_bench
+from tests.store.opened import make_checkpoint
 
 HOUR = 3_600_000
 FULL = DiskUsage(1 << 40, 1, 0.99)
@@ -65,11 +66,7 @@ class World:
         store = self.bench.store
         while self.bench.broker.changes.write_tables():  # As every second: control records expire with their segment.
             pass
-        store.flush()
-        store.state.flushed = store.log.end
-        checkpoint = store.checkpointer.checkpoint()
-        checkpoint.run()
-        store.checkpointer.checkpointed(checkpoint)
+        make_checkpoint(store)
         store.retention.expire(self.now, self.bench.broker.compaction.needed_from(), FULL)
 
     async def shown(self, offset: int = 0) -> dict[str, bytes]:

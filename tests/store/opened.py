@@ -1,4 +1,4 @@
-"""A store for the length of a test."""
+"""A store for the length of a test, and its checkpoints."""
 
 from __future__ import annotations
 
@@ -17,3 +17,11 @@ def opened(config: StoreConfig) -> Iterator[MessageStore]:
         yield store
     finally:
         store.close(clean=False)
+
+
+def make_checkpoint(store: MessageStore) -> None:
+    """Flush all, and make a checkpoint of it: retention may remove what lies before."""
+    store.mark_flushed(store.flush())
+    checkpoint = store.checkpointer.checkpoint()
+    checkpoint.run()
+    store.checkpointer.checkpointed(checkpoint)

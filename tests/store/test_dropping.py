@@ -44,9 +44,20 @@ class Member:
         self.replay = Replay(self.meta, self.store)
         self.replay.load(self.path / "config")
 
-    def again(self, clean: bool = False) -> None:
-        """Kill or stop the store, and open it again."""
-        self.store.close(clean=clean)
+    def again(self) -> None:
+        """Kill the store, and open it again. Nothing is confirmed yet."""
+        self.store.close(clean=False)
+        self.start()
+
+    def restart(self) -> None:
+        """Kill the store, open it again, and confirm all that it holds."""
+        self.again()
+        self.confirm()
+
+    def rebuild(self) -> None:
+        """Stop the store, lose its queues, and open it again: the start rebuilds them from the log."""
+        self.store.close()
+        shutil.rmtree(self.path / "consumequeue")
         self.start()
 
     def save(self) -> None:
@@ -134,8 +145,7 @@ def test_a_deleted_topic_hides_its_records_and_continues_its_queue_offsets(membe
         assert member.shown() == list(range(247, 257))
         assert store.reader.min_offset("Seldom", 0) == 0
         store.checkpointer.run_periodic_tasks(NOW)
-        member.again()
-        member.confirm()
+        member.restart()
 
 
 def test_a_deletion_changes_no_file(member: Member) -> None:
@@ -186,9 +196,7 @@ def test_tables_without_deletion_watermarks_are_rebuilt(member: Member) -> None:
     tables = json.loads(own.read_text())
     assert tables.keys() >= {"deletionWatermarks", "ends"}
     own.write_text(json.dumps({k: v for k, v in tables.items() if k not in ("deletionWatermarks", "ends")}))
-    member.store.close(clean=True)
-    shutil.rmtree(member.path / "consumequeue")
-    member.start()
+    member.rebuild()
     member.confirm()
     assert member.shown() == list(range(14, 29))
     assert member.store.queues.next_offset("Old", 0) == 57
@@ -218,8 +226,7 @@ def test_an_undone_deletion_hides_no_record(member: Member, leader: Member) -> N
     for _ in range(2):
         assert member.shown() == leader.shown() == list(range(14))
         assert member.store.reader.min_offset("Orders", 0) == 0
-        member.again()
-        member.confirm()
+        member.restart()
 
 
 def test_readers_see_new_records_of_a_deleted_topic(member: Member, leader: Member) -> None:
@@ -297,7 +304,7 @@ def test_the_next_start_rebuilds_tables_after_a_failed_rebuild(
     with monkeypatch.context() as broken:
         broken.setattr(ConsumeQueue, "read", unreadable)
         with pytest.raises(OSError, match="Input/output error"):
-            member.replay.was_truncated(divergence_offset) if why == "a cut" else member.replay.rebuild()
+            member.replay.was_truncated(divergence_offset) if why == "a truncation" else member.replay.rebuild()
     assert member.store.state.failed is not None
     member.again()
     assert member.shown() == list(range(9, 23))
@@ -369,8 +376,7 @@ def test_a_queue_emptied_in_a_later_file_continues_at_its_override(member: Membe
     member.one("Old")
     member.confirm()
     store.checkpointer.run_periodic_tasks(NOW)
-    member.again()
-    member.confirm()
+    member.restart()
     assert member.shown("Old") == [350]
     assert member.store.reader.min_offset("Old", 0) == 350
 
@@ -430,8 +436,7 @@ def test_a_start_that_rebuilds_all_queues_opens_a_log_with_damage(member: Member
             indexed(member.store, NOW + 2_000)
         member.store.repair(at, lost)
         assert member.shown() == list(range(248))
-    member.again()
-    member.confirm()
+    member.restart()
     assert member.shown() == list(range(248))
 
 
@@ -501,8 +506,7 @@ def test_records_that_were_unreadable_at_a_start_are_indexed_soon(
     assert member.shown() == list(range(247))
     assert member.one("Orders") == 247
     member.store.checkpointer.run_periodic_tasks(NOW + 10_000)
-    member.again()
-    member.confirm()
+    member.restart()
     assert member.shown() == list(range(248))
 
 
@@ -510,9 +514,7 @@ def test_a_repaired_record_replaces_a_blank_on_disk(member: Member) -> None:
     member.put(0, 250)
     indexed(member.store, NOW)
     lost = damage(member.store, 3)
-    member.store.close()
-    shutil.rmtree(member.path / "consumequeue")
-    member.start()
+    member.rebuild()
     indexed(member.store, NOW)
     assert member.shown() == [n for n in range(247) if n != 3]
     at = member.store.reader.get("Orders", 0, 2, 1, 10**6)
@@ -531,9 +533,7 @@ def test_a_repaired_record_of_a_deleted_topic_stays_deleted(member: Member) -> N
     member.put(15, 15)
     indexed(member.store, NOW)
     before = member.shown()
-    member.store.close()
-    shutil.rmtree(member.path / "consumequeue")
-    member.start()
+    member.rebuild()
     assert member.shown() == before
     member.store.repair(at, lost)
     for killed in (False, True):
@@ -590,9 +590,7 @@ def test_a_search_by_time_passes_over_an_unindexed_record(member: Member) -> Non
     member.confirm()
     indexed(member.store, NOW)
     damage(member.store, 5)
-    member.store.close()
-    shutil.rmtree(member.path / "consumequeue")
-    member.start()
+    member.rebuild()
     found = [member.store.reader.offset_at_time("Orders", 0, 1_000 + n) for n in range(11)]
     assert found == [0, 1, 2, 3, 4, 5, 5, 7, 8, 9, 10]
 

@@ -63,6 +63,21 @@ def messages(first: int, count: int, size: int = 1_000) -> list[Put]:
     ]
 
 
+def opened(path: Path) -> MessageStore:
+    return MessageStore.open(StoreConfig(path, SETTINGS))
+
+
+def reopened(store: MessageStore, clean: bool = True) -> MessageStore:
+    store.close(clean=clean)
+    return opened(store.config.path)
+
+
+def put(store: MessageStore, first: int, count: int, size: int = 1_000) -> None:
+    """Store messages, and confirm all that the store has."""
+    store.appender.put(messages(first, count, size), 1)
+    store.indexer.confirm(store.log.end)
+
+
 def put_until_full(store: MessageStore, first: int) -> int:
     """The number of stored messages."""
     for n in range(first, first + 5_000, 16):
@@ -86,9 +101,8 @@ def readable(store: MessageStore) -> int:
 
 
 def test_a_full_disk_refuses_writes_serves_reads_and_recovers(disk: SmallDisk) -> None:
-    store = MessageStore.open(StoreConfig(disk.root / "store", SETTINGS))
-    store.appender.put(messages(0, 64), 1)
-    store.indexer.confirm(store.log.end)
+    store = opened(disk.root / "store")
+    put(store, 0, 64)
     store.checkpointer.run_periodic_tasks(10**12)
     disk.fill()
     last = put_until_full(store, 64)
@@ -104,15 +118,13 @@ def test_a_full_disk_refuses_writes_serves_reads_and_recovers(disk: SmallDisk) -
         file.seek(store.log.end % (1 << 20))
         assert not any(file.read())
     disk.free()
-    store.appender.put(messages(last, 16), 1)
-    store.indexer.confirm(store.log.end)
+    put(store, last, 16)
     store.checkpointer.run_periodic_tasks(10**12 + 100_000)
     assert readable(store) == last + 16
     for n in (0, 63, last - 1, last + 15):
         assert len(store.reader.query("Orders", f"k{n}", 9, 0, 10**9)) == 1
     end = store.log.end
-    store.close(clean=False)
-    store = MessageStore.open(StoreConfig(disk.root / "store", SETTINGS))
+    store = reopened(store, clean=False)
     assert store.log.end == end
     store.indexer.confirm(end)
     assert readable(store) == last + 16
@@ -120,7 +132,7 @@ def test_a_full_disk_refuses_writes_serves_reads_and_recovers(disk: SmallDisk) -
 
 
 def test_the_index_stops_on_a_full_disk_and_continues_at_its_position(disk: SmallDisk) -> None:
-    store = MessageStore.open(StoreConfig(disk.root / "store", SETTINGS))
+    store = opened(disk.root / "store")
     store.appender.put(messages(0, 16), 1)
     disk.fill()
     store.indexer.confirm(store.log.end)
@@ -144,37 +156,33 @@ def test_the_index_stops_on_a_full_disk_and_continues_at_its_position(disk: Smal
 
 
 def test_a_store_opens_reads_truncates_and_closes_on_a_full_disk(disk: SmallDisk) -> None:
-    store = MessageStore.open(StoreConfig(disk.root / "store", SETTINGS))
-    store.appender.put(messages(0, 32), 1)
-    store.indexer.confirm(store.log.end)
+    store = opened(disk.root / "store")
+    put(store, 0, 32)
     store.checkpointer.run_periodic_tasks(10**12)
     boundary = store.log.end
     store.appender.put(messages(32, 32), 1)
     store.close(clean=False)
     disk.fill()
-    store = MessageStore.open(StoreConfig(disk.root / "store", SETTINGS))
+    store = opened(disk.root / "store")
     assert not store.state.was_clean
     assert readable(store) == 32
     store.truncator.truncate(boundary)
     assert (store.log.end, store.state.confirmed) == (boundary, boundary)
-    store.close(clean=False)
-    store = MessageStore.open(StoreConfig(disk.root / "store", SETTINGS))
+    store = reopened(store, clean=False)
     assert store.log.end == boundary
     assert store.state.damage is None
     disk.free()
     store.indexer.confirm(store.log.end)
     assert readable(store) == 32
-    store.appender.put(messages(32, 4), 1)
-    store.indexer.confirm(store.log.end)
+    put(store, 32, 4)
     assert readable(store) == 36
     store.close()
 
 
 def test_an_epoch_truncated_on_a_full_disk_does_not_come_back(disk: SmallDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = MessageStore.open(StoreConfig(disk.root / "store", SETTINGS))
+    store = opened(disk.root / "store")
     store.appender.begin_epoch(5, b"{}", 1)
-    store.appender.put(messages(0, 16), 1)
-    store.indexer.confirm(store.log.end)
+    put(store, 0, 16)
     boundary = store.log.end
     store.appender.begin_epoch(6, b"{}", 1)
     cut_log = store.log.truncate
@@ -188,11 +196,9 @@ def test_an_epoch_truncated_on_a_full_disk_does_not_come_back(disk: SmallDisk, m
     store.checkpointer.run_periodic_tasks(10**12)
     assert EpochFile.load(store.epoch_cache.path) != (store.log.segment_size, store.epoch_cache.epochs)
     disk.free()
-    store.appender.put(messages(16, 16), 1)
-    store.indexer.confirm(store.log.end)
+    put(store, 16, 16)
     store.checkpointer.run_periodic_tasks(10**12 + 10_000)
-    store.close(clean=False)
-    store = MessageStore.open(StoreConfig(disk.root / "store", SETTINGS))
+    store = reopened(store, clean=False)
     assert store.state.verified_from > boundary
     assert [epoch for epoch, _ in store.epoch_cache.epochs] == [5]
     store.close()
@@ -201,12 +207,10 @@ def test_an_epoch_truncated_on_a_full_disk_does_not_come_back(disk: SmallDisk, m
 def test_a_stop_without_room_for_its_first_recovery_point_shows_nothing_unconfirmed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = MessageStore.open(StoreConfig(tmp_path / "store", SETTINGS))
-    store.appender.put(messages(0, 16), 1)
-    store.indexer.confirm(store.log.end)
+    store = opened(tmp_path / "store")
+    put(store, 0, 16)
     store.checkpointer.run_periodic_tasks(10**12)
-    store.appender.put(messages(16, 16), 1)
-    store.indexer.confirm(store.log.end)
+    put(store, 16, 16)
     end = store.state.confirmed
     save, full = RecoveryPoint.save, True
 
@@ -218,8 +222,7 @@ def test_a_stop_without_room_for_its_first_recovery_point_shows_nothing_unconfir
         save(recovery_point, path, durable=durable)
 
     monkeypatch.setattr(RecoveryPoint, "save", once)
-    store.close()
-    store = MessageStore.open(StoreConfig(tmp_path / "store", SETTINGS))
+    store = reopened(store)
     assert not full
     assert (store.state.was_clean, store.state.confirmed, readable(store)) == (True, end, 32)
     store.close()
@@ -231,11 +234,10 @@ def test_a_write_refused_each_second_is_logged_once_a_minute(
     def refuse(recovery_point: RecoveryPoint, path: Path, *, durable: bool) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    store = MessageStore.open(StoreConfig(tmp_path / "store", SETTINGS))
+    store = opened(tmp_path / "store")
     with monkeypatch.context() as full:
         full.setattr(RecoveryPoint, "save", refuse)
-        store.appender.put(messages(0, 16), 1)
-        store.indexer.confirm(store.log.end)
+        put(store, 0, 16)
         now = 10**12
         for _ in range(50):
             store.checkpointer.run_periodic_tasks(now := now + 1_000)
@@ -251,18 +253,16 @@ def test_a_write_refused_each_second_is_logged_once_a_minute(
 
 def test_a_recovery_point_with_durable_above_written_is_not_clean(tmp_path: Path) -> None:
     """A stop on a disk that got room only at its end leaves such a file: the queues contain more than it claims."""
-    store = MessageStore.open(StoreConfig(tmp_path / "store", SETTINGS))
-    store.appender.put(messages(0, 16), 1)
-    store.indexer.confirm(store.log.end)
+    store = opened(tmp_path / "store")
+    put(store, 0, 16)
     boundary = store.log.end
-    store.appender.put(messages(16, 16), 1)
-    store.indexer.confirm(store.log.end)
+    put(store, 16, 16)
     path, end = store.recovery_point_file.path, store.log.end
     store.close()
     found = RecoveryPoint.load(path)
     assert found is not None
     replace(found.at_most(boundary), durable=end).save(path, durable=False)
-    store = MessageStore.open(StoreConfig(tmp_path / "store", SETTINGS))
+    store = opened(tmp_path / "store")
     assert (store.state.was_clean, store.state.confirmed) == (False, boundary)
     assert sum(store.reader.max_offset("Orders", q) for q in range(2)) == 16
     store.close()
@@ -270,9 +270,8 @@ def test_a_recovery_point_with_durable_above_written_is_not_clean(tmp_path: Path
 
 def test_a_partly_written_queue_hides_no_entries_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its old file has room and a new one has none; its waiting entries are younger than those of other queues."""
-    store = MessageStore.open(StoreConfig(tmp_path / "store", SETTINGS))
-    store.appender.put(messages(0, 2_200, size=10), 1)
-    store.indexer.confirm(store.log.end)
+    store = opened(tmp_path / "store")
+    put(store, 0, 2_200, size=10)
     real = ConsumeQueue._write
 
     def write(queue: ConsumeQueue, offset: int, data: bytes) -> str:
@@ -284,8 +283,7 @@ def test_a_partly_written_queue_hides_no_entries_of_others(tmp_path: Path, monke
     store.checkpointer.run_periodic_tasks(10**12)
     monkeypatch.undo()
     written, unsynced = set((tmp_path / "store" / "consumequeue").glob("*/*/*")), set(map(Path, store.queues.unsynced))
-    store.close(clean=False)
-    store = MessageStore.open(StoreConfig(tmp_path / "store", SETTINGS))
+    store = reopened(store, clean=False)
     assert readable(store) == 2_200
     assert unsynced == written != set()
     store.close()
@@ -294,7 +292,7 @@ def test_a_partly_written_queue_hides_no_entries_of_others(tmp_path: Path, monke
 def test_an_epoch_whose_file_was_replaced_before_the_disk_failed_does_not_come_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = MessageStore.open(StoreConfig(tmp_path / "store", SETTINGS))
+    store = opened(tmp_path / "store")
     store.appender.begin_epoch(5, b"{}", 1)
     sync, replaced = os.fsync, False
 
@@ -316,22 +314,20 @@ def test_an_epoch_whose_file_was_replaced_before_the_disk_failed_does_not_come_b
         store.appender.begin_epoch(6, b"{}", 1)
     monkeypatch.undo()
     assert [epoch for epoch, _ in store.epoch_cache.epochs] == [5]
-    store.appender.put(messages(0, 16), 1)
-    store.indexer.confirm(store.log.end)
+    put(store, 0, 16)
     store.checkpointer.run_periodic_tasks(10**12)
-    store.close(clean=False)
-    store = MessageStore.open(StoreConfig(tmp_path / "store", SETTINGS))
+    store = reopened(store, clean=False)
     assert [epoch for epoch, _ in store.epoch_cache.epochs] == [5]
     store.close()
 
 
 def test_a_follower_without_room_appends_nothing(disk: SmallDisk, tmp_path: Path) -> None:
-    leader = MessageStore.open(StoreConfig(tmp_path / "leader", SETTINGS))
+    leader = opened(tmp_path / "leader")
     leader.appender.begin_epoch(1, b"", 1)
     for n in range(0, 1_600, 16):
         leader.appender.put(messages(n, 16), 1)
     leader.appender.begin_epoch(2, b"", 1)
-    follower = MessageStore.open(StoreConfig(disk.root / "store", SETTINGS))
+    follower = opened(disk.root / "store")
     disk.fill()
     refused = False
     while not refused:
@@ -356,9 +352,8 @@ def test_a_follower_without_room_appends_nothing(disk: SmallDisk, tmp_path: Path
 
 def test_a_reset_without_room_leaves_the_store_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next leader may still have the missing records; then the member continues from its end."""
-    store = MessageStore.open(StoreConfig(tmp_path / "store", SETTINGS))
-    store.appender.put(messages(0, 16), 1)
-    store.indexer.confirm(store.log.end)
+    store = opened(tmp_path / "store")
+    put(store, 0, 16)
 
     def full(file: EpochFile, path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -367,8 +362,7 @@ def test_a_reset_without_room_leaves_the_store_unchanged(tmp_path: Path, monkeyp
         refused.setattr(EpochFile, "save", full)
         with pytest.raises(OSError, match="No space"):
             store.truncator.reset(3 << 20, [(1, 0)], {("Orders", 0): 100})
-    store.appender.put(messages(16, 16), 1)
-    store.indexer.confirm(store.log.end)
+    put(store, 16, 16)
     store.checkpointer.run_periodic_tasks(10**12)
     assert (store.state.recovery_point.written, store.state.recovery_point.confirmed) == (store.log.end, store.log.end)
     assert readable(store) == 32
@@ -378,9 +372,8 @@ def test_a_reset_without_room_leaves_the_store_unchanged(tmp_path: Path, monkeyp
 def test_a_queue_file_of_size_zero_gets_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise, without the files before it, a start takes it for a file of other settings and finds no entries."""
     monkeypatch.setattr("gantry_broker.store.checkpoint._SECONDS_AT_ONCE", 60.0)
-    store = MessageStore.open(StoreConfig(tmp_path / "store", SETTINGS))
-    store.appender.put(messages(0, 2_000, size=10), 1)
-    store.indexer.confirm(store.log.end)
+    store = opened(tmp_path / "store")
+    put(store, 0, 2_000, size=10)
     store.checkpointer.run_periodic_tasks(10**12)
     real = os.ftruncate
 
@@ -391,8 +384,7 @@ def test_a_queue_file_of_size_zero_gets_its_size(tmp_path: Path, monkeypatch: py
 
     with monkeypatch.context() as full:
         full.setattr(os, "ftruncate", ftruncate)
-        store.appender.put(messages(2_000, 100, size=10), 1)
-        store.indexer.confirm(store.log.end)
+        put(store, 2_000, 100, size=10)
         store.checkpointer.run_periodic_tasks(10**12)
         queue = store.queues.find("Orders", 0)
         assert queue is not None

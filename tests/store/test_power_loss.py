@@ -23,6 +23,7 @@ from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import DiskUsage, Put, StoreConfig
 
 from tests.store import test_failing_calls
+from tests.store.opened import make_checkpoint
 from tests.store.test_failing_calls import FILE_SIZES, STEP_WEIGHTS, Died, Pair, TableStore, play
 from tests.store.test_replica import HOST, copy, fill, fill_and_index, message
 from tests.support.planted_syncs import Report, plant_async_sync
@@ -188,11 +189,11 @@ def disk(config: StoreConfig, monkeypatch: pytest.MonkeyPatch) -> Disk:
     return Disk(config.path, monkeypatch)
 
 
-def check_point(store: MessageStore) -> None:
-    store.mark_flushed(store.flush())
-    checkpoint = store.checkpointer.checkpoint()
-    checkpoint.run()
-    store.checkpointer.checkpointed(checkpoint)
+def after_a_loss(store: MessageStore, disk: Disk) -> MessageStore:
+    """Kill the process, take the power away, and open the store again."""
+    store.close(clean=False)
+    disk.lose()
+    return MessageStore.open(store.config)
 
 
 def next_numbers(store: MessageStore) -> list[int]:
@@ -208,10 +209,8 @@ def test_the_next_process_syncs_the_writes_of_a_killed_one(config: StoreConfig, 
     store = MessageStore.open(config)
     store.appender.put([message(1, "Other")], 1)
     store.indexer.confirm(store.log.end)
-    check_point(store)
-    store.close(clean=False)
-    disk.lose()
-    store = MessageStore.open(config)
+    make_checkpoint(store)
+    store = after_a_loss(store, disk)
     assert next_numbers(store) == [10] * 3
     assert store.reader.query("Orders", "k1", 9, 0, 1 << 60)
     store.close()
@@ -223,9 +222,7 @@ def test_a_reset_is_durable_with_the_queue_offsets_of_empty_queues(config: Store
     fill(store, 0, 20)
     store.indexer.confirm(store.log.end)
     store.truncator.reset(65_536, [(1, 0)], {("Orders", 0): 57, ("Orders", 2): 100})
-    store.close(clean=False)
-    disk.lose()
-    store = MessageStore.open(config)
+    store = after_a_loss(store, disk)
     assert next_numbers(store) == [57, 0, 100]
     store.close()
 
@@ -235,7 +232,7 @@ def test_retention_removes_only_records_whose_queue_offsets_are_durable(
 ) -> None:
     store = MessageStore.open(config)
     store.appender.begin_epoch(1, b"", 1)
-    check_point(store)
+    make_checkpoint(store)
     fill(store, 0, 30)
     while store.log.end < 2 * 65_536 + 10_000:
         store.appender.put([message(1, "Other", 3_000)], 2_000)
@@ -243,16 +240,12 @@ def test_retention_removes_only_records_whose_queue_offsets_are_durable(
     store.mark_flushed(store.flush())
     store.checkpointer.run_periodic_tasks(10**12)
     assert store.retention.expire(10**13, disk=FULL) == 0
-    store.close(clean=False)
-    disk.lose()
-    store = MessageStore.open(config)
+    store = after_a_loss(store, disk)
     assert next_numbers(store) == [10] * 3
     store.indexer.confirm(store.log.end)
-    check_point(store)
+    make_checkpoint(store)
     assert store.retention.expire(10**13, disk=FULL) > 0
-    store.close(clean=False)
-    disk.lose()
-    store = MessageStore.open(config)
+    store = after_a_loss(store, disk)
     assert next_numbers(store) == [10] * 3
     store.close()
 
@@ -278,10 +271,8 @@ def test_zeros_in_properties_are_no_lost_page(
         store.indexer.confirm(store.log.end)
         end = store.log.end
         if earlier:
-            check_point(store)  # It moves the flushed offset of the recovery point.
-        store.close(clean=False)
-        disk.lose()
-        store = MessageStore.open(config)
+            make_checkpoint(store)  # It moves the flushed offset of the recovery point.
+        store = after_a_loss(store, disk)
         assert store.log.end == end
         store.close()
 
@@ -316,7 +307,7 @@ def test_epochs_without_room_for_their_file_survive_retention(
     copy(leader, follower)
     follower.indexer.confirm(follower.log.end)
     follower.checkpointer.run_periodic_tasks(10**12 + 5_000)
-    check_point(follower)
+    make_checkpoint(follower)
     follower.retention.expire(10**13, disk=FULL)
     follower.close(clean=False)
     monkeypatch.setattr(os, "open", opens)

@@ -21,6 +21,8 @@ from gantry_broker.store.retention import segments_to_remove
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import DiskUsage, Put, StoreConfig
 
+from tests.store.opened import make_checkpoint
+
 HOST = pack_host("10.1.2.3", 50_000)
 HOUR = 3_600_000
 SEGMENT = 65_536
@@ -96,10 +98,7 @@ def put(store: MessageStore, first: int, count: int, now_ms: int) -> None:
 def indexed(store: MessageStore, now_ms: int) -> None:
     """Make a checkpoint, so that retention may remove the records."""
     store.checkpointer.run_periodic_tasks(now_ms)
-    store.mark_flushed(store.flush())
-    checkpoint = store.checkpointer.checkpoint()
-    checkpoint.run()
-    store.checkpointer.checkpointed(checkpoint)
+    make_checkpoint(store)
 
 
 @pytest.mark.parametrize("damaged", ["zeros", "unreadable"])
