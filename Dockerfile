@@ -10,15 +10,20 @@ FROM ${BASE_IMAGE} AS install
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PYTHONDONTWRITEBYTECODE=1
 WORKDIR /build
 
-# --- the compiled core, with Debian's own Rust; crates are those of Cargo.lock, each checked against its hash ----------
+# --- the compiled core, with Debian's own Rust; crates are those of Cargo.lock -----------------------------------------
 FROM install AS core
 # Debian 12's own cargo is too old for today's registry; it has a newer one beside it.
 RUN apt-get update \
     && apt-get install -y --no-install-recommends gcc libc6-dev \
         $(apt-cache show cargo-web >/dev/null 2>&1 && echo cargo-web || echo cargo) \
     && rm -rf /var/lib/apt/lists/*
+# Cargo checks each crate against its hash as it vendors it, and each of its files again as it builds; only this step has
+# a use for the network. An empty library is enough to vendor, so that a change of the sources leaves this layer alone.
+COPY broker_image/gantry_core/Cargo.toml broker_image/gantry_core/Cargo.lock gantry_core/
+RUN mkdir -p .cargo gantry_core/src && touch gantry_core/src/lib.rs \
+    && cargo vendor --locked --quiet --manifest-path gantry_core/Cargo.toml crates > .cargo/config.toml
 COPY broker_image/gantry_core gantry_core
-RUN python gantry_core/build.py --must \
+RUN CARGO_NET_OFFLINE=true python gantry_core/build.py --must \
     && mkdir -p /opt/gantry/gantry_core \
     && cp gantry_core/*.py gantry_core/*.so /opt/gantry/gantry_core/ \
     && PYTHONPATH=/opt/gantry GANTRY_CORE=rust python -c "import gantry_core"
