@@ -717,7 +717,11 @@ def _json_head(header: bytes) -> tuple[int, int, dict[str, str], bool]:
     opaque = flag = version = language = None
     ext: dict[str, str] = {}
     twice = False
-    for name, value in _JSON.decode(header.decode()):
+    try:
+        read = _JSON.decode(header.decode())
+    except RecursionError:  # A header of nothing but brackets.
+        raise _Unusual from None
+    for name, value in read:
         name.encode()  # A half of a surrogate pair raises.
         if name == "extFields":
             if type(value) is not _Pairs:

@@ -139,6 +139,15 @@ def test_sends_that_hypothesis_makes(rust: Any, text: str, others: dict[str, str
     assert found[0] == found[1]
 
 
+def test_a_header_of_brackets_is_no_plain_send(rust: Any) -> None:
+    """As many as a header may have: deeper than the interpreter's stack."""
+    header = b'{"code":310,"x":' + b"[" * 16_000
+    data = (4 + len(header)).to_bytes(4, "big") + len(header).to_bytes(4, "big") + header
+    for one in (python, rust):
+        rules = one.SendRules(*twins.SEND_RULES, 30_000, 20, 50, 65_536, 16_384, 1 << 20, 9, 40)
+        assert rules.split(data, 9, twins.HOST) is None
+
+
 @settings(max_examples=300, deadline=None)
 @given(
     st.lists(st.tuples(st.binary(max_size=40), st.text(alphabet="\0\x01\x02 aTAGSKEYUNIQ_é\U0001f600", max_size=60))),
