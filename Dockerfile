@@ -21,7 +21,7 @@ RUN apt-get update \
 # a use for the network. An empty library is enough to vendor, so that a change of the sources leaves this layer alone.
 COPY broker_image/gantry_core/Cargo.toml broker_image/gantry_core/Cargo.lock gantry_core/
 RUN mkdir -p .cargo gantry_core/src && touch gantry_core/src/lib.rs \
-    && cargo vendor --locked --quiet --manifest-path gantry_core/Cargo.toml crates > .cargo/config.toml
+    && cargo vendor --locked --manifest-path gantry_core/Cargo.toml crates > .cargo/config.toml
 COPY broker_image/gantry_core gantry_core
 RUN CARGO_NET_OFFLINE=true python gantry_core/build.py --must \
     && mkdir -p /opt/gantry/gantry_core \
