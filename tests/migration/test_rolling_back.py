@@ -314,6 +314,21 @@ def test_a_cluster_that_ends_names_the_brokers_that_lack_their_settings(
     assert migrate.lacking_brokers(folder, deleted=False).endswith("release --name-servers ADDRESSES")
 
 
+@pytest.mark.parametrize("phase", sorted(rolling_back.COPIES | rolling_back.PAUSED))
+def test_a_former_broker_that_was_started_again_stands_aside_until_it_returns(phase: Phase) -> None:
+    """It has the place of the master then, and clients that find it would write where an abort leaves it."""
+    began = Seen(
+        gantry={Phase.COPYING: 6, Phase.WRITES_OFF: 4}.get(phase, 0), released=phase is Phase.LEAVING, listed=False,
+        permission=6, broker_id=0, refuses=False, missing=0, quiet=9.0, whole=True, moved=True,
+    )  # fmt: skip
+    record = Record(phase, 100, {"a": rolling_back.Group(6, 6)})
+    made = rolling_back.step(record, {"a": began}, LIMITS, 150)
+    assert made.record == record
+    assert made.actions == (SetSource("a", 6, FORMER_MASTER_ID, False),)
+    aside = replace(began, broker_id=FORMER_MASTER_ID)
+    assert rolling_back.step(record, {"a": aside}, LIMITS, 150).record.phase is not phase
+
+
 def test_a_nameserver_that_is_gone_leaves_no_client_without_a_broker() -> None:
     """Gantry is out of the routes by then, and the former brokers wait for their place."""
     aside = Seen(

@@ -249,7 +249,9 @@ def step(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) -
 
 
 def _opened(record: Record, seen: Mapping[str, Seen]) -> list[Action]:
-    """Return what is missing until the former brokers take messages, aside of the routes."""
+    """Return what is missing until the former brokers take messages, aside of the routes. One that was started again
+    has its place there, and clients that found it would write where an abort leaves what they wrote.
+    """
     return [a for name in record.groups if not (a := SetSource(name, BOTH, FORMER_MASTER_ID, False)).is_so(seen[name])]
 
 
@@ -283,7 +285,7 @@ def _writes_off(record: Record, seen: Mapping[str, Seen], limits: Limits, now: f
 
 
 def _readers_off(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) -> Step:
-    if actions := _set_gantry(record, seen, 0):
+    if actions := _set_gantry(record, seen, 0) + _opened(record, seen):
         return Step(record, tuple(actions), "Gantry stops giving messages to consumers")
     left = limits.settle - (now - record.since)
     if 0 < left <= limits.settle:
@@ -292,14 +294,14 @@ def _readers_off(record: Record, seen: Mapping[str, Seen], limits: Limits, now: 
 
 
 def _offsets(record: Record, seen: Mapping[str, Seen], now: float) -> Step:
-    actions = [MoveOffsets(name) for name in record.groups if not seen[name].moved]
+    actions = _opened(record, seen) + [MoveOffsets(name) for name in record.groups if not seen[name].moved]
     if actions:
         return Step(record, tuple(actions), "the offsets of consumer groups are moved")
     return Step(replace(record, phase=Phase.LEAVING, since=now))
 
 
 def _leaving(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) -> Step:
-    actions = tuple(Release(name) for name in record.groups if not seen[name].released)
+    actions = (*_opened(record, seen), *(Release(name) for name in record.groups if not seen[name].released))
     waits = 0 <= now - record.since < limits.silent
     if actions or any(seen[name].listed is not False or (seen[name].silent and waits) for name in record.groups):
         return Step(record, actions, "Gantry leaves the former NameServers")
