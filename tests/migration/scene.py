@@ -19,10 +19,18 @@ from gantry_operator.platforms.local.ports import Ports
 from benchmarks.rig import groups, rocketmq
 from benchmarks.rig.driver import Driver
 from benchmarks.rig.target import Target
+from tests.support import samples
 
 # Apache's broker refuses a send that has waited for 200 ms, or for a second in its store.
 PATIENCE = {"waitTimeMillsInSendQueue": "10000", "osPageCacheBusyTimeOutMills": "10000"}
 SMALL = {"mappedFileSizeCommitLog": "1048576"}
+
+
+def as_documented(command: str, done: subprocess.CompletedProcess[str], number: int = 0, *may: str) -> None:
+    """Compare what a command said with what docs/migration.md shows. `may`: begins of lines that come or not."""
+    said = done.stdout + done.stderr
+    found = samples.difference("migration.md", f"gantry {command}", said, number=number, may=may)
+    assert not found, "docs/migration.md shows another output:\n" + "\n".join(found)
 
 
 class Scene:
@@ -68,9 +76,9 @@ class Scene:
     def migrate(self, command: str, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         return self.gantry("migrate", command, *words, "--dir", str(self.folder), check=check)
 
-    def start(self, **spec: Any) -> None:
+    def start(self, **spec: Any) -> subprocess.CompletedProcess[str]:
         self.write(**spec)
-        self.gantry("migrate", "start", str(self.file), "--dir", str(self.folder))
+        return self.gantry("migrate", "start", str(self.file), "--dir", str(self.folder))
 
     @property
     def address(self) -> str:

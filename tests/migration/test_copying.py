@@ -23,6 +23,8 @@ from gantry_operator.migration.copying import Copy
 from gantry_operator.migration.steps import Refused
 from typer.testing import CliRunner
 
+from tests.support.samples import difference
+
 QUEUES = 4
 runner = CliRunner()
 
@@ -219,10 +221,19 @@ def test_marks_of_other_queues_and_of_no_number_are_none() -> None:
 
 async def test_the_command_copies_and_says_what_it_did(tmp_path: Path) -> None:
     async with broker() as source, broker() as target:
-        await fill(source.name_servers, "T", 12)
-        words = ["migrate", "copy", "--from", source.name_servers, "--to", target.name_servers, "--topics", "T"]
-        state = ["--state", str(tmp_path / "copy.json")]
+        for topic in ("Orders", "Bills"):
+            await fill(source.name_servers, topic, 12)
+        async with Admin(source.name_servers) as admin:
+            for queue in await admin.readable_queues("Orders"):
+                await admin.set_offset("billing", queue, 1)
+        places = ["--from", source.name_servers, "--to", target.name_servers]
+        words = ["migrate", "copy", *places, "--topics", "Orders,Bills", "--state", str(tmp_path / "copy.json")]
         for _ in range(2):
-            done = await asyncio.to_thread(runner.invoke, app, [*words, *state])
+            done = await asyncio.to_thread(runner.invoke, app, words)
             assert done.exit_code == 0, done.output
-            assert "12 messages are copied" in done.output
+            assert "24 messages are copied" in done.output
+            command = (
+                "gantry migrate copy --from 192.0.2.10:9876 --to 127.0.0.1:9876 --topics Orders,Bills --state copy.json"
+            )
+            found = difference("migration.md", command, done.stdout, may=("group billing: ",))
+            assert not found, "docs/migration.md shows another output:\n" + "\n".join(found)

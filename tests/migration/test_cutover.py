@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.rig.driver import Line, Running
 from benchmarks.rig.processes import NamespaceUnavailable
-from tests.migration.scene import Scene, put, scene
+from tests.migration.scene import Scene, as_documented, put, scene
 
 FIRST = 1000
 """Messages before the copy begins."""
@@ -59,21 +59,30 @@ def moves(made: Scene, client: str) -> None:
         each=True,
         poll_ms=poll_ms,
     )
-    made.start()
+    made.write()
+    checked = made.gantry("migrate", "check", str(made.file))
+    as_documented("migrate start migrate.yaml", made.start(), 0, "starting: ")
     writer = clients.start(
         "failover", topic="Orders", run="run", first=FIRST, size=1000, threads=2, pause_ms=20, poll_ms=poll_ms
     )
     writer.wait_for("ok")
     made.until_following()
+    as_documented("migrate status", made.migrate("status"))
     before = made.migrate("cutover", "--dry-run")
+    as_documented("migrate cutover --dry-run", before)
     assert "nothing was changed" in before.stderr
     assert made.status()["groups"]["a"]["sourcePermission"] == 6
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(made.migrate, "cutover", "--routes", str(ROUTES_S))
         # They have Gantry's address before the source ends writes.
         carried(made)
-        said = running.result().stdout
+        cut = running.result()
+    said = cut.stdout
     assert "Gantry leads" in said, said
+    as_documented("migrate cutover", cut)
+    as_documented("migrate status", made.migrate("status"), 1)
+    if client == "49":
+        as_documented("migrate check migrate.yaml", checked)
     began = time.time() * 1000
     while (line := writer.next(60)) is not None:
         if line["event"] == "ok" and line["ms"] > began + 3_000:

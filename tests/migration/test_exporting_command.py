@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.rig import gantry
 from tests.migration.test_exporting import MANIFEST, SMALL, opened
+from tests.support.samples import difference
 
 
 def test_the_command_exports_a_cluster_that_runs_and_one_that_is_down(tmp_path: Path) -> None:
@@ -21,6 +22,9 @@ def test_the_command_exports_a_cluster_that_runs_and_one_that_is_down(tmp_path: 
         running = json.loads(cluster.gantry("export", "--to", str(tmp_path / "running"), "-o", "json"))
         cluster.gantry("down")
         down = json.loads(cluster.gantry("export", "--to", str(tmp_path / "down"), "--group", "a", "-o", "json"))
+        said = cluster.gantry("export", "--to", str(tmp_path / "shown"), "--group", "a")
+        command = "gantry export --to /mnt/out"
+        assert not difference("migration.md", command, said, may=("N timer messages", "next: a broker"))
         with pytest.raises(RuntimeError, match="is not empty"):
             cluster.gantry("export", "--to", str(tmp_path / "down"), "--group", "a")
         with pytest.raises(RuntimeError, match="has no group 'c'"):
