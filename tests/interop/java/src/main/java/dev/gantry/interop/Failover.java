@@ -32,7 +32,7 @@ final class Failover {
 
     void run() throws Exception {
         STOP.set(false);
-        DefaultMQProducer producer = new DefaultMQProducer(args.get("group", "failover_producer"));
+        DefaultMQProducer producer = new DefaultMQProducer(args.get("group", "failover_producer"), Access.hook(args));
         producer.setNamesrvAddr(args.get("namesrv"));
         producer.setInstanceName("f" + System.nanoTime());
         if (args.has("compress-over")) {
