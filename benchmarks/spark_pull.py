@@ -1,9 +1,9 @@
 """Measures the CPU time of the `rocketmq` source alone, by pull: from the brokers' answers to an Arrow stream.
 
-    python benchmarks/spark_pull.py [--messages 60000] [--body 1024 200] [--answer 32 512] [--turns 5]
+    python benchmarks/spark_pull.py [--messages 60000] [--body 1024 200] [--turns 5]
 
 One process without Spark reads a topic of four queues and writes the stream to a socket, as a worker of Spark does.
-Each broker gives at most `--answer` messages in an answer (RocketMQ's default is 32); they take turns. The figures are
+Reads with large answers and with answers of 32 messages, as RocketMQ's brokers give them, take turns. The figures are
 medians, in microseconds a message: CPU time of the reading thread, wall time, CPU time of the broker.
 """
 
@@ -25,9 +25,9 @@ import pyarrow as pa
 from gantry_broker.client import Admin
 from gantry_broker.protocol.codes import Prop
 from gantry_spark.schema import arrow_schema
+from gantry_spark.topics import pull
 from gantry_spark.topics.columns import batches, property_names, spark_schema
 from gantry_spark.topics.options import WriteOptions
-from gantry_spark.topics.pull import PullSettings, read_range
 from gantry_spark.topics.queues import QueueRange
 from gantry_spark.topics.sink import Row, Sender
 from gantry_spark.topics.source import cluster_of
@@ -38,9 +38,6 @@ from rig.target import Target
 
 TOPIC = "Pulled"
 COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp")
-ANSWER_BYTES = 1 << 20
-DEFAULT_BYTES = 256 * 1024
-"""`maxTransferBytesOnMessageInMemory` of brokers, which holds for answers of 32 messages."""
 
 
 class Turn(NamedTuple):
@@ -80,7 +77,7 @@ def filled(group: Target, body: int, messages: int) -> Cluster:
 
 def read(group: Target, cluster: Cluster, messages: int) -> Turn:
     schema = arrow_schema(spark_schema(COLUMNS))
-    settings = PullSettings("TOOLS_CONSUMER", (), True, True, property_names(COLUMNS))
+    settings = pull.PullSettings("TOOLS_CONSUMER", (), True, True, property_names(COLUMNS))
     bounds = cluster.bounds(cluster.queues(TOPIC))
     near, far = socket.socketpair()
     threading.Thread(target=swallow, args=(far,), daemon=True).start()
@@ -89,7 +86,7 @@ def read(group: Target, cluster: Cluster, messages: int) -> Turn:
         broker = sum(usage(pid).cpu_s for pid in group.broker_pids)
         rows = 0
         for queue, bound in bounds.items():
-            for records in read_range(cluster, QueueRange(queue, bound.first, bound.after), settings):
+            for records in pull.read_range(cluster, QueueRange(queue, bound.first, bound.after), settings):
                 for batch in batches(records, TOPIC, queue.broker, COLUMNS, schema):
                     rows += batch.num_rows
                     stream.write_batch(batch)
@@ -99,36 +96,32 @@ def read(group: Target, cluster: Cluster, messages: int) -> Turn:
     return Turn(*(seconds / messages * 1e6 for seconds in (*used, broker)))
 
 
-def measure(body: int, messages: int, answers: list[int], turns: int, work: Path) -> None:
+def measure(body: int, messages: int, turns: int, work: Path) -> None:
+    found: dict[str, list[Turn]] = {"large": [], "32 messages": []}
     with contextlib.ExitStack() as stack:
-        groups = {}
-        for answer in answers:
-            size = DEFAULT_BYTES if answer <= 32 else ANSWER_BYTES
-            limits = {"maxTransferCountOnMessageInMemory": answer, "maxTransferBytesOnMessageInMemory": size}
-            group = stack.enter_context(single(work / str(answer), limits | {"diskMaxUsedSpaceRatio": 95}))
-            groups[answer] = group, filled(group, body, messages)
-        found: dict[int, list[Turn]] = {answer: [] for answer in answers}
+        group = stack.enter_context(single(work / "gantry", {"diskMaxUsedSpaceRatio": 95}))
+        cluster = filled(group, body, messages)
         for number in range(turns + 1):
-            for answer, one in groups.items():
-                turn = read(*one, messages)
+            for answers, all_turns in found.items():
+                pull.LARGE = answers == "large"  # type: ignore[misc]
+                turn = read(group, cluster, messages)
                 if number:  # The first one warms up.
-                    found[answer].append(turn)
-    for answer, all_turns in found.items():
+                    all_turns.append(turn)
+    for answers, all_turns in found.items():
         cpu, wall, broker = (median(column) for column in zip(*all_turns, strict=True))
-        print(f"| {body} B | {answer} | {cpu:.2f} | {wall:.2f} | {broker:.2f} |", flush=True)
+        print(f"| {body} B | {answers} | {cpu:.2f} | {wall:.2f} | {broker:.2f} |", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=int, default=60_000)
     parser.add_argument("--body", type=int, nargs="+", default=[1024, 200], help="bytes of a message")
-    parser.add_argument("--answer", type=int, nargs="+", default=[32, 512], help="messages in an answer")
     parser.add_argument("--turns", type=int, default=5)
     options = parser.parse_args()
-    print("| body | messages an answer | CPU | wall | broker's CPU |\n|---|---|---|---|---|")
+    print("| body | answers | CPU | wall | broker's CPU |\n|---|---|---|---|---|")
     for body in options.body:
         with tempfile.TemporaryDirectory(prefix="spark-pull-") as name:
-            measure(body, options.messages, options.answer, options.turns, Path(name))
+            measure(body, options.messages, options.turns, Path(name))
 
 
 if __name__ == "__main__":

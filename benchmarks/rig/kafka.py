@@ -45,7 +45,8 @@ def kafka(folder: Path, classes: Sequence[Path] = (), heap: str = "512m") -> Ite
     )
     java = ["java", f"-Xmx{heap}", "-cp", path]
     name = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-    command = [*java, "kafka.tools.StorageTool", "format", "--cluster-id", name, "--config", str(config)]
+    # One word: a name may begin with a dash.
+    command = [*java, "kafka.tools.StorageTool", "format", f"--cluster-id={name}", "--config", str(config)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=START_S, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"Kafka's folder cannot be made: {error_line(done.stdout + done.stderr)}")

@@ -202,6 +202,8 @@ class PullHeader(OfTopic):
     expressionType: str = EXPRESSION_TAG
     maxMsgBytes: int | None = None
     bname: str | None = None
+    gantryLarge: bool | None = None
+    """The answer may be larger than `maxTransfer...OnMessageInMemory`. Gantry's own: RocketMQ ignores it."""
 
 
 @dataclass(frozen=True, slots=True)

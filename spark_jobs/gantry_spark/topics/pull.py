@@ -1,8 +1,8 @@
 """Messages of a queue by RocketMQ's own pull: what a consumer would be given. Works with Apache RocketMQ as well.
 
-A broker answers a pull with at most 32 messages by default, so several pulls are under way at a time. Each begins where
-the one before would end if it brought as many messages as the last full answer. When it brings another number, the
-later ones are dropped.
+A broker of RocketMQ answers a pull with at most 32 messages by default, one of Gantry here with up to 1,024
+(`gantryLarge`), so several pulls are under way at a time. Each begins where the one before would end if it brought as
+many messages as the last full answer. When it brings another number, the later ones are dropped.
 """
 
 from __future__ import annotations
@@ -33,11 +33,13 @@ logger = logging.getLogger(__name__)
 
 ASKED: Final = 1_024
 """Messages that a pull asks for. Brokers have a lower limit (`maxTransferCountOnMessageInMemory`: 32)."""
-UNDER_WAY: Final = 8
+LARGE: Final = True
+"""Ask for large answers."""
+LEAST_UNDER_WAY: Final = 2
 MOST_UNDER_WAY: Final = 32
-BYTES_UNDER_WAY: Final = 1024 * 1024
-"""Pulls under way: as many as bring these bytes, between `UNDER_WAY` and `MOST_UNDER_WAY`. They become more while each
-answer ends where the next pull begins: others are in vain.
+BYTES_UNDER_WAY: Final = 2 * 1024 * 1024
+"""Pulls under way: as many as bring these bytes, between `LEAST_UNDER_WAY` and `MOST_UNDER_WAY`. They become more while
+each answer ends where the next pull begins: others are in vain.
 """
 BLOCK: Final = 2 * 1024 * 1024
 """Bytes of messages that become one Arrow batch: they stay in the processor's cache from the socket to the column."""
@@ -122,7 +124,7 @@ class _Pulls:
         queue = wanted.queue
         self._ext = PullHeader(
             settings.group, queue.topic, queue.queue_id, Long(0), 1, PullFlag.SUBSCRIPTION, Long(0),
-            subscription=" || ".join(settings.tags) or "*", bname=queue.broker,
+            subscription=" || ".join(settings.tags) or "*", bname=queue.broker, gantryLarge=LARGE or None,
         ).ext()  # fmt: skip
 
     def _frame(self, offset: int) -> Frame:
@@ -135,7 +137,7 @@ class _Pulls:
         """
         self.moved = None
         step = 0
-        depth = UNDER_WAY
+        depth = LEAST_UNDER_WAY
         under_way: list[tuple[int, int]] = []
         held = self._block
         held.used = 0
@@ -162,11 +164,11 @@ class _Pulls:
                     break
                 step = following - begin if answer.code == ResponseCode.SUCCESS else 0
                 size = max(1, held.used - before)
-                depth = min(depth + 1, MOST_UNDER_WAY, max(UNDER_WAY, BYTES_UNDER_WAY // size))
+                depth = min(depth + 1, MOST_UNDER_WAY, max(LEAST_UNDER_WAY, BYTES_UNDER_WAY // size))
                 reached = following
                 if under_way and under_way[0][0] != reached:
                     connection.give_up(n for _, n in under_way)
-                    under_way, depth = [], UNDER_WAY
+                    under_way, depth = [], LEAST_UNDER_WAY
                 if held.used >= BLOCK:
                     yield held
                     self.at, held.used = reached, 0

@@ -43,7 +43,7 @@ _JSON: Final = int(SerializeType.JSON)
 _MOST_DIGITS: Final = 18
 """Of a number that the short way reads."""
 
-Key = tuple[str, str, str, str, str, str, str | None, str | None]
+Key = tuple[str, str, str, str, str, str, str | None, str | None, str | None]
 """The fields that pulls have in common, as the client wrote them."""
 
 
@@ -59,6 +59,7 @@ def _key(ext: Mapping[str, str]) -> Key:
         get("subVersion", "0"),
         get("subscription"),
         get("expressionType"),
+        get("gantryLarge"),
     )
 
 
@@ -72,6 +73,7 @@ class Consumption:
         "group_name",
         "hold_ms",
         "key",
+        "large",
         "max_count",
         "members",
         "message_model",
@@ -100,6 +102,8 @@ class Consumption:
         self.message_model = "" if members is None else members.message_model
         self.subscription = subscription
         self.max_count = header.maxMsgNums
+        self.large = bool(header.gantryLarge)
+        """An answer may have `LARGE_COUNT` messages and `LARGE_BYTES` bytes, whatever the settings are."""
         self.commits = header.sysFlag & PullFlag.COMMIT_OFFSET != 0
         suspends = header.sysFlag & PullFlag.SUSPEND != 0
         self.hold_ms = min(max(int(header.suspendTimeoutMillis), 0), MAX_HOLD_MS) if suspends else 0

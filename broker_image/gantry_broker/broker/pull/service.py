@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 
 DUE_AT_ONCE: Final = 100
 """Expired pulls that one step answers between two checks of the time."""
+LARGE_COUNT: Final = 1_024
+LARGE_BYTES: Final = 1 << 20
+"""Of an answer to a reader of a backlog that asks for large ones. Unsent answers are limited by connection as well."""
 FEW: Final = 16
 """Pulls of a queue that are tried without a look at the time."""
 ASTRAY: Final = "astray"
@@ -198,13 +201,15 @@ class PullService:
         consumption = pull.consumption
         if consumption.codes is not None or pull.filter is not None:
             return None
+        return pieces.found(consumption.topic_name, pull.queue_id, pull.offset, *self._limits(consumption))
+
+    def _limits(self, consumption: Consumption) -> tuple[int, int]:
+        """Return the most messages and bytes of an answer."""
         settings = self._settings
-        most = settings.maxTransferCountOnMessageInMemory
-        if consumption.max_count < most:
-            most = consumption.max_count
-        return pieces.found(
-            consumption.topic_name, pull.queue_id, pull.offset, most, settings.maxTransferBytesOnMessageInMemory
-        )
+        most, most_bytes = settings.maxTransferCountOnMessageInMemory, settings.maxTransferBytesOnMessageInMemory
+        if consumption.large:
+            most, most_bytes = max(most, LARGE_COUNT), max(most_bytes, LARGE_BYTES)
+        return (consumption.max_count if consumption.max_count < most else most), most_bytes
 
     @contextlib.contextmanager
     def _counted_together(self) -> Iterator[None]:
@@ -277,8 +282,7 @@ class PullService:
                 consumption.topic_name,
                 pull.queue_id,
                 pull.offset,
-                min(consumption.max_count, self._settings.maxTransferCountOnMessageInMemory),
-                self._settings.maxTransferBytesOnMessageInMemory,
+                *self._limits(consumption),
                 consumption.codes,
                 None if condition is None else lambda record: condition(parse_properties(record.properties)),
             ),
@@ -510,8 +514,7 @@ class PullService:
     def _look(self, pull: Pull) -> tuple[Got, int]:
         """As `_read`, for records that `_read_end` does not have."""
         consumption = pull.consumption
-        most = min(consumption.max_count, self._settings.maxTransferCountOnMessageInMemory)
-        most_bytes = self._settings.maxTransferBytesOnMessageInMemory
+        most, most_bytes = self._limits(consumption)
         condition = pull.filter
         if condition is None:
             got = self._store.reader.get(
