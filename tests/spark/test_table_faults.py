@@ -7,6 +7,7 @@ import io
 import json
 from dataclasses import replace
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import fastavro
@@ -127,12 +128,12 @@ def test_what_another_engine_makes_impossible_is_said(mq: LocalBroker, warehouse
         assert [r["id"] for r in rows_of(TableJob(spec, None), spec.identifier)] == [1]
 
 
-def group_of_table(mq: LocalBroker, spec: TableSpec) -> int | None:
-    """The offset of a table's consumer group in the first queue; None: it has none."""
+def group_of_table(mq: LocalBroker, spec: TableSpec, group: str = "") -> int | None:
+    """The offset of a table's consumer group, or of another one, in the first queue; None: it has none."""
 
     async def work() -> int | None:
         async with Admin(mq.name_servers) as admin:
-            found = await admin.consume_stats(spec.table_group)
+            found = await admin.consume_stats(group or spec.table_group)
             return next((one.consumer_offset for q, one in found.items() if q.queue_id == 0), None)
 
     return asyncio.run(work())
@@ -204,6 +205,35 @@ async def test_a_table_whose_user_may_not_acknowledge_goes_on_and_says_so(
         said.append(job.unacknowledged)
     assert said[0].startswith("drains do not wait for it: its group CID_RMQ_SYS_TABLE_secured_Orders: ")
     assert said[1] == ""
+
+
+def test_tables_of_one_topic_in_two_catalogs_have_their_own_progress(mq: LocalBroker, tmp_path: Path) -> None:
+    """A drain waits for both."""
+    slow, fast = (
+        {"type": "sql", "uri": f"sqlite:///{tmp_path}/{name}.db", "warehouse": f"file://{tmp_path}/{name}"}
+        for name in ("slow", "fast")
+    )
+    spec = spec_of(mq, slow)
+    other = replace(spec, catalog=fast)
+    send(mq, spec.topic, [("a", b"1"), ("b", b"2")])
+    one_at_a_time(TableJob(spec, None))
+    send(mq, spec.topic, [("c", b"3")])
+    one_at_a_time(TableJob(other, None))
+    assert [group_of_table(mq, one) for one in (spec, other)] == [1, 2]
+    assert group_of_table(mq, spec, spec.former_group) is None
+
+
+def test_the_group_that_a_table_had_before_follows_it(mq: LocalBroker, warehouse: dict[str, str]) -> None:
+    spec = spec_of(mq, warehouse)
+    send(mq, spec.topic, [("a", b"1"), ("b", b"2")])
+    queue = spec.cluster().queues(spec.topic)[0]
+    spec.cluster().commit(spec.former_group, {queue: 0})
+    one_at_a_time(TableJob(spec, None))
+    assert group_of_table(mq, spec) == group_of_table(mq, spec, spec.former_group) == 1
+    tables = [TableOrder(topic=spec.topic, drop=True)]
+    order = RunOrder(run="r", name_servers=mq.name_servers, tables=tables, catalog=warehouse, report="r")
+    Run(order, lambda report: None).run()
+    assert group_of_table(mq, spec) is group_of_table(mq, spec, spec.former_group) is None
 
 
 def test_only_the_table_of_the_topic_is_dropped(mq: LocalBroker, warehouse: dict[str, str]) -> None:

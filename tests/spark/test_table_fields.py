@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from typing import Any
 
@@ -33,6 +34,7 @@ from gantry_spark.tables.offsets import (
     acknowledged,
     check_continues,
     covered,
+    former_group_of,
     group_of,
     marks_in,
     next_marks,
@@ -237,11 +239,34 @@ def test_marks_that_cannot_be_read_are_none() -> None:
 
 
 def test_the_group_of_a_table_is_a_name_that_brokers_take() -> None:
-    assert group_of("rocketmq", "Orders", False) == "CID_RMQ_SYS_TABLE_rocketmq_Orders"
-    assert group_of("a.b", "Orders", True) == "CID_RMQ_SYS_TABLE_PARQUET_a_b_Orders"
-    long = group_of("n" * 250, "Orders", False)
+    assert re.fullmatch("CID_RMQ_SYS_TABLE_rocketmq_Orders_[0-9a-f]{8}", group_of("rocketmq", "Orders", {}))
+    parquet = {"type": "parquet", "warehouse": "s3://a"}
+    assert re.fullmatch("CID_RMQ_SYS_TABLE_PARQUET_a_b_Orders_[0-9a-f]{8}", group_of("a.b", "Orders", parquet))
+    assert former_group_of("a.b", "Orders", parquet) == "CID_RMQ_SYS_TABLE_PARQUET_a_b_Orders"
+    long = group_of("n" * 250, "Orders", {})
     assert group_fault(long) is None
-    assert long != group_of("n" * 250, "Invoices", False)
+    assert long != group_of("n" * 250, "Invoices", {})
+
+
+def test_tables_of_different_catalogs_have_different_groups() -> None:
+    catalogs = [
+        {"uri": "https://a.example.org"}, {"uri": "https://b.example.org"},
+        {"uri": "https://a.example.org", "warehouse": "s3://a"}, {"uri": "https://a.example.org", "warehouse": "s3://b"},
+        {"type": "parquet", "warehouse": "s3://a"}, {"type": "parquet", "warehouse": "s3://b"},
+        {"type": "glue"}, {"type": "glue", "glue.region": "eu-west-1"}, {"uri": "sqlite:////a/catalog.db"},
+    ]  # fmt: skip
+    groups = [group_of("rocketmq", "Orders", catalog) for catalog in catalogs]
+    assert len(set(groups)) == len(catalogs)
+    assert all(group_fault(group) is None for group in groups)
+
+
+def test_a_catalog_keeps_its_group_when_its_credentials_change() -> None:
+    uris = (
+        "postgresql://h:5432/lake", "postgresql://me:x@h:5432/lake", "postgresql://me:y%40@h:5432/lake/",
+        "postgresql://h:5432/lake?password=z",
+    )  # fmt: skip
+    groups = {group_of("rocketmq", "Orders", {"uri": uri, "token": uri, "type": "sql"}) for uri in uris}
+    assert len(groups) == 1
 
 
 @pytest.mark.parametrize(

@@ -350,7 +350,14 @@ def _described(
         cluster = _cluster(directory, name)
     except CliError as error:
         note(f"how far tables are behind is not known: {error}")
-    return [known.with_behind(one, cluster) for one in found]
+    return [known.with_behind(one, cluster) | {"group": _group(one, namespace, properties)} for one in found]
+
+
+def _group(facts: dict[str, Any], namespace: str, properties: dict[str, str]) -> str:
+    """Return the consumer group that has the progress of a table."""
+    from gantry_spark.tables.offsets import group_of
+
+    return group_of(namespace, facts["topic"], _in_format(properties, facts["format"]))
 
 
 def _read(properties: dict[str, str], namespace: str, only: str | None) -> list[dict[str, Any]]:
@@ -383,7 +390,7 @@ def describe_table(
         return
     for label, key in (
         ("topic", "topic"), ("format", "format"), ("mode", "mode"), ("schema", "schema"), ("location", "location"),
-        ("rows", "rows"), ("rejected", "rejected"), ("files", "files"),
+        ("consumer group", "group"), ("rows", "rows"), ("rejected", "rejected"), ("files", "files"),
     ):  # fmt: skip
         say(f"{label}: {described[key]}")
     say(f"behind: {'not known' if described['behindRecords'] is None else described['behindRecords']}")

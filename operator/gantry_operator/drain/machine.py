@@ -195,8 +195,9 @@ def unread_obstacle(row: Unread) -> Obstacle:
     if row.consumer_group.startswith(TABLE_GROUP_PREFIX):
         return Obstacle(
             "Table",
-            f"{row.messages} messages of topic {row.topic} that its table has not acknowledged: the next run of the "
-            f"table does it; resume one that is suspended; if the table is not kept any more, write "
+            f"{row.messages} messages of topic {row.topic} that the table of group {row.consumer_group} has not "
+            f"acknowledged: the next run of the table does it (`gantry table describe` shows its group); resume one "
+            f"that is suspended; if the table is not kept any more, write "
             f"`gantry group delete {row.consumer_group} --force`",
         )
     said = f"{row.messages} messages of topic {row.topic} that consumer group {row.consumer_group} has not acknowledged"

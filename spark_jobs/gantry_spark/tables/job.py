@@ -54,6 +54,7 @@ from gantry_spark.tables.offsets import (
     acknowledged,
     check_continues,
     covered,
+    former_group_of,
     group_of,
     marks_in,
     next_marks,
@@ -204,7 +205,12 @@ class TableSpec:
     @property
     def table_group(self) -> str:
         """The consumer group that has the table's progress."""
-        return group_of(self.namespace, self.topic, self.catalog.get("type") == PARQUET)
+        return group_of(self.namespace, self.topic, self.catalog)
+
+    @property
+    def former_group(self) -> str:
+        """The consumer group that had it before, together with the tables of other catalogs."""
+        return former_group_of(self.namespace, self.topic, self.catalog)
 
     @property
     def rejected_identifier(self) -> tuple[str, str]:
@@ -301,6 +307,8 @@ class TableJob:
         self.unacknowledged = ""
         """Why drains do not wait for this table; empty: they do."""
         self._acknowledged: Offsets = {}
+        self._with_former: set[str] | None = None
+        """Broker groups that have the former consumer group; None: not asked yet."""
 
     @functools.cached_property
     def catalog(self) -> Any:
@@ -372,6 +380,8 @@ class TableJob:
                 offsets = {q: first for q, first in offsets.items() if self.cluster.offset_of(group, q) is None}
             if offsets != self._acknowledged:
                 self.cluster.commit(group, offsets)
+                if failure is None:
+                    self._commit_former(offsets)
                 self._acknowledged, self.unacknowledged = offsets, ""
         except SourceError as error:
             # The table counts, and the next run commits again.
@@ -379,6 +389,16 @@ class TableJob:
             logger.warning("table %s: %s", self.spec.topic, self.unacknowledged)
         if failure is not None:
             raise failure
+
+    def _commit_former(self, offsets: Offsets) -> None:
+        """Commit to the former group where there is one, so that no drain waits for what nobody commits any more.
+        Raises SourceError.
+        """
+        group = self.spec.former_group
+        if self._with_former is None:
+            first = {queue.broker: queue for queue in sorted(offsets, key=lambda q: -q.queue_id)}
+            self._with_former = {b for b, q in first.items() if self.cluster.offset_of(group, q) is not None}
+        self.cluster.commit(group, {q: offset for q, offset in offsets.items() if q.broker in self._with_former})
 
     def _moved(self, target: Mapping[Any, Bounds]) -> Offsets:
         """Return where the table goes on in queues whose last messages are no longer those that it has: their broker

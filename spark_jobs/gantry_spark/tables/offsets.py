@@ -40,6 +40,8 @@ LOST: Final = "gantry.lost"
 LOSSES: Final = "gantry.losses"
 """Property of a table: the last losses of all commits, each with its time, as a JSON list. Snapshots expire."""
 MAX_LOSSES: Final = 100
+PARQUET: Final = "parquet"
+"""The type of a catalog that has tables of Parquet files."""
 _MAX_GROUP: Final = 255
 
 
@@ -121,9 +123,28 @@ def acknowledged(ends: Mapping[MessageQueue, int], marks: Marks) -> Offsets:
     return {queue: end if marks.ended.get(queue) == end else max(0, end - 1) for queue, end in ends.items()}
 
 
-def group_of(namespace: str, topic: str, is_parquet: bool) -> str:
-    """Return the name of a table's consumer group."""
-    name = re.sub("[^%|A-Za-z0-9_-]", "_", f"{'PARQUET_' if is_parquet else ''}{namespace}_{topic}")
+def group_of(namespace: str, topic: str, catalog: Mapping[str, str]) -> str:
+    """Return the name of a table's consumer group. `catalog`: the properties of its catalog. Tables of one topic in
+    different catalogs have groups of their own.
+    """
+    is_parquet = catalog.get("type") == PARQUET
+    # What a catalog is, without what changes with its credentials.
+    names = ("warehouse",) if is_parquet else ("uri", "warehouse", "glue.id", "glue.region", "table-name")
+    values = (re.sub("//[^/]*@", "//", catalog.get(name, "").partition("?")[0]).rstrip("/") for name in names)
+    place = hashlib.sha256("\n".join(values).encode()).hexdigest()[:8]
+    return _group(f"{_words(namespace, topic, is_parquet)}_{place}")
+
+
+def former_group_of(namespace: str, topic: str, catalog: Mapping[str, str]) -> str:
+    """Return the consumer group that tables of all catalogs had together before each had its own."""
+    return _group(_words(namespace, topic, catalog.get("type") == PARQUET))
+
+
+def _words(namespace: str, topic: str, is_parquet: bool) -> str:
+    return re.sub("[^%|A-Za-z0-9_-]", "_", f"{'PARQUET_' if is_parquet else ''}{namespace}_{topic}")
+
+
+def _group(name: str) -> str:
     if len(TABLE_GROUP_PREFIX + name) > _MAX_GROUP:
         name = hashlib.sha256(name.encode()).hexdigest()
     return TABLE_GROUP_PREFIX + name

@@ -37,13 +37,13 @@ from pyiceberg.schema import Schema, assign_fresh_schema_ids
 
 from gantry_spark.errors import SourceError
 from gantry_spark.tables.fields import SYSTEM, BadSchema
-from gantry_spark.tables.offsets import ENDS, NotContinued, covered
+from gantry_spark.tables.offsets import ENDS, PARQUET, NotContinued, covered
 from gantry_spark.tables.partitions import MAX_PARTITIONS, CommitTooLarge, Part, check_parts, parse_parts
 from gantry_spark.topics.queues import Offsets
 
 logger = logging.getLogger(__name__)
 
-TYPE: Final = "parquet"
+TYPE: Final = PARQUET
 """The property `type` of a catalog of such tables."""
 ROOT: Final = "parquet"
 MAX_COMMIT: Final = 256 << 20

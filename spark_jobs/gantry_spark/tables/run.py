@@ -238,7 +238,8 @@ class Run:
 def _delete_group(job: TableJob) -> None:
     """Delete the consumer group of a table that was dropped: no drain shall wait for it."""
     try:
-        job.cluster.delete_group(job.spec.topic, job.spec.table_group)
+        for group in (job.spec.table_group, job.spec.former_group):
+            job.cluster.delete_group(job.spec.topic, group)
     except SourceError as error:
         logger.warning("consumer group %s stays, and a drain waits for it: %s", job.spec.table_group, error)
 
