@@ -119,6 +119,28 @@ def test_messages_of_one_key_go_to_one_queue_in_their_order(
         assert [int(body.rstrip(b".")) for body, _ in sent] == list(range(50))
 
 
+@pytest.mark.parametrize(("keys", "body", "deletes"), [("k", "", True), ("k", "x", False), ("", "", False)])
+def test_an_empty_body_with_a_key_deletes_the_key(
+    monkeypatch: pytest.MonkeyPatch, keys: str, body: str, deletes: bool
+) -> None:
+    sent: list[Message] = []
+
+    async def any_topic(*_: object) -> None:
+        """Every topic is there, and none is compacted."""
+
+    class Producer(NoBroker):
+        async def send(self, message: Message, key: str | None) -> SimpleNamespace:
+            sent.append(message)
+            return SimpleNamespace(status=SendStatus.SEND_OK)
+
+    monkeypatch.setattr(messages, "Producer", Producer)
+    monkeypatch.setattr(messages, "_writable_topic", any_topic)
+    monkeypatch.setattr(messages, "is_by_key", any_topic)
+    options = ProduceOptions("T", None, 10, None, "", keys, IN_FLIGHT, 1, body=body)
+    run_produce(Servers(), options, as_json=False)  # type: ignore[arg-type]
+    assert [(one.body, one.deletes_key) for one in sent] == [(body.encode(), deletes)]
+
+
 @pytest.mark.parametrize(
     ("routes", "silent", "refused"),
     [

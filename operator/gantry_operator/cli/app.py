@@ -450,7 +450,14 @@ def produce(
     count: Annotated[int | None, typer.Option(min=1, help="Send this many messages of --size bytes.")] = None,
     size: Annotated[int, typer.Option(min=1, max=4_194_304, help="Bytes of each, with --count.")] = 100,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="A message for each line of this file.")] = None,
-    body: Annotated[str | None, typer.Option(help="Send one message with this text.", show_default=False)] = None,
+    body: Annotated[
+        str | None,
+        typer.Option(
+            help="Send one message with this text. '' with --keys deletes the key in a compacted topic, and in a table "
+            "with --upsert.",
+            show_default=False,
+        ),
+    ] = None,
     prop: Annotated[
         list[str] | None,
         typer.Option("--property", metavar="NAME=VALUE", help="A property of every message; may be repeated."),

@@ -139,7 +139,8 @@ async def _produce(target: Target, options: ProduceOptions, statuses: Counter[st
                 # All senders take messages from one source.
                 while (body := await take()) is not None:
                     keys = options.keys.replace("{n}", str(next(numbers)))
-                    message = Message(options.topic, body, options.tags, keys, options.properties)
+                    deletes = bool(keys) and not body
+                    message = Message(options.topic, body, options.tags, keys, options.properties, deletes_key=deletes)
                     key = keys if by_key and keys else None
                     in_turn = contextlib.nullcontext() if key is None else one_of_key[hash(key) % len(one_of_key)]
                     try:
