@@ -18,8 +18,10 @@ from gantry_broker.testing import broker
 from gantry_operator.cli import migrate
 from gantry_operator.cli.down import down
 from gantry_operator.cli.errors import CliError
+from gantry_operator.cluster.member_http import httpx
 from gantry_operator.migration import copying, rolling_back, rolling_edge, steps
 from gantry_operator.migration.check import Finding
+from gantry_operator.migration.edge import Edge, GroupPlace, SourcePlace
 from gantry_operator.migration.rolling_back import (
     Limits,
     MoveOffsets,
@@ -29,7 +31,7 @@ from gantry_operator.migration.rolling_back import (
     Seen,
     SetGantry,
 )
-from gantry_operator.migration.rolling_edge import BackCopy
+from gantry_operator.migration.rolling_edge import BackCopy, RollbackEdge
 from gantry_operator.migration.steps import Refused, SetSource
 from gantry_operator.platforms.local.folder import ClusterFolder
 
@@ -492,3 +494,43 @@ async def test_a_rollback_that_was_killed_while_nobody_reads_goes_on(
         await second.move_offsets(name, address)
         there = (await theirs.readable_queues("T"))[0]
         assert await theirs.offset("g", there) == 3
+
+
+async def test_a_rollback_begins_again_after_an_abort(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The former broker gives nothing then, and the copy reads there what it has sent before."""
+    monkeypatch.setattr(copying, "SETTLE_S", 0.0)
+    async with (
+        broker() as gantry,
+        broker() as former,
+        Admin(gantry.name_servers) as ours,
+        Admin(former.name_servers) as theirs,
+        Producer(gantry.name_servers) as producer,
+        httpx.AsyncClient() as http,
+    ):
+        for admin in (ours, theirs):
+            await admin.create_topic("T", queues=1)
+        for number in range(5):
+            await producer.send(Message("T", b"%d" % number))
+        ((name, _),) = (await ours.masters()).items()
+        place = SourcePlace((former.name_servers,))
+        before = {"a": steps.Group(6, end=0)}
+        address = (await theirs.masters())[name]
+        async with Edge(place, [GroupPlace("a", name, "192.0.2.1:1", list)], http) as edge:
+            for _ in range(2):
+                await theirs.update_broker_config(address, {"brokerPermission": "0"})
+                rolling = RollbackEdge(edge, ours)
+                done: list[Any] = []
+
+                async def act(action: Any, done: list[Any] = done) -> None:
+                    done.append(action)
+                    await theirs.update_broker_config(address, {"brokerPermission": str(action.permission)})
+
+                monkeypatch.setattr(rolling, "act", act)
+                async with rolling.copying(before, tmp_path / "copy.json", Phase.COPYING):
+                    assert rolling.copy is not None
+                    await rolling.copy.round()
+                    await rolling.copy.save()
+                    assert rolling.copy.sent() == 5
+                assert done == [SetSource("a", 6, FORMER_MASTER_ID, False)]
+        (there,) = await theirs.readable_queues("T")
+        assert (await theirs.topic_stats("T"))[there].max_offset == 5, "nothing is copied twice"

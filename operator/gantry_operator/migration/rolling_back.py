@@ -8,7 +8,7 @@ back with an abort. Once the former brokers get their place there is no way back
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final, Self
@@ -248,11 +248,11 @@ def step(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) -
     return Step(record)
 
 
-def _opened(record: Record, seen: Mapping[str, Seen]) -> list[Action]:
+def opened(groups: Iterable[str], seen: Mapping[str, Seen]) -> list[Action]:
     """Return what is missing until the former brokers take messages, aside of the routes. One that was started again
     has its place there, and clients that found it would write where an abort leaves what they wrote.
     """
-    return [a for name in record.groups if not (a := SetSource(name, BOTH, FORMER_MASTER_ID, False)).is_so(seen[name])]
+    return [a for name in groups if not (a := SetSource(name, BOTH, FORMER_MASTER_ID, False)).is_so(seen[name])]
 
 
 def _set_gantry(record: Record, seen: Mapping[str, Seen], permission: int) -> list[Action]:
@@ -265,7 +265,7 @@ def _missing(seen: Mapping[str, Seen]) -> int | None:
 
 
 def _copying(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) -> Step:
-    if actions := _opened(record, seen):
+    if actions := opened(record.groups, seen):
         return Step(record, tuple(actions), "the former brokers take messages")
     missing = _missing(seen)
     if missing is None or missing > limits.lag:
@@ -275,7 +275,7 @@ def _copying(record: Record, seen: Mapping[str, Seen], limits: Limits, now: floa
 
 
 def _writes_off(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) -> Step:
-    if actions := _set_gantry(record, seen, READ) + _opened(record, seen):
+    if actions := _set_gantry(record, seen, READ) + opened(record.groups, seen):
         return Step(record, tuple(actions), "Gantry stops taking messages", copies=True)
     missing, late = _missing(seen), not 0 <= now - record.since < limits.quiet_at_most
     settled = missing == 0 and all(group.quiet >= limits.quiet for group in seen.values())
@@ -285,7 +285,7 @@ def _writes_off(record: Record, seen: Mapping[str, Seen], limits: Limits, now: f
 
 
 def _readers_off(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) -> Step:
-    if actions := _set_gantry(record, seen, 0) + _opened(record, seen):
+    if actions := _set_gantry(record, seen, 0) + opened(record.groups, seen):
         return Step(record, tuple(actions), "Gantry stops giving messages to consumers")
     left = limits.settle - (now - record.since)
     if 0 < left <= limits.settle:
@@ -294,14 +294,14 @@ def _readers_off(record: Record, seen: Mapping[str, Seen], limits: Limits, now: 
 
 
 def _offsets(record: Record, seen: Mapping[str, Seen], now: float) -> Step:
-    actions = _opened(record, seen) + [MoveOffsets(name) for name in record.groups if not seen[name].moved]
+    actions = opened(record.groups, seen) + [MoveOffsets(name) for name in record.groups if not seen[name].moved]
     if actions:
         return Step(record, tuple(actions), "the offsets of consumer groups are moved")
     return Step(replace(record, phase=Phase.LEAVING, since=now))
 
 
 def _leaving(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) -> Step:
-    actions = (*_opened(record, seen), *(Release(name) for name in record.groups if not seen[name].released))
+    actions = (*opened(record.groups, seen), *(Release(name) for name in record.groups if not seen[name].released))
     waits = 0 <= now - record.since < limits.silent
     if actions or any(seen[name].listed is not False or (seen[name].silent and waits) for name in record.groups):
         return Step(record, actions, "Gantry leaves the former NameServers")

@@ -203,10 +203,13 @@ class RollbackEdge:
     async def copying(
         self, before: Mapping[str, steps.Group], state: CopyState | Path, phase: Phase
     ) -> AsyncIterator[None]:
-        """Have a copy to the former brokers meanwhile. `before`: what the cutover recorded. `state`: what was copied,
-        or its file. Raises Refused, errors of clients and of the state.
+        """Have a copy to the former brokers meanwhile, which stand aside and take messages. `before`: what the cutover
+        recorded. `state`: what was copied, or its file. Raises Refused, errors of clients and of the state.
         """
         masters, place = await self.masters(), self._edge.place
+        # The copy reads at them what it has sent before.
+        for action in rolling_back.opened(self._edge.groups, await self.look()):
+            await self.act(action)
         session = AsideSession(";".join(place.name_servers), masters, place.credentials, place.tls)
         async with Admin(session) as former:
             ends = {self._edge.groups[name].broker: group.end or 0 for name, group in before.items()}
