@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -198,8 +198,8 @@ def ends(made: Scene, clients: Driver) -> None:
     assert got.summary["received"] == 520
 
 
-def cut_at(made: Scene, phase: str) -> None:
-    """Kill a cutover as soon as this phase is recorded, or let it be if it was past that."""
+def cut_at(made: Scene, phase: str, done: Callable[[], bool] = lambda: True) -> None:
+    """Kill a cutover as soon as this phase is recorded, and something is done; or let it be if it was past that."""
     cutover = subprocess.Popen(
         [*made.source.prefix, sys.executable, "-m", "gantry_operator.cli", "migrate", "cutover", "--settle", "1",
          "--routes", "2", "--dir", str(made.folder)],
@@ -208,7 +208,7 @@ def cut_at(made: Scene, phase: str) -> None:
     record = made.folder / "migration.json"
     deadline = time.monotonic() + 60
     while cutover.poll() is None and time.monotonic() < deadline:
-        if record.exists() and f'"{phase}"' in record.read_text():
+        if record.exists() and f'"{phase}"' in record.read_text() and done():
             break
         time.sleep(0.01)
     os.killpg(cutover.pid, signal.SIGKILL)
