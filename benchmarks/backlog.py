@@ -21,7 +21,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gantry_broker.protocol.codes import RequestCode
+from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame, FrameDecoder, encode_frame
 from gantry_broker.protocol.headers import CreateTopicHeader, Long, PullHeader, SendHeader
 from gantry_broker.protocol.message import BatchItem, encode_batch
@@ -92,6 +92,9 @@ class Reader(threading.Thread):
             while self.offset < self._expected:
                 header = PullHeader("readers", TOPIC, self._queue, Long(self.offset), 32, 4, Long(0), subscription="*")
                 answer = wire.ask(RequestCode.PULL_MESSAGE, header.ext())
+                if answer.code == ResponseCode.SYSTEM_BUSY:  # Clients ask again, too.
+                    time.sleep(0.1)
+                    continue
                 if answer.code != 0:
                     self.problem = f"queue {self._queue} at {self.offset}: {answer.code} {answer.remark}"
                     return

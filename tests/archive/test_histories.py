@@ -36,13 +36,18 @@ class World:
     """A group of two members, whose logs are real stores, and its archive."""
 
     def __init__(
-        self, seed: int, folder: Path, sealer: Sealer | None = None, objects: MemoryObjects | None = None
+        self,
+        seed: int,
+        folder: Path,
+        sealer: Sealer | None = None,
+        objects: MemoryObjects | None = None,
+        now: int = 1_700_000_000_000,
     ) -> None:
         self.random = random.Random(seed)
         self.folder = folder
         lag = self.random.choice([0, 0, 1, 3])
         self.objects = objects or MemoryObjects(seed, fail=0.05, lie=0.02, lost=0.02, lag=lag)
-        self.now = 1_700_000_000_000
+        self.now = now
         self.epoch = 0
         part = self.random.choice([4_000, 20_000, 100_000])
         self.settings = Settings(5_000, self.random.choice([None, 60_000, 600_000]), part)
@@ -569,6 +574,67 @@ class Unconditional(MemoryObjects):
     def create(self, name: str, data: bytes) -> bool:
         self.objects.pop(name, None)
         return super().create(name, data)
+
+
+@pytest.mark.parametrize("more", [0, 3], ids=["same epochs", "later epochs"])
+@pytest.mark.parametrize("puts", [2, 40], ids=["shorter", "longer"])
+def test_a_group_that_begins_once_more_changes_nothing_in_its_archive(quick_dir: Path, more: int, puts: int) -> None:
+    """All its disks were lost. What the archive has may be the only copy, and another log does not continue it."""
+    world = World(7, quick_dir, objects=MemoryObjects())
+    world.settings = Settings(5_000, None, 20_000)
+    world.now += 1_000
+    for _ in range(4):
+        upload_one(world, 0)
+    before = world.group.load()
+    again = World(7, quick_dir / "again", objects=world.objects, now=world.now + 60_000)
+    again.settings = world.settings
+    for number in range(more):
+        again.sync()
+        again.lead(number % 2)
+    for _ in range(puts):
+        again.put()
+    again.sync()
+    archiver, store = again.archivers[0], again.members[0]
+    for _ in range(3):
+        view = View(store.log.start, store.state.confirmed, SEGMENT, store.epoch_cache.epochs)
+        with pytest.raises(ArchiveError, match="another log than the disks"):
+            archiver._step(view, again.settings, True)
+    assert world.group.load() == before
+    assert (store.state.confirmed > before.end) == (puts == 40)
+
+
+def test_a_new_log_does_not_undo_what_an_archive_has_left(quick_dir: Path) -> None:
+    """Retention removed the first records: there is nothing to compare, but the log's records are all younger."""
+    world = World(7, quick_dir, objects=MemoryObjects())
+    world.settings = Settings(5_000, 60_000, 20_000)
+    while world.group.load().start == 0:
+        upload_one(world, 0)
+        world.step(0)
+    before = world.group.load()
+    again = World(7, quick_dir / "again", objects=world.objects, now=world.now + 60_000)
+    again.settings = world.settings
+    again.lead(1)
+    again.sync()
+    store = again.members[1]
+    view = View(store.log.start, store.state.confirmed, SEGMENT, store.epoch_cache.epochs)
+    with pytest.raises(ArchiveError, match="another log than the disks"):
+        again.archivers[1]._step(view, again.settings, True)
+    assert world.group.load() == before
+
+
+def test_a_block_that_is_damaged_on_the_disk_is_no_other_log(quick_dir: Path) -> None:
+    world = World(7, quick_dir, objects=MemoryObjects())
+    world.settings = Settings(5_000, None, 20_000)
+    for _ in range(8):
+        upload_one(world, 0)
+    state = world.group.load()
+    assert len(state.parts) > 1
+    world.archivers[0] = world._archiver(0)
+    with (quick_dir / "m0" / "commitlog" / f"{0:020d}").open("r+b") as file:
+        file.seek(state.end - 10)
+        file.write(b"\xff" * 5)
+    upload_one(world, 0)
+    assert world.group.load().end > state.end
 
 
 def upload_one(world: World, member: int) -> None:

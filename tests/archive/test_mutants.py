@@ -26,6 +26,8 @@ BESIDE = (
     histories.test_a_clock_that_is_ahead_removes_nothing,
     partial(histories.test_a_member_that_slept_for_days_removes_nothing_of_the_others, promoted=False),
     histories.test_a_member_that_slept_does_not_write_at_a_used_number,
+    partial(histories.test_a_group_that_begins_once_more_changes_nothing_in_its_archive, more=0, puts=2),
+    histories.test_a_new_log_does_not_undo_what_an_archive_has_left,
     histories.test_a_former_owner_is_fenced,
     histories.test_of_two_members_that_write_at_once_one_is_overtaken,
     histories.test_each_flipped_bit_of_an_object_is_found,

@@ -228,6 +228,8 @@ class Archiver:
         """Names of damaged parts whose records the disk does not give, either."""
         self._lost = ("", 0)
         """A part that could not be read back, and how often in a row."""
+        self._compared_log = False
+        """The disk's records were found to be those of the archive, since the start."""
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._stopping = threading.Event()
@@ -364,6 +366,8 @@ class Archiver:
         step = self._decide(state, view, settings)
         if isinstance(step, Prune) and self._compare_clocks():
             step = self._decide(state, view, settings)
+        if state.n and (not self._compared_log or isinstance(step, (Begin, Cut))):
+            self._compare_log(state, view, step)
         match step:
             case Wait(why):
                 if not why and self._mend(state, view):
@@ -374,6 +378,7 @@ class Archiver:
                 if cut is not None:
                     log.error("the archive begins once more at %d: an unclean promotion undid all that it had", base)
                 self._write(state, Change(cut=cut, base=(base, epochs)), view, ())
+                self._compared_log = True
             case Cut(at, across):
                 log.warning("the archive is cut at %d: an unclean promotion undid what it has from there on", at)
                 self._cut(state, at, across, view)
@@ -444,6 +449,49 @@ class Archiver:
         if self._ahead_ms >= AHEAD_MS:
             log.warning("this clock is %d s ahead of the object store, whose clock counts", self._ahead_ms // 1000)
         return True
+
+    def _compare_log(self, state: State, view: View, step: upload.Step) -> None:
+        """Check that the archive has this very log: leader epochs of another one may be the same, after all disks of a
+        group were lost and it began once more. Raises ArchiveError.
+        """
+        if state.segment_size != view.segment_size:
+            return
+        end = min(upload.shared_to(state, view.epochs, view.start), view.confirmed)
+        first = max(view.start, state.start)
+        if first >= end:
+            if isinstance(step, Begin) and state.parts and self._first_ms(view) > state.last_ms:
+                raise ArchiveError(_another_log(state, view.start))
+            return
+        # One place may be damaged on the disk.
+        places = [(part, at) for at in (end - 1, first) if (part := state.part_at(at)) is not None]
+        found = [self._has_bytes_of(state, part, at, end, view) for part, at in places]
+        if False in found and True not in found:
+            raise ArchiveError(_another_log(state, first))
+        self._compared_log = True in found
+
+    def _has_bytes_of(self, state: State, part: Part, at: int, end: int, view: View) -> bool | None:
+        """Return whether the disk has the bytes below `end` of the block of a part that has an offset; None: the part
+        is lost. Raises ArchiveError, OSError.
+        """
+        if part.name in state.damaged:
+            return None
+        try:
+            reader = self._group.reader(part)
+            directory = reader.directory()
+            block = directory.blocks_of(at, at + 1)[0]
+            theirs = reader.block(directory, block)[: end - block.start]
+        except (Damaged, Missing) as error:
+            self._expect_again(part, error)
+            return None
+        with ReadOnlyLog(self._log_dir, view.segment_size) as disk:
+            return disk.raw(block.start, len(theirs)) == theirs
+
+    def _first_ms(self, view: View) -> int:
+        """Return the store time of the first record on the disk; 0 without one. Raises ArchiveError, OSError."""
+        writer = self._writer(view.start, view)
+        with ReadOnlyLog(self._log_dir, view.segment_size) as disk:
+            self._add_block(writer, disk, view.confirmed)
+        return writer.first_ms
 
     def _part(self, most: int) -> int:
         return max(most >> min(self._failures, 6), min(most, SMALLEST_PART))
@@ -704,6 +752,14 @@ class Archiver:
         self._group.forget_entries(now_ms - LAG_MS)
         self._group.remove_parts(self._group.orphans(newest, before_ms))
         self._group.forget_clocks(before_ms)
+
+
+def _another_log(state: State, at: int) -> str:
+    return (
+        f"the archive has another log than the disks, whose records from {at} on differ: the group began once more. "
+        f"What the archive has, up to {state.end}, may be the only copy. Restore it into another cluster, and write "
+        "another spec.archive.url here"
+    )
 
 
 def _epoch_of(view: View, end: int) -> int:

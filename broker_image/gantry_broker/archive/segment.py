@@ -340,6 +340,11 @@ class SegmentWriter:
         found.records += 1
 
     @property
+    def first_ms(self) -> int:
+        """The store time of the first record (Unix ms); 0 without one."""
+        return self._first_ms
+
+    @property
     def size(self) -> int:
         """Bytes in memory: the stored blocks and the rows of queues and keys. It waits for blocks that are being
         compressed.

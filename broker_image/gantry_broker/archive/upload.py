@@ -12,6 +12,9 @@ The rules:
    record of a clock that was wrong removes nothing younger, nor does a member whose clock is ahead: the object store's
    clock counts.
 7. A part that cannot be read back is uploaded once more by a member whose disk still has its records.
+
+Before these rules count, `Archiver` compares records: a group whose disks were all lost may begin once more with the
+same epochs, and its log neither continues the archive nor undoes it.
 """
 
 from __future__ import annotations

@@ -28,8 +28,9 @@ QUEUES: Final = 1_024
 """Queues of a topic that a page looks at."""
 PART: Final = 32
 """Messages of one part of a queue, at most: as many as a broker sends in one answer."""
-TAG_PART: Final = 1_024
-"""Offsets of one part of a queue where the broker filters by tag."""
+TAG_PART: Final = 4_096
+"""Offsets of one part of a queue where the broker filters by tag, at most: as many as a broker looks at for one answer.
+"""
 READS: Final = 512
 """Answers of brokers that one page reads, at most; four times the queues, where there are that many."""
 BYTES: Final = 64 * 1024 * 1024
@@ -165,6 +166,8 @@ class _Part:
     """Offsets that are not read yet: from `low` to the one before `high`."""
     bound: int
     """No message that is not read yet is further ahead in the walk than this time (Unix ms)."""
+    tag_size: int = 0
+    """Offsets of the next part where the broker filters by tag; 0: none was read yet."""
     read: list[tuple[Place, ReceivedMessage | None]] = field(default_factory=list)
     """Read and not given yet; the next one is last. None: a place that the search passed, without a message."""
 
@@ -184,13 +187,16 @@ class Walk:
         *,
         older: bool,
         count: int = PAGE,
+        search_s: float = SEARCH_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Begin a page. `search_s`: seconds after which a search with filters ends it."""
         self._reader = reader
         self._wanted = wanted
         self._begin = begin
         self._older = older
         self._count = count
+        self._search_s = search_s
         self._clock = clock
         self._reads = 0
         self._bytes = 0
@@ -198,7 +204,7 @@ class Walk:
 
     async def page(self) -> Page:
         """Read the page. Raises what the reader raises."""
-        ends_at = self._clock() + SEARCH_S
+        ends_at = self._clock() + self._search_s
         parts = [part for part in await self._parts() if part.more]
         reads = max(READS, 4 * len(parts))
         page = Page()
@@ -284,11 +290,11 @@ class Walk:
 
     async def _read(self, part: _Part, queues: int) -> None:
         async with self._turn:
+            # Every queue brings a share of the page, and double as much at once as it will likely need.
+            share = min(max(2 * self._count // queues, 4), PART)
             if self._wanted.tags:
-                await self._read_by_tag(part)
+                await self._read_by_tag(part, share)
             else:
-                # Every queue brings a share of the page, and double as much at once as it will likely need.
-                share = min(max(2 * self._count // queues, 4), PART)
                 await self._read_all(part, PART if self._wanted.by_content else share)
         if part.read:
             part.bound = part.read[0][0].store_ms
@@ -309,8 +315,9 @@ class Walk:
         part.high = first
         part.read = [(place_of(m), m) for m in messages]
 
-    async def _read_by_tag(self, part: _Part) -> None:
-        size = min(part.high - part.low, TAG_PART)
+    async def _read_by_tag(self, part: _Part, share: int) -> None:
+        """Read a part that has about a share of messages: the next one is larger when the tag turns out to be rare."""
+        size = min(part.high - part.low, part.tag_size or share)
         at, end = (part.high - size, part.high) if self._older else (part.low, part.low + size)
         # The message at the far end says how far the search came, whether it has the tag or not.
         edge, _ = await self._pull(part.queue, at if self._older else end - 1, 1, "")
@@ -322,6 +329,10 @@ class Walk:
             if behind <= low:
                 break
             low = behind
+        if 2 * len(rows) < share:
+            part.tag_size = min(4 * size, TAG_PART)
+        elif len(rows) > 2 * share:
+            part.tag_size = max(size // 4, share)
         places = {place for place, _ in rows}
         rows += [(place_of(m), None) for m in edge if place_of(m) not in places and at <= m.queue_offset < end]
         part.read = sorted(rows, key=lambda row: row[0].offset, reverse=not self._older)

@@ -46,6 +46,8 @@ CHOSEN: Final = 200
 """Dead letters that one form sends again, at most."""
 EXPORTED: Final = 10_000
 """Dead letters of one export."""
+SEARCH_S: Final = 0.4
+"""Seconds after which a search for messages ends its page; the browser goes on from there."""
 OPERATION_S: Final = 40.0
 
 
@@ -104,7 +106,7 @@ async def find_by_key(source: Source, topic: str, key: str, wanted: Wanted, befo
 async def walk(source: Source, topic: str, wanted: Wanted, begin: Place | None, *, older: bool) -> Page:
     """Return a page of a topic, from `begin` on; None: from the newest message on. Raises OperationError."""
     async with one_line_errors(), _admin(source) as admin:
-        return await Walk(AdminReader(admin, topic), wanted, begin, older=older).page()
+        return await Walk(AdminReader(admin, topic), wanted, begin, older=older, search_s=SEARCH_S).page()
 
 
 async def send(source: Source, message: Message) -> tuple[MessageQueue, int]:

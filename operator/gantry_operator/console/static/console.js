@@ -91,6 +91,15 @@
     }
   }
 
+  // A search that has found nothing yet goes on, page by page, until somebody stops it.
+  let goingOn = 0;
+  function goOn() {
+    const at = document.querySelector("[data-goes-on]");
+    if (!at) return;
+    at.querySelector("[data-stop]").hidden = false;
+    goingOn = setTimeout(() => { location.replace(at.dataset.goesOn); }, 100);
+  }
+
   document.addEventListener("click", (event) => {
     const target = event.target.closest("button, [data-copy]");
     if (!target) return;
@@ -104,6 +113,10 @@
       try { localStorage.setItem("zone", local ? "local" : "utc"); } catch { /* private window: only this page */ }
       showTimes();
       showChart();
+    } else if (target.dataset.stop !== undefined) {
+      clearTimeout(goingOn);
+      window.stop();
+      target.hidden = true;
     } else if (target.dataset.copy !== undefined) {
       const code = target.parentElement.querySelector("code");
       if (code && navigator.clipboard) {
@@ -257,7 +270,7 @@
   document.addEventListener("htmx:sseMessage", () => { last = Date.now(); showAge(); });
   document.addEventListener("htmx:afterSettle", () => { showCommands(); showTimes(); showChart(); });
   document.addEventListener("DOMContentLoaded", () => {
-    labelTheme(); showCommands(); showTimes(); countChosen(); showChart();
+    labelTheme(); showCommands(); showTimes(); countChosen(); showChart(); goOn();
     // On a phone the pages are one row, of which a part is shown.
     const here = document.querySelector(".side nav [aria-current]");
     if (here) here.scrollIntoView({ block: "nearest", inline: "center" });
