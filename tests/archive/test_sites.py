@@ -151,6 +151,8 @@ async def test_roles_are_exchanged_twice_without_loss(tmp_path: Path) -> None:
             with pytest.raises(NotWritable, match="hands over"):
                 put(first, -1)
             await followed(second, end)
+            looked = await second.broker.sites.look()
+            assert (looked.handed_over, looked.groups) == (["a"], ["a"])
             with pytest.raises(Fenced, match="not handed over with this token"):
                 await second.broker.sites.take(TakeRequest(token="token-of-another"))
             taken = await second.broker.sites.take(TakeRequest(token=f"token-{generation}"))

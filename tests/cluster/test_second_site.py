@@ -23,6 +23,7 @@ from gantry_operator.cluster.second_site import (
     given_up,
     instruction,
     member_site,
+    not_here,
     promote,
     site_condition,
     taken,
@@ -132,6 +133,16 @@ def test_a_group_that_was_handed_over_must_be_there() -> None:
     assert promote(SiteState("Standby"), looked, "t", "p", accept_loss=True, now_ms=1).role == "Promoting"
     looked.append(replace(looked[0], group="b"))
     assert promote(SiteState("Standby"), looked, "t", "p", accept_loss=False, now_ms=1).role == "Promoting"
+
+
+def test_a_group_of_the_archive_that_is_not_here_is_named() -> None:
+    """Nobody handed it over, so it may be one that the first site had until it was lost, or one that was removed."""
+    looked = [replace(LOOKED, groups=("a", "b"))]
+    with pytest.raises(Refused, match=r"has group b as well, and this cluster has no such group: add it"):
+        promote(SiteState("Standby"), looked, "", "p", accept_loss=False, now_ms=60_000)
+    assert not_here(looked) == ["b"]
+    assert not_here([replace(looked[0], handed_over=("a", "b"))]) == [], "it is refused by its name"
+    assert promote(SiteState("Standby"), looked, "", "p", accept_loss=True, now_ms=1).role == "Promoting"
 
 
 def test_a_promotion_that_waits_may_accept_the_loss_later() -> None:

@@ -61,6 +61,8 @@ class Look:
     """The token of a hand-over that was completed; "": the owner may go on writing."""
     handed_over: tuple[str, ...]
     """All groups of the archive that were handed over with this token."""
+    groups: tuple[str, ...]
+    """All groups of the archive."""
     archived_end: int
     archived_ms: int
     end: int
@@ -257,17 +259,18 @@ class Following:
 
     async def look(self) -> Look:
         """Read the newest state. Raises ArchiveError."""
-        identity, state, handed_over = await in_daemon_thread(self._read)
+        identity, state, groups, handed_over = await in_daemon_thread(self._read)
         if identity is None:
             raise Missing(f"{self._url} has no archive")
         self._wake.set()
-        return Look(identity, state.closed, handed_over, state.end, state.last_ms, self._store.state.confirmed)
+        confirmed = self._store.state.confirmed
+        return Look(identity, state.closed, handed_over, groups, state.end, state.last_ms, confirmed)
 
-    def _read(self) -> tuple[Identity | None, State, tuple[str, ...]]:
-        identity, state = self._archive.identity(), self._group.load(self._state)
-        groups = self._archive.groups() if state.closed else []
-        same = (name for name in groups if self._archive.group(name).load().closed == state.closed)
-        return identity, state, tuple(same)
+    def _read(self) -> tuple[Identity | None, State, tuple[str, ...], tuple[str, ...]]:
+        identity, state, groups = self._archive.identity(), self._group.load(self._state), self._archive.groups()
+        wanted = groups if state.closed else []
+        same = (name for name in wanted if self._archive.group(name).load().closed == state.closed)
+        return identity, state, tuple(groups), tuple(same)
 
     async def take_over(self, uid: str, cluster: str, token: str, *, accept_loss: bool) -> int:
         """Make this cluster the owner of the archive, for good, and return where the former owner's log ends in it.

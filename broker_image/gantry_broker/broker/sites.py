@@ -185,6 +185,7 @@ class Sites:
             number=owner.number,
             closed=found.closed,
             handed_over=list(found.handed_over),
+            groups=list(found.groups),
             archived_end=found.archived_end,
             archived_ms=found.archived_ms,
             end=found.end,

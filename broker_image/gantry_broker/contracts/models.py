@@ -240,6 +240,7 @@ class SiteLook(_Model):
     number: int
     closed: str = Field(description="The token of a completed hand-over.")
     handed_over: list[str] = Field(default=[], description="All groups that were handed over with this token.")
+    groups: list[str] = Field(default=[], description="All groups of the archive.")
     archived_end: Offset
     archived_ms: int
     end: Offset = Field(description="End of this member's confirmed log.")

@@ -255,6 +255,14 @@ class Looked:
     archived_ms: int
     handed_over: tuple[str, ...] = ()
     """All groups of the archive that were handed over with the same token."""
+    groups: tuple[str, ...] = ()
+    """All groups of the archive."""
+
+
+def not_here(looked: Sequence[Looked]) -> list[str]:
+    """Return the groups of the archive that this cluster lacks, as far as they were not handed over."""
+    known = {name for g in looked for name in g.groups} - {name for g in looked for name in g.handed_over}
+    return sorted(known - {g.group for g in looked})
 
 
 def promote(
@@ -279,6 +287,12 @@ def promote(
             f"group {g.group}: archived up to {max(now_ms - g.archived_ms, 0) // 1000} s ago (offset {g.archived_end})"
             for g in open_groups
         )
+        absent = not_here(looked)
+        if absent:
+            rows += (
+                f". The archive has group {', '.join(absent)} as well, and this cluster has no such group: add it to "
+                "spec.brokerGroups first, unless it was removed there, too"
+            )
         raise Refused(
             f"cluster {open_groups[0].owner} has not handed over, so what it took since its last upload may be "
             f"missing: {rows}. Run `gantry demote` there if it lives. If it is lost, repeat with --accept-loss"

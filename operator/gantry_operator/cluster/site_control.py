@@ -37,6 +37,7 @@ from gantry_operator.cluster.second_site import (
     given_up,
     instruction,
     member_site,
+    not_here,
     promote,
     site_condition,
     taken,
@@ -182,7 +183,9 @@ class SiteControl:
                 state = promote(
                     self.state, looked, token, secrets.token_hex(6), accept_loss=accept_loss, now_ms=_now_ms()
                 )
-                await self._take(state, "PromotionStarted", "the archive is taken over")
+                absent = ", ".join(not_here(looked))
+                without = f" without group {absent}, which this cluster does not have" if absent else ""
+                await self._take(state, "PromotionStarted", f"the archive is taken over{without}")
             else:
                 state = promote(self.state, [], token, "", accept_loss=accept_loss, now_ms=_now_ms())
                 if state != self.state:
@@ -216,7 +219,7 @@ class SiteControl:
                 continue
             return Looked(
                 group, archive.owner_cluster, archive.closed, archive.archived_end, archive.archived_ms,
-                tuple(archive.handed_over),
+                tuple(archive.handed_over), tuple(archive.groups),
             )  # fmt: skip
         raise Refused(f"the archive of group {group} cannot be read: {why}")
 
