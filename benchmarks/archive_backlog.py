@@ -30,7 +30,7 @@ from gantry_broker.archive.chain import Archive
 from gantry_broker.archive.objects import Location, ObjectStore
 from gantry_broker.archive.threads import in_daemon_thread
 from gantry_broker.archive.upload import Settings, View
-from gantry_broker.broker.archiving import LEVELS
+from gantry_broker.broker.archiving import LEVELS, PARTS
 from gantry_broker.store.store import MessageStore
 
 from benchmarks.archive import fill
@@ -39,11 +39,11 @@ from tests.archive.s3 import S3Server, s3_server
 MIB = 2**20
 
 
-def upload(store: MessageStore, folder: Path, archive: Archive, level: int) -> None:
-    settings = Settings(interval_ms=0)
+def upload(store: MessageStore, folder: Path, archive: Archive, name: str) -> None:
+    settings = Settings(interval_ms=0, part=PARTS[name])
     archiver = Archiver(
         archive, group="a", uid="u", cluster="c", log_dir=folder / "commitlog", view=lambda: None, turn=lambda: True,
-        settings=lambda: settings, delays=(1_000,), level=level,
+        settings=lambda: settings, delays=(1_000,), level=LEVELS[name],
     )  # fmt: skip
     view = View(store.log.start, store.state.confirmed, store.log.segment_size, store.epoch_cache.epochs)
     while archiver._step(view, settings, True):
@@ -76,7 +76,7 @@ def pair(number: int, store: MessageStore, folder: Path, server: S3Server, name:
 
     def send(prefix: str) -> tuple[float, float, list[float]]:
         target = ObjectStore(place._replace(url=f"{place.url}/{prefix}"))
-        return asyncio.run(beside(lambda: upload(store, folder / "log", Archive(target), LEVELS[name])))
+        return asyncio.run(beside(lambda: upload(store, folder / "log", Archive(target), name)))
 
     first = send("one")
     group = Archive(ObjectStore(place._replace(url=f"{place.url}/one"))).group("a")

@@ -14,6 +14,7 @@ from gantry_broker.archive.errors import Damaged, Unavailable
 from gantry_broker.archive.inspection import verify
 from gantry_broker.archive.segment import MAX_HOLE, SegmentWriter
 from gantry_broker.archive.upload import Settings, View
+from gantry_broker.broker.archiving import PARTS
 from gantry_broker.settings import BrokerSettings
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
@@ -153,3 +154,8 @@ def test_a_queue_offset_far_behind_the_one_before_is_refused(tmp_path: Path) -> 
         writer.add(records([5, 7 + MAX_HOLE], tmp_path / "far"))
     writer.add(records([5, 1_000], tmp_path / "near"))
     assert writer.finish()[1].queues["T", 0].length == 996
+
+
+def test_a_part_is_sent_while_the_next_one_is_made_without_compression() -> None:
+    """A part takes its bytes twice while it is put together: of larger ones none would be sent meanwhile."""
+    assert 4 * PARTS["None"] <= archiving.MEMORY

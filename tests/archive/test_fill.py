@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def member(folder: Path, number: int, **more: Any) -> BrokerProcess:
     )  # fmt: skip
 
 
-async def filled(first: BrokerProcess) -> None:
+async def filled(first: BrokerProcess, *, archives: bool = True) -> None:
     """Let the first member lead a log that is archived."""
     await lead(first)
     host = b"\x7f\0\0\1\0\0\0\1"
@@ -44,7 +45,8 @@ async def filled(first: BrokerProcess) -> None:
         found = first.broker.archiving.state
         return found is not None and found.end >= state.confirmed
 
-    await until(archived)
+    if archives:
+        await until(archived)
 
 
 async def follow(first: BrokerProcess, second: BrokerProcess) -> None:
@@ -75,6 +77,26 @@ async def test_a_new_member_takes_old_records_from_the_archive(tmp_path: Path) -
         # The first answers of the leader come while the manifest is read; later ones are small and keep the link.
         assert second.broker.archive_fill.bytes > 2 * SEGMENT
         assert second.broker.archive_fill.error == ""
+
+
+@pytest.mark.timeout(120)
+async def test_the_archive_of_another_log_leaves_it_to_the_leader(tmp_path: Path) -> None:
+    """All disks of the group were lost, and it began once more: with the same epoch, and longer than its archive."""
+    lost = member(tmp_path / "lost", 0)
+    async with lost:
+        await filled(lost)
+    shutil.move(tmp_path / "lost" / "store", tmp_path / "store")
+    first, second = member(tmp_path, 0), member(tmp_path, 1)
+    async with first, second:
+        await filled(first, archives=False)
+        assert first.store.epoch_cache.epochs == lost.store.epoch_cache.epochs
+        await follow(first, second)
+        equal(first, second)
+        assert second.broker.archive_fill.bytes == 0
+        assert second.broker.archive_fill.error == "it has another log than the leader"
+        report = first.broker.archiving.report
+        assert report is not None
+        assert "another log than the disks" in report.error
 
 
 @pytest.mark.timeout(120)

@@ -29,6 +29,9 @@ from gantry_broker.store.log.epochs import LeaderEpochs
 
 PART: Final = 32 << 20
 """Bytes of the log in one part at most, plus one record."""
+PLAIN_PART: Final = 16 << 20
+"""The same without compression: of larger ones the memory for parts has room for one alone, so that the next one waits.
+"""
 MERGE_AT: Final = 8
 """Parts that follow each other and fit into one are merged when there are so many."""
 

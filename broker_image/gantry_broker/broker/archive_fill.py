@@ -2,8 +2,8 @@
 
 What comes from the archive is a tail that the leader has not confirmed here: the next fetch shows the leader where it
 ends and which leader epochs it has, and the leader continues it or cuts it (rule 1). Readers see none of it before
-(rule 3). Meanwhile a small fetch each second keeps the link. Without an archive, or when it fails, the leader sends
-all.
+(rule 3). The first records come from the leader: they show that the archive has this log. Meanwhile a small fetch each
+second keeps the link. Without an archive, or when it fails, the leader sends all.
 """
 
 from __future__ import annotations
@@ -69,6 +69,8 @@ class ArchiveFill:
         self._opened: Opened | None = None
         self._opening: asyncio.Task[Opened] | None = None
         self._not_before = 0.0
+        self._compared = False
+        """The records before those that it takes were found to be those of the archive."""
 
     def wanted(self, mine: Log, leader_end: int) -> bool:
         """Whether the archive has much of what this log lacks. `leader_end`: the end of the leader's log."""
@@ -92,7 +94,29 @@ class ArchiveFill:
             return False
         if state.part_at(end) is None:
             return False
-        return end == mine.start == 0 or divergence(state.epochs, state.end, mine.leader_epochs, end) >= end
+        return end > mine.start and divergence(state.epochs, state.end, mine.leader_epochs, end) >= end
+
+    async def _is_this_log(self, mine: Log, state: State) -> bool:
+        """Whether the last records of this log are those of the archive: a group that lost all its disks may have begun
+        once more with the same epochs. Raises ArchiveError.
+        """
+        end = mine.end
+        part = state.part_at(end - 1)
+        if part is None:
+            return False
+        opened = self._opened
+        if opened is None or opened.part.name != part.name:
+            opened = await in_daemon_thread(partial(self._get, part))
+        block = opened.directory.blocks_of(end - 1, end)[0]
+        data = await in_daemon_thread(partial(opened.reader.block, opened.directory, block))
+        first = max(block.start, mine.start)
+        theirs, found = data[first - block.start : end - block.start], b""
+        try:
+            while len(found) < len(theirs) and (more := mine.read_raw(first + len(found), len(theirs) - len(found))):
+                found += more
+        except ValueError:  # No record of this log begins there.
+            return False
+        return found == theirs
 
     def _look_soon(self, group: GroupArchive) -> None:
         """Read the manifest, unless that was done a moment ago."""
@@ -111,6 +135,7 @@ class ArchiveFill:
 
     def was_cut(self) -> None:
         """Note that the leader cut the log: the archive may be of another history for some time."""
+        self._compared = False
         self._pause()
 
     async def fill(self, mine: Log, append: Callable[[int, bytes], bool]) -> None:
@@ -121,13 +146,15 @@ class ArchiveFill:
         if state is None and self._looking is not None:
             await asyncio.wait({self._looking}, timeout=WAIT_S)
             state = self._state
-        part = None if state is None or not self._continues(mine, state) else state.part_at(mine.end)
-        if part is None:
+        if state is None or not self._continues(mine, state) or (part := state.part_at(mine.end)) is None:
             return
         try:
             opened = await self._open(part)
             if opened is None:
                 return
+            if not self._compared and not await self._is_this_log(mine, state):
+                raise ArchiveError("it has another log than the leader")
+            self._compared = True
             done = 0
             for block in opened.directory.blocks_of(mine.end, part.end):
                 data = await in_daemon_thread(partial(opened.reader.block, opened.directory, block))

@@ -8,7 +8,7 @@ from gantry_broker.archive import upload
 from gantry_broker.archive.archiver import Archiver, Report
 from gantry_broker.archive.opening import open_archive
 from gantry_broker.archive.segment import LEVEL
-from gantry_broker.archive.upload import Settings, View
+from gantry_broker.archive.upload import PART, PLAIN_PART, Settings, View
 from gantry_broker.contracts.models import ArchiveStatus
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ class NoArchive(Exception):
 
 LEVELS: Final = {"Zstd": LEVEL, "None": -(1 << 17)}
 """Levels of zstd; the lowest one copies nearly all bytes."""
+PARTS: Final = {"Zstd": PART, "None": PLAIN_PART}
+"""Bytes of the log in one part."""
 
 
 class Archiving:
@@ -64,6 +66,7 @@ class Archiving:
         settings = self._settings = Settings(
             interval_ms=int(archive.interval_s * 1000),
             retention_ms=None if archive.retention_s is None else int(archive.retention_s * 1000),
+            part=PARTS[archive.compression],
         )
         self._archiver = Archiver(
             open_archive(archive),
