@@ -188,9 +188,10 @@ def test_every_message_comes_once_and_in_order(seed: int, tmp_path: Path) -> Non
     tiers.store.close()
 
 
-def filled(tmp_path: Path, seed: int = 1) -> Tiers:
+@pytest.fixture
+def tiers(tmp_path: Path) -> Tiers:
     """A log whose first segments are in the archive only."""
-    tiers = Tiers(seed, tmp_path, fail=0.0)
+    tiers = Tiers(1, tmp_path, fail=0.0)
     tiers.settings = Settings(5_000, None, 20_000)
     while tiers.store.log.end < 5 * SEGMENT:
         tiers.now += 1_000
@@ -203,8 +204,7 @@ def filled(tmp_path: Path, seed: int = 1) -> Tiers:
     return tiers
 
 
-def test_times_keys_and_places_are_found(tmp_path: Path) -> None:
-    tiers = filled(tmp_path)
+def test_times_keys_and_places_are_found(tiers: Tiers) -> None:
     old = [r for r in tiers.model if r.phys_offset < tiers.store.log.start]
     assert old
     start = tiers.store.log.start
@@ -230,10 +230,9 @@ def test_times_keys_and_places_are_found(tmp_path: Path) -> None:
     assert tiers.tiered.offset_at_time("A", 0, 1, tiers.below("A", 0), upper=True) is None
 
 
-def test_filters_apply_to_tags_and_to_records(tmp_path: Path) -> None:
+def test_filters_apply_to_tags_and_to_records(tiers: Tiers) -> None:
     from gantry_broker.protocol.message import tags_hash
 
-    tiers = filled(tmp_path)
     below = tiers.below("A", 0)
     at = 0
     found: list[Record] = []
@@ -247,8 +246,7 @@ def test_filters_apply_to_tags_and_to_records(tmp_path: Path) -> None:
     assert {r.props["TAGS"] for r in decode_records(read.data)} == {"t2"}
 
 
-def test_a_damaged_object_is_said_and_what_is_behind_it_comes(tmp_path: Path) -> None:
-    tiers = filled(tmp_path)
+def test_a_damaged_object_is_said_and_what_is_behind_it_comes(tiers: Tiers) -> None:
     parts = tiers.state.parts
     broken = f"groups/a/parts/{parts[1].name}"
     data = bytearray(tiers.objects.objects[broken])
@@ -266,8 +264,7 @@ def test_a_damaged_object_is_said_and_what_is_behind_it_comes(tmp_path: Path) ->
     assert decode_record(read.data).body == behind.body
 
 
-def test_an_object_whose_directory_is_damaged_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
-    tiers = filled(tmp_path)
+def test_an_object_whose_directory_is_damaged_is_not_taken_for_an_empty_one(tiers: Tiers, tmp_path: Path) -> None:
     part = tiers.state.parts[1]
     name = f"groups/a/parts/{part.name}"
     whole = tiers.objects.objects[name]
@@ -284,8 +281,7 @@ def test_an_object_whose_directory_is_damaged_is_not_taken_for_an_empty_one(tmp_
     assert decode_record(read.data).body == inside[0].body
 
 
-def test_a_store_that_is_away_leaves_what_the_disk_has(tmp_path: Path) -> None:
-    tiers = filled(tmp_path)
+def test_a_store_that_is_away_leaves_what_the_disk_has(tiers: Tiers, tmp_path: Path) -> None:
     below = tiers.below("A", 0)
     tiered = TieredLog(tiers.archive.group("a"), tmp_path / "cache2", 1 << 20)
     tiered.open()
@@ -306,17 +302,17 @@ def test_a_store_that_is_away_leaves_what_the_disk_has(tmp_path: Path) -> None:
     assert again.get("A", 0, last, below, 1, 1 << 20).count == 1
 
 
-def test_what_is_not_known_yet_is_not_said_to_be_gone(tmp_path: Path) -> None:
-    tiers = filled(tmp_path)
+def test_what_is_not_known_yet_is_not_said_to_be_gone(tiers: Tiers, tmp_path: Path) -> None:
     fresh = TieredLog(tiers.archive.group("a"), tmp_path / "other", 1 << 20)
     fresh.open()
     with pytest.raises(Unavailable, match="the archive is known up to 0 of the log"):
         fresh.get("A", 0, 0, tiers.below("A", 0), 32, 1 << 20)
 
 
-def test_the_view_never_promises_more_than_its_floors_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_view_never_promises_more_than_its_floors_say(
+    tiers: Tiers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A pull at that moment would be answered as one below everything that there is."""
-    tiers = filled(tmp_path)
     seen: list[int] = []
     fresh = TieredLog(tiers.archive.group("a"), tmp_path / "fresh", 1 << 20)
     fresh.open()
@@ -332,8 +328,7 @@ def test_the_view_never_promises_more_than_its_floors_say(tmp_path: Path, monkey
     assert fresh.view.complete_to > 0
 
 
-def test_the_disk_cache_stays_below_its_limit_and_survives_damage(tmp_path: Path) -> None:
-    tiers = filled(tmp_path)
+def test_the_disk_cache_stays_below_its_limit_and_survives_damage(tiers: Tiers, tmp_path: Path) -> None:
     limit = 90_000
     tiered = TieredLog(tiers.archive.group("a"), tmp_path / "small", limit)
     tiered.open()
@@ -373,8 +368,7 @@ def damaged(whole: bytes, seed: int) -> bytes:
     return bytes(data)
 
 
-def test_an_index_with_any_damage_hides_no_message(tmp_path: Path) -> None:
-    tiers = filled(tmp_path)
+def test_an_index_with_any_damage_hides_no_message(tiers: Tiers, tmp_path: Path) -> None:
     start, below = tiers.store.log.start, tiers.below("A", 0)
     expected = [r.queue_offset for r in tiers.model if (r.topic, r.queue_id) == ("A", 0) and r.phys_offset < start]
     tiers.tiered.close()
@@ -396,8 +390,7 @@ def test_an_index_with_any_damage_hides_no_message(tmp_path: Path) -> None:
         tiered.close()
 
 
-def test_an_index_that_is_found_damaged_while_it_is_open_is_made_again(tmp_path: Path) -> None:
-    tiers = filled(tmp_path)
+def test_an_index_that_is_found_damaged_while_it_is_open_is_made_again(tiers: Tiers, tmp_path: Path) -> None:
     tiers.tiered.close()
     path = tmp_path / "cache" / "index.db"
     path.write_bytes(damaged(path.read_bytes(), 0)[:4_096] + bytes(path.stat().st_size - 4_096))
@@ -414,8 +407,7 @@ def test_an_index_that_is_found_damaged_while_it_is_open_is_made_again(tmp_path:
     tiered.close()
 
 
-def test_an_index_that_is_damaged_is_made_again(tmp_path: Path) -> None:
-    tiers = filled(tmp_path)
+def test_an_index_that_is_damaged_is_made_again(tiers: Tiers, tmp_path: Path) -> None:
     folder = tmp_path / "other"
     folder.mkdir()
     (folder / "index.db").write_bytes(b"this is no database" * 100)
@@ -425,8 +417,7 @@ def test_an_index_that_is_damaged_is_made_again(tmp_path: Path) -> None:
     assert tiered.view.floors == tiers.tiered.view.floors
 
 
-def test_the_rate_spreads_what_is_fetched(tmp_path: Path) -> None:
-    tiers = filled(tmp_path)
+def test_the_rate_spreads_what_is_fetched(tiers: Tiers, tmp_path: Path) -> None:
     now = [100.0]
 
     def sleep(seconds: float) -> None:
@@ -445,8 +436,7 @@ def test_the_rate_spreads_what_is_fetched(tmp_path: Path) -> None:
     assert tiered.counters.fetches > 3
 
 
-def test_expired_places_rise_with_time(tmp_path: Path) -> None:
-    tiers = filled(tmp_path)
+def test_expired_places_rise_with_time(tiers: Tiers) -> None:
     times = sorted({r.store_ms for r in tiers.model})
     places = [tiers.tiered.expired_place("A", ms, tiers.state) for ms in times]
     assert all(a <= b for a, b in pairwise(places))

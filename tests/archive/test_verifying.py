@@ -58,8 +58,12 @@ def filled(folder: Path, objects: Any = None) -> Log:
     return log
 
 
-def test_what_is_found_is_in_the_archive_and_the_uploading_member_reports_it(tmp_path: Path) -> None:
-    log = filled(tmp_path)
+@pytest.fixture
+def log(tmp_path: Path) -> Log:
+    return filled(tmp_path)
+
+
+def test_what_is_found_is_in_the_archive_and_the_uploading_member_reports_it(log: Log) -> None:
     archive, group = log.archive, log.archive.group("a")
     state, objects = group.load(), log.archive.objects
     objects.now_ms = log.now  # type: ignore[attr-defined]
@@ -100,10 +104,9 @@ def test_what_is_found_is_in_the_archive_and_the_uploading_member_reports_it(tmp
 
 @pytest.mark.parametrize("former", ["ahead", "behind"])
 def test_the_last_result_counts_whatever_the_clocks_of_verifiers_say(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, former: str
+    log: Log, monkeypatch: pytest.MonkeyPatch, former: str
 ) -> None:
     """One machine's clock is 30 years ahead. Its result hides no later one, and has the time of the store."""
-    log = filled(tmp_path)
     group = log.archive.group("a")
     store_ms = log.archive.objects.now_ms = log.now  # type: ignore[attr-defined]
     clocks = [log.now + 30 * 365 * 86_400_000, log.now]
@@ -120,9 +123,8 @@ def test_the_last_result_counts_whatever_the_clocks_of_verifiers_say(
     assert (last.number, last.faults) == (first.number + 1, 1)
 
 
-def test_results_whose_names_are_times_are_continued(tmp_path: Path) -> None:
+def test_results_whose_names_are_times_are_continued(log: Log) -> None:
     """As former versions wrote them, one by a clock that was ahead."""
-    log = filled(tmp_path)
     group, objects = log.archive.group("a"), log.archive.objects
     for ms in (5_000, 99_999_999_999_999):
         name = f"groups/a/verified/{ms:016d}.json"
@@ -143,9 +145,8 @@ def test_results_whose_names_are_times_are_continued(tmp_path: Path) -> None:
     assert last.number == 100_000_000_000_000 + VERIFICATIONS + 3
 
 
-def test_two_verifications_that_end_at_once_both_stay(tmp_path: Path) -> None:
+def test_two_verifications_that_end_at_once_both_stay(log: Log) -> None:
     """The listing of the second one lacks the result of the first."""
-    log = filled(tmp_path)
     group = log.archive.group("a")
     for faults in (0, 1):
         log.archive.objects.lag = 1  # type: ignore[attr-defined]
@@ -156,8 +157,7 @@ def test_two_verifications_that_end_at_once_both_stay(tmp_path: Path) -> None:
     assert (found.number, found.faults) == (2, 1)
 
 
-def test_a_part_that_leaves_the_archive_meanwhile_is_no_fault(tmp_path: Path) -> None:
-    log = filled(tmp_path)
+def test_a_part_that_leaves_the_archive_meanwhile_is_no_fault(log: Log) -> None:
     group = log.archive.group("a")
     before = group.load()
     gone = before.parts[0]
@@ -339,8 +339,7 @@ def test_the_program_refuses_an_order_that_it_cannot_read() -> None:
     assert "the order cannot be read" in done.stderr
 
 
-def test_a_missing_object_names_itself(tmp_path: Path) -> None:
-    log = filled(tmp_path)
+def test_a_missing_object_names_itself(log: Log) -> None:
     group = log.archive.group("a")
     state = group.load()
     log.archive.objects.delete(f"groups/a/parts/{state.parts[1].name}")
@@ -351,9 +350,8 @@ def test_a_missing_object_names_itself(tmp_path: Path) -> None:
 
 
 def test_an_object_that_is_found_a_moment_later_is_neither_damaged_nor_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = filled(tmp_path)
     group = log.archive.group("a")
     state = group.load()
     path = f"groups/a/parts/{state.parts[1].name}"

@@ -43,6 +43,11 @@ class Clock:
         bench.parts.delays._run()
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
 async def _delivered(bench: Bench, offset: int = 0) -> list[bytes]:
     answer = await bench.ask(11, bench.pull_ext(offset=offset))
     return [r.body for r in decode_records(answer.body)]
@@ -61,10 +66,7 @@ async def _send(bench: Bench, *seconds: int) -> None:
         assert (await bench.send(b"%d" % second, properties=due)).code == 0
 
 
-async def test_a_new_master_delivers_nothing_twice_of_a_minute_that_has_begun(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = Clock(monkeypatch)
+async def test_a_new_master_delivers_nothing_twice_of_a_minute_that_has_begun(clock: Clock, bench: Bench) -> None:
     await _send(bench, 50, 10, 30, 20)
     await clock.pass_to(bench, 25)
     assert await _delivered(bench) == [b"10", b"20"]
@@ -78,11 +80,8 @@ async def test_a_new_master_delivers_nothing_twice_of_a_minute_that_has_begun(
     assert not tables.timer_done
 
 
-async def test_messages_due_during_a_time_without_leader_are_delivered(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_messages_due_during_a_time_without_leader_are_delivered(clock: Clock, bench: Bench) -> None:
     """A minute's queue is used again for one three days later: it must not be taken for that one's."""
-    clock = Clock(monkeypatch)
     await _send(bench, *range(0, 6_000, 60))
     for minute in range(100):
         await _send(bench, 60 * minute + 1)
@@ -99,9 +98,8 @@ async def test_messages_due_during_a_time_without_leader_are_delivered(
 
 
 async def test_deliveries_out_of_order_are_kept_in_snapshots_and_in_the_log(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    clock: Clock, bench: Bench, tmp_path: Path
 ) -> None:
-    clock = Clock(monkeypatch)
     await _send(bench, 50, 10, 30, 20)
     await clock.pass_to(bench, 35)
     confirmed = bench.broker.meta.confirmed
@@ -119,10 +117,9 @@ async def test_deliveries_out_of_order_are_kept_in_snapshots_and_in_the_log(
 
 @pytest.mark.parametrize("looked_at", [None, -2, 5])
 async def test_a_want_of_descriptors_keeps_no_timer_message_back(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, looked_at: int | None
+    clock: Clock, bench: Bench, monkeypatch: pytest.MonkeyPatch, looked_at: int | None
 ) -> None:
     """When their minute is looked at, when it is read, or when those that are due are."""
-    clock = Clock(monkeypatch)
     await _send(bench, 50, 10, 30, 20)
     if looked_at is not None:
         await clock.pass_to(bench, looked_at)
@@ -140,9 +137,8 @@ async def test_a_want_of_descriptors_keeps_no_timer_message_back(
     assert await _delivered(bench) == [b"10", b"20", b"30", b"50"]
 
 
-async def test_a_clock_that_goes_back_holds_up_no_level(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_clock_that_goes_back_holds_up_no_level(clock: Clock, bench: Bench) -> None:
     """Or a new master whose clock is behind: retries wait in these queues, all behind the first one."""
-    clock = Clock(monkeypatch)
 
     async def send(body: bytes) -> None:
         assert (await bench.send(body, properties="DELAY\x013")).code == 0
@@ -157,8 +153,7 @@ async def test_a_clock_that_goes_back_holds_up_no_level(bench: Bench, monkeypatc
     assert await _delivered(bench) == [b"an hour ahead", b"behind it"]
 
 
-async def test_clocks_that_differ_a_little_change_no_level(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
+async def test_clocks_that_differ_a_little_change_no_level(clock: Clock, bench: Bench) -> None:
     await clock.pass_to(bench, 2)
     assert (await bench.send(b"a", properties="DELAY\x013")).code == 0
     for second, delivered in ((0, []), (11, []), (13, [b"a"])):
@@ -166,8 +161,7 @@ async def test_clocks_that_differ_a_little_change_no_level(bench: Bench, monkeyp
         assert await _delivered(bench) == delivered
 
 
-async def test_the_longest_time_is_a_setting(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
+async def test_the_longest_time_is_a_setting(clock: Clock, bench: Bench) -> None:
     clock.ms = MINUTE
     assert (await bench.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"timerMaxDelaySec=3600")).code == 0
     for seconds, code in ((3_600, 0), (3_601, ResponseCode.MESSAGE_ILLEGAL)):
@@ -177,11 +171,8 @@ async def test_the_longest_time_is_a_setting(bench: Bench, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("new_leaders", [False, True])
-async def test_messages_of_40_days_outlive_their_segments(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, new_leaders: bool
-) -> None:
+async def test_messages_of_40_days_outlive_their_segments(clock: Clock, bench: Bench, new_leaders: bool) -> None:
     """They are written again each 36 hours, half of what the log keeps; the segments between expire."""
-    clock = Clock(monkeypatch)
     days = (1, 2, 5, 17, 39)
     for day in days:
         await _send(bench, day * 86_400 + 7)
@@ -202,9 +193,8 @@ async def test_messages_of_40_days_outlive_their_segments(
     assert seen == [b"%d" % (day * 86_400 + 7) for day in days]
 
 
-async def test_retention_keeps_messages_that_wait(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_retention_keeps_messages_that_wait(clock: Clock, bench: Bench) -> None:
     """After days without a leader retention may run before the delivery."""
-    clock = Clock(monkeypatch)
     await _send(bench, 50)
     for _ in range(12):
         await bench.send(b"f" * 200_000, topic="F")
@@ -218,9 +208,8 @@ async def test_retention_keeps_messages_that_wait(bench: Bench, monkeypatch: pyt
     assert bench.store.log.start > 0
 
 
-async def test_a_recalled_message_is_not_delivered(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_recalled_message_is_not_delivered(clock: Clock, bench: Bench) -> None:
     """Whichever of both comes first, over rolls and new leaders; a recall of another topic has no effect."""
-    clock = Clock(monkeypatch)
     due = MINUTE + 5 * 86_400_000
     for key in ("a", "b", "c"):
         text = f"UNIQ_KEY\x01{key}\x02TIMER_DELIVER_MS\x01{due}"
@@ -246,9 +235,8 @@ async def test_a_recalled_message_is_not_delivered(bench: Bench, monkeypatch: py
     assert bench.store.reader.max_offset("U", 0) == 0
 
 
-async def test_what_rocketmq_has_moved_comes_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_rocketmq_has_moved_comes_once(clock: Clock, bench: Bench) -> None:
     """A copied log of RocketMQ has a record of a timer message for each time it was moved, in one queue."""
-    clock = Clock(monkeypatch)
     await bench.send(b"warm")
 
     def put(body: bytes, key: str, second: int, moved: int, topic: str = "T") -> Put:
@@ -274,13 +262,10 @@ async def test_what_rocketmq_has_moved_comes_once(bench: Bench, monkeypatch: pyt
     assert sorted(await _delivered(bench, 1)) == [b"also", b"moved", b"no key", b"no key", b"once", b"other time"]
 
 
-async def test_rocketmqs_messages_of_the_minute_of_its_queue_are_not_ours(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_rocketmqs_messages_of_the_minute_of_its_queue_are_not_ours(clock: Clock, bench: Bench) -> None:
     """RocketMQ's queue 0 is the one of a minute here, too: what it has delivered, or moved, of that minute comes not
     again, and one that waits for it keeps no other message back.
     """
-    clock = Clock(monkeypatch)
     minute = (MINUTE // 60_000 // TIMER_BUCKETS + 1) * TIMER_BUCKETS * 60_000
     await bench.send(b"warm")
 

@@ -29,6 +29,11 @@ def spec(*groups: str, members: int = 3, paused: bool = False, **fields: Any) ->
     return made
 
 
+@pytest.fixture
+def platform() -> FakePlatform:
+    return FakePlatform()
+
+
 @asynccontextmanager
 async def controlled(platform: FakePlatform, cluster: BrokerCluster, **more: Any) -> AsyncIterator[ClusterControl]:
     control = ClusterControl(platform, StallCompensatedClock(), **more)
@@ -53,8 +58,7 @@ async def led(platform: FakePlatform, leaders: Mapping[str, int]) -> AsyncIterat
         yield control
 
 
-async def test_groups_are_led_from_the_moment_at_which_the_spec_may_be_carried_out() -> None:
-    platform = FakePlatform()
+async def test_groups_are_led_from_the_moment_at_which_the_spec_may_be_carried_out(platform: FakePlatform) -> None:
     async with controlled(platform, spec("a", "b")) as control:
         assert not control.controllers
         with pytest.raises(SwitchoverFailed, match="group a has not started: try again"):
@@ -121,8 +125,7 @@ async def test_a_removed_group_is_led_no_more_before_its_members_stop() -> None:
         ({"hibernate": True}, False),
     ],
 )
-async def test_what_may_change_under_a_spec(change: dict[str, Any], may: bool) -> None:
-    platform = FakePlatform()
+async def test_what_may_change_under_a_spec(platform: FakePlatform, change: dict[str, Any], may: bool) -> None:
     async with controlled(platform, spec("a", **change)) as control:
         assert control.may_change() == may
         assert (control.wanted_groups() is not None) == may
@@ -133,16 +136,14 @@ async def test_what_may_change_under_a_spec(change: dict[str, Any], may: bool) -
         assert control.wanted_groups() is None
 
 
-async def test_no_group_changes_while_the_platform_does_not_know_all_objects() -> None:
-    platform = FakePlatform()
+async def test_no_group_changes_while_the_platform_does_not_know_all_objects(platform: FakePlatform) -> None:
     async with controlled(platform, spec("a")) as control:
         platform.known = False
         assert control.wanted_groups() is None
         assert control.may_change()
 
 
-async def test_no_member_is_compared_under_a_refused_spec_and_the_failover_goes_on() -> None:
-    platform = FakePlatform()
+async def test_no_member_is_compared_under_a_refused_spec_and_the_failover_goes_on(platform: FakePlatform) -> None:
     async with controlled(platform, spec("a")) as control:
         control.refused = "spec.mode is 7"
         control.lead_recovered()
@@ -155,8 +156,9 @@ async def test_no_member_is_compared_under_a_refused_spec_and_the_failover_goes_
         await until(lambda: "compare a" in platform.steps)
 
 
-async def test_a_change_that_comes_during_a_round_is_not_called_done_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    platform = FakePlatform()
+async def test_a_change_that_comes_during_a_round_is_not_called_done_with_it(
+    platform: FakePlatform, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with controlled(platform, spec("a")) as control:
         rolling = control.rolling
 
@@ -169,8 +171,7 @@ async def test_a_change_that_comes_during_a_round_is_not_called_done_with_it(mon
         assert rolling.reason == "the spec was changed"
 
 
-async def test_a_change_waits_for_its_window_and_then_for_the_platform() -> None:
-    platform = FakePlatform()
+async def test_a_change_waits_for_its_window_and_then_for_the_platform(platform: FakePlatform) -> None:
     window = {"schedule": "0 2 29 2 *", "duration": "1h"}
     async with controlled(platform, spec("a", maintenanceWindow=window)) as control:
         platform.held = "waits for another cluster"
@@ -268,8 +269,7 @@ async def test_a_stop_that_fails_half_way_is_tried_again(monkeypatch: pytest.Mon
         assert stops == ["stop a but 1, led: True"] * 2 + ["stop a but None, led: False"]
 
 
-async def test_a_group_that_leaves_the_spec_hibernates_no_more() -> None:
-    platform = FakePlatform()
+async def test_a_group_that_leaves_the_spec_hibernates_no_more(platform: FakePlatform) -> None:
     async with controlled(platform, spec("a", "b", hibernate=True)) as control:
         control.lead()
         assert control.hibernation.running == {"a": 0, "b": 0}
@@ -306,8 +306,7 @@ async def test_hibernation_takes_no_steps_while_there_are_none(monkeypatch: pyte
             platform.servers = True
 
 
-async def test_hibernation_goes_on_from_what_runs_after_a_restart() -> None:
-    platform = FakePlatform()
+async def test_hibernation_goes_on_from_what_runs_after_a_restart(platform: FakePlatform) -> None:
     async with controlled(platform, spec("a", "b", hibernate=True)) as control:
         platform.alive = {"t-b-0"}
         platform.lead("b", 0)
@@ -318,8 +317,7 @@ async def test_hibernation_goes_on_from_what_runs_after_a_restart() -> None:
         assert not any(s.startswith("stop a but 0") for s in platform.steps), "its followers stopped before"
 
 
-async def test_the_observation_joins_what_platform_and_control_know() -> None:
-    platform = FakePlatform()
+async def test_the_observation_joins_what_platform_and_control_know(platform: FakePlatform) -> None:
     platform.seen = replace(platform.seen, problems=["of an object"], progress=["objects"], volume_size="8Gi")
     async with controlled(platform, spec("a", members=2)) as control:
         platform.alive = {"t-a-0"}
@@ -339,8 +337,7 @@ async def test_the_observation_joins_what_platform_and_control_know() -> None:
 
 
 @pytest.mark.parametrize("inherited", [True, False])
-async def test_after_a_start_another_status_holds_until_there_are_data(inherited: bool) -> None:
-    platform = FakePlatform()
+async def test_after_a_start_another_status_holds_until_there_are_data(platform: FakePlatform, inherited: bool) -> None:
     async with controlled(platform, spec("a", members=1), inherited=inherited) as control:
         control.lead()
         await until(lambda: control.controllers)
@@ -370,8 +367,7 @@ async def test_availability_is_checked_for_the_groups_that_stay(monkeypatch: pyt
         assert [(w[0], w[4], w[5], w[6], w[7]) for w in watched] == [("a", ["n:1"], "a:1", "127.0.0.1:1", "a")]
 
 
-async def test_brokers_are_called_with_the_newest_certificates() -> None:
-    platform = FakePlatform()
+async def test_brokers_are_called_with_the_newest_certificates(platform: FakePlatform) -> None:
     async with controlled(platform, spec("a")) as control:
         first = control.remoting
         control.call_with(None, lambda: None)

@@ -75,6 +75,11 @@ def test_a_record_that_a_person_has_spoilt_is_refused() -> None:
             read_record(text)
 
 
+AS_IT_WAS = (6, 0, False)
+MOVED = (0, FORMER_MASTER_ID, True)
+"""Settings of a source: permission, number, and whether it refuses."""
+
+
 class Resource:
     """The annotations of a cluster. `lost`: writes that the API server does not answer."""
 
@@ -104,7 +109,7 @@ class Source:
 
     def __init__(self, resource: Resource) -> None:
         self.resource = resource
-        self.permission, self.number, self.refuses = 6, 0, False
+        self.permission, self.number, self.refuses = AS_IT_WAS
         self.leads = False
         self.may_finish = True
         self.unwilling = 0
@@ -113,6 +118,10 @@ class Source:
         """Numbers by address."""
         self.opened = 0
         self.changed = asyncio.Event()
+
+    @property
+    def settings(self) -> tuple[int, int, bool]:
+        return self.permission, self.number, self.refuses
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[edges.Edge]:
@@ -148,133 +157,148 @@ class Source:
             self.leads = self.may_finish
 
 
-async def ended(requests: MigrationRequests, end: asyncio.Event) -> None:
-    requests.look()
-    async with asyncio.timeout(10):
-        await end.wait()
-    end.clear()
+class Cluster:
+    """A cluster with a request, its source, and the part of an operator that carries requests out."""
+
+    def __init__(self, request: str, **annotations: str) -> None:
+        self.resource = Resource(**{MIGRATE: request}, **annotations)
+        self.source = Source(self.resource)
+        self.events: list[tuple[str, ...]] = []
+        self.end = asyncio.Event()
+        self.operator()
+
+    def operator(self, opened: Any = None, **more: Any) -> None:
+        """The next operator starts."""
+        self.requests = MigrationRequests(
+            cast(Any, self.resource), opened or self.source.open, self.source.sides,
+            lambda *event: self.events.append(event), self.end.set, **more,
+        )  # fmt: skip
+
+    async def ended(self) -> None:
+        """The request is carried out, or refused."""
+        self.requests.look()
+        async with asyncio.timeout(10):
+            await self.end.wait()
+        self.end.clear()
+
+    async def begun(self) -> None:
+        """The request is under way: the source is changed."""
+        self.requests.look()
+        async with asyncio.timeout(10):
+            await self.source.changed.wait()
+
+    def ask(self, request: str) -> None:
+        self.resource.annotations[MIGRATE] = request
+
+    @property
+    def answer(self) -> str:
+        return str(self.resource.annotations[MIGRATE_RESULT])
+
+    @property
+    def texts(self) -> list[str]:
+        return [event[2] for event in self.events]
+
+    @property
+    def phase(self) -> Phase:
+        return self.resource.phase()
 
 
 async def test_a_cutover_goes_to_its_end_and_says_each_phase() -> None:
-    resource, end, said = Resource(**{MIGRATE: "cutover settle=0 routes=0 #1"}), asyncio.Event(), list[str]()
-    source = Source(resource)
-    requests = MigrationRequests(
-        cast(Any, resource), source.open, source.sides, lambda *event: said.append(event[2]), end.set
-    )
-    await ended(requests, end)
-    assert str(resource.annotations[MIGRATE_RESULT]).startswith("cutover settle=0 routes=0 #1 done: Gantry leads"), (
-        resource
-    )
-    assert resource.annotations[MIGRATE] is None
-    assert resource.phase() is Phase.DONE
-    assert (source.permission, source.number, source.refuses) == (0, FORMER_MASTER_ID, True)
-    assert [text.split(":")[0] for text in said] == ["readers-off", "writes-off", "finishing", "taking", "done"]
-    requests.look()
-    assert source.opened == 1, "it is carried out once"
+    cluster = Cluster("cutover settle=0 routes=0 #1")
+    await cluster.ended()
+    assert cluster.answer.startswith("cutover settle=0 routes=0 #1 done: Gantry leads")
+    assert cluster.resource.annotations[MIGRATE] is None
+    assert cluster.phase is Phase.DONE
+    assert cluster.source.settings == MOVED
+    assert [text.split(":")[0] for text in cluster.texts] == [
+        "readers-off",
+        "writes-off",
+        "finishing",
+        "taking",
+        "done",
+    ]
+    cluster.requests.look()
+    assert cluster.source.opened == 1, "it is carried out once"
 
 
 @pytest.mark.parametrize("fails", [False, True])
 async def test_the_key_value_configuration_comes_before_the_first_step_and_costs_no_cutover(fails: bool) -> None:
-    resource, end, said = Resource(**{MIGRATE: "cutover settle=0 routes=0 #1"}), asyncio.Event(), list[str]()
-    source, phases = Source(resource), list[int]()
+    cluster = Cluster("cutover settle=0 routes=0 #1")
+    phases = list[int]()
 
     async def copy_kv(edge: edges.Edge) -> None:
-        phases.append(source.permission)
+        phases.append(cluster.source.permission)
         if fails:
             raise ApiUnavailable("away")
 
-    requests = MigrationRequests(
-        cast(Any, resource),
-        source.open,
-        source.sides,
-        lambda *event: said.append(event[2]),
-        end.set,
-        copy_kv=copy_kv,
-    )
-    await ended(requests, end)
-    assert (phases, resource.phase()) == ([6], Phase.DONE)
-    assert ("the key-value configuration is not copied to the new NameServers: away" in said) == fails
+    cluster.operator(copy_kv=copy_kv)
+    await cluster.ended()
+    assert (phases, cluster.phase) == ([6], Phase.DONE)
+    assert ("the key-value configuration is not copied to the new NameServers: away" in cluster.texts) == fails
 
 
 async def test_a_spec_that_locks_clients_out_is_refused_before_the_first_step_and_not_later() -> None:
-    resource, end = Resource(**{MIGRATE: "cutover settle=0 routes=0 #1"}), asyncio.Event()
-    source = Source(resource)
+    cluster = Cluster("cutover settle=0 routes=0 #1")
 
     async def check(edge: edges.Edge) -> None:
         raise Refused("clients have no keys")
 
-    requests = MigrationRequests(
-        cast(Any, resource), source.open, source.sides, lambda *event: None, end.set, check=check
-    )
-    await ended(requests, end)
-    assert str(resource.annotations[MIGRATE_RESULT]).endswith("failed: clients have no keys")
-    assert (source.permission, resource.phase()) == (6, Phase.FOLLOWING)
+    cluster.operator(check=check)
+    await cluster.ended()
+    assert cluster.answer.endswith("failed: clients have no keys")
+    assert (cluster.source.permission, cluster.phase) == (6, Phase.FOLLOWING)
     record = {"phase": "readers-off", "since": 0, "groups": {"a": {"permission": 6, "end": None, "finished": False}}}
-    resource.annotations |= {MIGRATION: json.dumps(record), MIGRATE: "cutover settle=0 routes=0 #2"}
-    await ended(requests, end)
-    assert resource.phase() is Phase.DONE
+    cluster.resource.annotations |= {MIGRATION: json.dumps(record), MIGRATE: "cutover settle=0 routes=0 #2"}
+    await cluster.ended()
+    assert cluster.phase is Phase.DONE
 
 
 async def test_an_operator_that_takes_over_goes_on_and_an_abort_goes_back_before_the_end() -> None:
-    resource, end = Resource(**{MIGRATE: "cutover settle=60 routes=0 timeout=300 #1"}), asyncio.Event()
-    source = Source(resource)
-
-    def new() -> MigrationRequests:
-        return MigrationRequests(cast(Any, resource), source.open, source.sides, lambda *event: None, end.set)
-
-    first = new()
-    first.look()
-    async with asyncio.timeout(10):
-        await source.changed.wait()
-    await first.close()
-    assert resource.phase() is Phase.READERS_OFF
-    assert resource.annotations[MIGRATE] == "cutover settle=60 routes=0 timeout=300 #1", (
+    cluster = Cluster("cutover settle=60 routes=0 timeout=300 #1")
+    await cluster.begun()
+    await cluster.requests.close()
+    assert cluster.phase is Phase.READERS_OFF
+    assert cluster.resource.annotations[MIGRATE] == "cutover settle=60 routes=0 timeout=300 #1", (
         "the next operator finds the request"
     )
-    resource.annotations[MIGRATE] = "abort #2"
-    second = new()
-    await ended(second, end)
-    assert (source.permission, source.number, source.refuses) == (6, 0, False)
-    assert resource.phase() is Phase.FOLLOWING
-    resource.annotations[MIGRATE] = "cutover settle=0 routes=0 #3"
-    await ended(second, end)
-    assert resource.phase() is Phase.DONE
+    cluster.ask("abort #2")
+    cluster.operator()
+    await cluster.ended()
+    assert cluster.source.settings == AS_IT_WAS
+    assert cluster.phase is Phase.FOLLOWING
+    cluster.ask("cutover settle=0 routes=0 #3")
+    await cluster.ended()
+    assert cluster.phase is Phase.DONE
 
 
 async def test_without_its_record_no_step_is_made() -> None:
-    resource, end = Resource(**{MIGRATE: "cutover settle=0 routes=0 #1"}), asyncio.Event()
-    resource.lost = 1
-    source = Source(resource)
-    requests = MigrationRequests(cast(Any, resource), source.open, source.sides, lambda *event: None, end.set)
-    await ended(requests, end)
-    assert (source.permission, resource.phase()) == (6, Phase.FOLLOWING)
-    assert resource.annotations[MIGRATE] is not None
-    await ended(requests, end)
-    assert resource.phase() is Phase.DONE
+    cluster = Cluster("cutover settle=0 routes=0 #1")
+    cluster.resource.lost = 1
+    await cluster.ended()
+    assert (cluster.source.permission, cluster.phase) == (6, Phase.FOLLOWING)
+    assert cluster.resource.annotations[MIGRATE] is not None
+    await cluster.ended()
+    assert cluster.phase is Phase.DONE
 
 
 async def test_what_cannot_be_is_said_in_the_answer_and_an_event() -> None:
-    resource, end, said = Resource(**{MIGRATE: "abort #1"}), asyncio.Event(), list[tuple[str, ...]]()
+    cluster = Cluster("abort #1")
     record = {"phase": "finishing", "since": 0, "groups": {"a": {"permission": 6, "end": 10, "finished": False}}}
-    resource.annotations[MIGRATION] = json.dumps(record)
-    source = Source(resource)
-    requests = MigrationRequests(
-        cast(Any, resource), source.open, source.sides, lambda *event: said.append(event), end.set
-    )
-    await ended(requests, end)
-    assert "failed: Gantry may have taken messages" in str(resource.annotations[MIGRATE_RESULT])
-    assert said[-1][:2] == ("Warning", "Migration")
-    assert resource.phase() is Phase.FINISHING
+    cluster.resource.annotations[MIGRATION] = json.dumps(record)
+    await cluster.ended()
+    assert "failed: Gantry may have taken messages" in cluster.answer
+    assert cluster.events[-1][:2] == ("Warning", "Migration")
+    assert cluster.phase is Phase.FINISHING
 
     @asynccontextmanager
     async def nothing() -> AsyncIterator[edges.Edge]:
         raise Refused("the cluster has no spec.bootstrap.fromRocketMQ")
         yield
 
-    resource.annotations[MIGRATE] = "cutover #2"
-    requests = MigrationRequests(cast(Any, resource), nothing, source.sides, lambda *event: None, end.set)
-    await ended(requests, end)
-    assert resource.annotations[MIGRATE_RESULT] == "cutover #2 failed: the cluster has no spec.bootstrap.fromRocketMQ"
+    cluster.ask("cutover #2")
+    cluster.operator(nothing)
+    await cluster.ended()
+    assert cluster.answer == "cutover #2 failed: the cluster has no spec.bootstrap.fromRocketMQ"
 
 
 class Troubled(Source):
@@ -318,38 +342,38 @@ async def test_operators_and_pods_die_at_each_step_and_the_next_ones_go_on(
 ) -> None:
     for name in ("POLL_S", "PAUSED_POLL_S"):
         monkeypatch.setattr(edges, name, 0.0)
-    rng, resource, end = random.Random(seed), Resource(**{MIGRATE: "cutover settle=0 routes=0 #1"}), asyncio.Event()
-    source, operators, aborted = Troubled(resource, rng), 0, False
-    while resource.phase() is not Phase.DONE:
+    rng, operators, aborted = random.Random(seed), 0, False
+    cluster = Cluster("cutover settle=0 routes=0 #1")
+    cluster.source = source = Troubled(cluster.resource, rng)
+    while cluster.phase is not Phase.DONE:
         operators += 1
-        assert operators < 300, resource.annotations
+        assert operators < 300, cluster.resource.annotations
         source.killed.clear()
         source.left = rng.randrange(1, 6)
-        requests = MigrationRequests(cast(Any, resource), source.open, source.sides, lambda *event: None, end.set)
-        requests.look()
-        waits = [asyncio.create_task(event.wait()) for event in (end, source.killed)]
+        cluster.operator()
+        cluster.requests.look()
+        waits = [asyncio.create_task(event.wait()) for event in (cluster.end, source.killed)]
         async with asyncio.timeout(20):
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
-        await requests.close()
-        end.clear()
-        if resource.annotations[MIGRATE] is None and resource.phase() is not Phase.DONE:
+        await cluster.requests.close()
+        cluster.end.clear()
+        if cluster.resource.annotations[MIGRATE] is None and cluster.phase is not Phase.DONE:
             # It was refused before it began, or gone back from.
-            assert resource.phase() is Phase.FOLLOWING, resource.annotations
-            assert (source.permission, source.number, source.refuses) == (6, 0, False)
-            resource.annotations[MIGRATE] = f"cutover settle=0 routes=0 #{operators}"
-        elif not aborted and resource.phase() in (Phase.READERS_OFF, Phase.WRITES_OFF) and rng.random() < 0.2:
-            aborted, resource.annotations[MIGRATE] = True, f"abort #{operators}"
-    assert source.leads
-    assert (source.permission, source.number, source.refuses) == (0, FORMER_MASTER_ID, True)
+            assert cluster.phase is Phase.FOLLOWING, cluster.resource.annotations
+            assert cluster.source.settings == AS_IT_WAS
+            cluster.ask(f"cutover settle=0 routes=0 #{operators}")
+        elif not aborted and cluster.phase in (Phase.READERS_OFF, Phase.WRITES_OFF) and rng.random() < 0.2:
+            aborted = True
+            cluster.ask(f"abort #{operators}")
+    assert cluster.source.leads
+    assert cluster.source.settings == MOVED
 
 
-async def test_past_the_point_of_no_return_it_goes_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    resource, end, said = Resource(**{MIGRATE: "cutover settle=0 routes=0 #1"}), asyncio.Event(), list[str]()
-    source, drives = Source(resource), 0
+async def test_past_the_point_of_no_return_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster("cutover settle=0 routes=0 #1")
+    drives = 0
 
     async def late(edge: Any, record: Any, limits: Any, save: Any, **more: Any) -> Any:
         nonlocal drives
@@ -362,17 +386,13 @@ async def test_past_the_point_of_no_return_it_goes_on(
 
     monkeypatch.setattr(module, "drive", late)
     monkeypatch.setattr(module, "AGAIN_S", 0.0)
-    requests = MigrationRequests(
-        cast(Any, resource), source.open, source.sides, lambda *event: said.append(event[2]), end.set
-    )
-    await ended(requests, end)
-    answer = str(resource.annotations[MIGRATE_RESULT])
-    assert answer.endswith("failed: not done after 120 s")
-    resource.annotations[MIGRATE] = "cutover settle=0 routes=0 #2"
-    await ended(requests, end)
+    await cluster.ended()
+    assert cluster.answer.endswith("failed: not done after 120 s")
+    cluster.ask("cutover settle=0 routes=0 #2")
+    await cluster.ended()
     assert drives == 5
-    assert str(resource.annotations[MIGRATE_RESULT]).startswith("cutover settle=0 routes=0 #2 done")
-    assert sum("there is no way back" in text for text in said) == 3
+    assert cluster.answer.startswith("cutover settle=0 routes=0 #2 done")
+    assert sum("there is no way back" in text for text in cluster.texts) == 3
 
 
 @pytest.fixture
@@ -386,47 +406,38 @@ def seconds_of_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_an_abort_is_heard_while_a_cutover_is_under_way() -> None:
-    resource, end = Resource(**{MIGRATE: "cutover settle=60 routes=0 timeout=3600 #1"}), asyncio.Event()
-    source = Source(resource)
-    requests = MigrationRequests(cast(Any, resource), source.open, source.sides, lambda *event: None, end.set)
-    requests.look()
+    cluster = Cluster("cutover settle=60 routes=0 timeout=3600 #1")
+    await cluster.begun()
+    cluster.ask("abort #2")
     async with asyncio.timeout(10):
-        await source.changed.wait()
-    resource.annotations[MIGRATE] = "abort #2"
-    async with asyncio.timeout(10):
-        await end.wait()
-    end.clear()
-    assert "#1 failed: a newer request calls it off" in str(resource.annotations[MIGRATE_RESULT])
-    assert resource.annotations[MIGRATE] == "abort #2"
-    await ended(requests, end)
-    assert (source.permission, source.number, source.refuses) == (6, 0, False)
-    assert resource.phase() is Phase.FOLLOWING
+        await cluster.end.wait()
+    cluster.end.clear()
+    assert "#1 failed: a newer request calls it off" in cluster.answer
+    assert cluster.resource.annotations[MIGRATE] == "abort #2"
+    await cluster.ended()
+    assert cluster.source.settings == AS_IT_WAS
+    assert cluster.phase is Phase.FOLLOWING
 
 
 async def test_a_cutover_that_is_not_done_in_time_gives_the_source_its_writes_back(
     monkeypatch: pytest.MonkeyPatch, seconds_of_looks: None
 ) -> None:
     """Nobody looks at night: a source must not refuse its producers until somebody comes."""
-    resource, end, said = Resource(**{MIGRATE: "cutover settle=0 routes=0 timeout=30 #1"}), asyncio.Event(), list[str]()
-    source = Source(resource)
-    plain = source.look
+    cluster = Cluster("cutover settle=0 routes=0 timeout=30 #1")
+    plain = cluster.source.look
 
     async def late(*, brokers: bool = False) -> dict[str, Seen]:
         (seen,) = (await plain()).values()
-        if resource.phase() is Phase.WRITES_OFF:
+        if cluster.phase is Phase.WRITES_OFF:
             seen = replace(seen, state=None, problem="the copy is not connected to the source")
         return {"a": seen}
 
-    monkeypatch.setattr(source, "look", late)
-    requests = MigrationRequests(
-        cast(Any, resource), source.open, source.sides, lambda *event: said.append(event[2]), end.set
-    )
-    await ended(requests, end)
-    answer = str(resource.annotations[MIGRATE_RESULT])
-    assert "failed: not done after 30 s, in phase writes-off: group a: the copy is not connected" in answer
-    assert "The source has its settings back" in answer
-    assert (source.permission, source.number, source.refuses) == (6, 0, False)
-    assert resource.phase() is Phase.FOLLOWING
+    monkeypatch.setattr(cluster.source, "look", late)
+    await cluster.ended()
+    assert "failed: not done after 30 s, in phase writes-off: group a: the copy is not connected" in cluster.answer
+    assert "The source has its settings back" in cluster.answer
+    assert cluster.source.settings == AS_IT_WAS
+    assert cluster.phase is Phase.FOLLOWING
 
 
 async def test_an_abort_is_tried_until_the_source_has_its_settings_also_by_the_next_operator(
@@ -434,50 +445,39 @@ async def test_an_abort_is_tried_until_the_source_has_its_settings_also_by_the_n
 ) -> None:
     record = {"phase": "aborting", "since": 0, "groups": {"a": {"permission": 6, "end": 10, "finished": False}}}
     for request in ("abort timeout=10 #1", "cutover settle=0 routes=0 timeout=10 #2"):
-        resource, end = Resource(**{MIGRATE: request, MIGRATION: json.dumps(record)}), asyncio.Event()
-        source, said = Source(resource), list[str]()
-        source.permission, source.number, source.refuses, source.unwilling = 0, FORMER_MASTER_ID, True, 30
-        requests = MigrationRequests(
-            cast(Any, resource), source.open, source.sides, lambda *event, said=said: said.append(event[2]), end.set
+        cluster = Cluster(request, **{MIGRATION: json.dumps(record)})
+        source = cluster.source
+        source.permission, source.number, source.refuses = MOVED
+        source.unwilling = 30
+        await cluster.ended()
+        assert any("it is tried on: the source has not all of its settings back" in text for text in cluster.texts), (
+            cluster.texts
         )
-        await ended(requests, end)
-        assert any("it is tried on: the source has not all of its settings back" in text for text in said), said
-        assert (source.permission, source.number, source.refuses) == (6, 0, False)
-        assert resource.phase() is Phase.FOLLOWING
+        assert cluster.source.settings == AS_IT_WAS
+        assert cluster.phase is Phase.FOLLOWING
 
 
 async def test_a_cluster_that_is_deleted_in_a_cutover_gives_the_source_its_writes_back() -> None:
     """Its record goes with it: nobody would know what the source lacks."""
-    resource, end, said = (
-        Resource(**{MIGRATE: "cutover settle=60 routes=0 timeout=300 #1"}),
-        asyncio.Event(),
-        list[str](),
-    )
-    source = Source(resource)
-    requests = MigrationRequests(
-        cast(Any, resource), source.open, source.sides, lambda *event: said.append(event[2]), end.set
-    )
-    requests.look()
-    async with asyncio.timeout(10):
-        await source.changed.wait()
-    resource.ending, resource.lost = True, 1_000
-    await requests.give_back()
-    assert (source.permission, source.number, source.refuses) == (6, 0, False)
+    cluster = Cluster("cutover settle=60 routes=0 timeout=300 #1")
+    await cluster.begun()
+    cluster.resource.ending, cluster.resource.lost = True, 1_000
+    await cluster.requests.give_back()
+    assert cluster.source.settings == AS_IT_WAS
 
     @asynccontextmanager
     async def gone() -> AsyncIterator[edges.Edge]:
         raise Refused("Secret keys has no accessKey and secretKey")
         yield
 
-    requests = MigrationRequests(cast(Any, resource), gone, source.sides, lambda *event: said.append(event[2]), end.set)
-    await requests.give_back()
-    assert "Secret keys has no accessKey" in said[-1]
-    assert "run gantry migrate release --name-servers" in said[-1]
-    resource = Resource()
-    await MigrationRequests(
-        cast(Any, resource), gone, source.sides, lambda *event: said.append(""), end.set
-    ).give_back()
-    assert said[-1], "nothing had begun"
+    cluster.operator(gone)
+    await cluster.requests.give_back()
+    assert "Secret keys has no accessKey" in cluster.texts[-1]
+    assert "run gantry migrate release --name-servers" in cluster.texts[-1]
+    cluster.resource, before = Resource(), list(cluster.events)
+    cluster.operator(gone)
+    await cluster.requests.give_back()
+    assert cluster.events == before, "nothing had begun"
 
 
 async def test_a_slave_that_was_down_at_an_abort_is_named_until_a_later_one_gives_it_back(
@@ -487,34 +487,26 @@ async def test_a_slave_that_was_down_at_an_abort_is_named_until_a_later_one_give
     monkeypatch.setattr(
         edges, "time", SimpleNamespace(monotonic=time.monotonic, time=lambda: time.time() + next(later))
     )
-    resource, end, said = (
-        Resource(**{MIGRATE: "cutover settle=60 routes=0 timeout=300 #1"}),
-        asyncio.Event(),
-        list[str](),
+    cluster = Cluster("cutover settle=60 routes=0 timeout=300 #1")
+    cluster.source.slaves = {"s:1": 1}
+    await cluster.begun()
+    cluster.source.slaves = {}
+    cluster.ask("abort #2")
+    await cluster.ended()
+    await cluster.ended()
+    assert (
+        cluster.answer.startswith("abort #2: done")
+        or "done: the copies follow the source; these brokers" in cluster.answer
     )
-    source = Source(resource)
-    source.slaves = {"s:1": 1}
-    requests = MigrationRequests(
-        cast(Any, resource), source.open, source.sides, lambda *event: said.append(event[2]), end.set
-    )
-    requests.look()
-    async with asyncio.timeout(10):
-        await source.changed.wait()
-    source.slaves = {}
-    resource.annotations[MIGRATE] = "abort #2"
-    await ended(requests, end)
-    await ended(requests, end)
-    answer = str(resource.annotations[MIGRATE_RESULT])
-    assert answer.startswith("abort #2: done") or "done: the copies follow the source; these brokers" in answer
-    assert "group a: s:1. Start them, then annotate gantry.dev/migrate=abort" in answer
-    assert any("s:1" in text for text in said)
-    record = read_record(resource.annotation(MIGRATION))
+    assert "group a: s:1. Start them, then annotate gantry.dev/migrate=abort" in cluster.answer
+    assert any("s:1" in text for text in cluster.texts)
+    record = read_record(cluster.resource.annotation(MIGRATION))
     assert (record.phase, dict(record.groups["a"].brokers)) == (Phase.FOLLOWING, {"s:1": 1})
     assert "these brokers of the source were down" in progress.status_of(record, {"a": None}, None).message
     # It is back, with what it had.
-    source.slaves = {"s:1": 901}
-    resource.annotations[MIGRATE] = "abort #3"
-    await ended(requests, end)
-    assert source.slaves == {"s:1": 1}
-    assert "s:1" not in str(resource.annotations[MIGRATE_RESULT])
-    assert read_record(resource.annotation(MIGRATION)).groups == {}
+    cluster.source.slaves = {"s:1": 901}
+    cluster.ask("abort #3")
+    await cluster.ended()
+    assert cluster.source.slaves == {"s:1": 1}
+    assert "s:1" not in cluster.answer
+    assert read_record(cluster.resource.annotation(MIGRATION)).groups == {}

@@ -10,25 +10,17 @@ from typing import Any
 import pytest
 from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.api.status import AnalyticsStatus
-from gantry_operator.plan.plan import plan
-from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.analytics import applications, jobs, manifests
 from gantry_operator.platforms.kubernetes.analytics import reconciler as reports
-from gantry_operator.platforms.kubernetes.analytics.manifests import ANALYZE_ANNOTATION, JOB_LABEL
-from gantry_operator.platforms.kubernetes.api.client import KINDS, KubeApi
-from gantry_operator.platforms.kubernetes.api.events import EventRecorder
-from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache
+from gantry_operator.platforms.kubernetes.analytics.manifests import JOB_LABEL
+from gantry_operator.platforms.kubernetes.api.client import KubeApi
 from gantry_operator.platforms.kubernetes.manifests import spark, spark_application
-from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings
-from gantry_operator.platforms.kubernetes.objects.object_reconciler import ObjectReconciler, ReconcileResult
-from gantry_operator.platforms.kubernetes.operator import CACHED
 from pydantic import ValidationError
 
 from tests.kubernetes.fake_api import FakeApi, running
+from tests.kubernetes.report_rig import NAME, ReportRig
 from tests.support.running import until
 
-SETTINGS = OperatorSettings("broker:1", "spark:1")
-NAME = "demo-analytics"
 URLS = ["a=https://demo-a-0.demo-a.mq.svc:10921"]
 GOOD = '{"result":"Succeeded","run":"r","report":"/reports/r","records":20,"savedBytes":10,"durationSeconds":3}'
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -248,32 +240,8 @@ def test_the_state_of_a_run_is_the_state_of_the_report(app: dict[str, Any], resu
     assert (status.lastSuccess == "2026-03-01T03:00:09Z") == (result == "Succeeded")
 
 
-class Rig:
-    """One cluster's report, with an API server in memory. The test plays Spark's operator."""
-
-    def __init__(self, fake: FakeApi, api: KubeApi, uid: str, **analytics: Any) -> None:
-        self.fake = fake
-        self.caches = {k: InformerCache(api, KINDS[k], [], names.CLUSTER_LABEL, self._heard) for k in CACHED}
-        for name, kind in ((reports.JOBS, "Job"), (reports.PODS, "Pod")):
-            self.caches[name] = InformerCache(api, KINDS[kind], [], JOB_LABEL, self._heard)
-        self.cluster = cluster(**analytics)
-        self.cluster.metadata.uid = uid
-        self.events = EventRecorder(api, "mq", "demo", uid, "test")
-        objects = ObjectReconciler(api, self.caches, SETTINGS, "mq", "demo", uid)
-        self.report = reports.AnalyticsReconciler(api, self.caches, objects, SETTINGS, self.events)
-
-    def _heard(self, _: str, obj: dict[str, Any]) -> None:
-        if obj["kind"] == "Pod":
-            self.report.applications.saw(obj)
-
-    async def keep(self) -> bool:
-        return await self.report.keep(self.cluster, plan(self.cluster), ReconcileResult())
-
-    async def ask(self) -> bool:
-        """Whether the request was answered."""
-        resource = dict(self.fake.get("BrokerCluster", "demo") or {})
-        resource["metadata"] |= {"annotations": {ANALYZE_ANNOTATION: "now"}}
-        return await self.report.run_if_asked(self.cluster, self.fake.put(resource)) is not None
+class Rig(ReportRig):
+    """The test plays Spark's operator."""
 
     @property
     def app(self) -> dict[str, Any] | None:
@@ -296,15 +264,11 @@ class Rig:
         assert found is not None
         return found
 
-    async def said(self) -> list[str]:
-        await self.events.close()
-        return [o["reason"] for (kind, _, _), o in self.fake.objects.items() if kind == "Event"]
-
 
 @pytest.fixture
 async def rig(fake: FakeApi, api: KubeApi) -> AsyncIterator[Rig]:
     resource = fake.put({"kind": "BrokerCluster", "metadata": {"namespace": "mq", "name": "demo"}})
-    rig = Rig(fake, api, resource["metadata"]["uid"], schedule="0 12 * * *")
+    rig = Rig(fake, api, cluster(schedule="0 12 * * *"), resource["metadata"]["uid"])
     async with running(rig.caches.values()):
         yield rig
         await rig.events.close()
@@ -348,7 +312,7 @@ async def test_the_next_run_waits_until_the_former_object_is_gone(rig: Rig) -> N
     assert await rig.ask()
     assert rig.app is not None
     assert rig.app["metadata"]["uid"] != first["metadata"]["uid"]
-    assert {"AnalysisStarted", "AnalysisAlreadyRunning", "AnalysisSucceeded"} <= set(await rig.said())
+    assert {"AnalysisStarted", "AnalysisAlreadyRunning", "AnalysisSucceeded"} <= set(await rig.reasons())
 
 
 async def test_without_sparks_operator_the_condition_says_so(rig: Rig) -> None:

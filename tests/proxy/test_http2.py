@@ -83,8 +83,12 @@ class Peer:
         return caught.value.fault
 
 
-def test_a_request_comes_in_single_bytes_and_gets_an_answer() -> None:
-    peer = Peer()
+@pytest.fixture
+def peer() -> Peer:
+    return Peer()
+
+
+def test_a_request_comes_in_single_bytes_and_gets_an_answer(peer: Peer) -> None:
     for byte in frame(HEADERS, 0x4, 1, REQUEST) + frame(DATA, 0x1, 1, b"hello"):
         peer.send(bytes([byte]))
     [stream] = peer.owner.requests
@@ -97,8 +101,7 @@ def test_a_request_comes_in_single_bytes_and_gets_an_answer() -> None:
     assert peer.connection.streams == {}
 
 
-def test_data_waits_for_both_windows_and_its_bytes_are_known() -> None:
-    peer = Peer()
+def test_data_waits_for_both_windows_and_its_bytes_are_known(peer: Peer) -> None:
     peer.send(frame(HEADERS, 0x5, 1, REQUEST))
     [stream] = peer.owner.requests
     peer.connection.headers(stream, hpack.status(200))
@@ -117,8 +120,7 @@ def test_data_waits_for_both_windows_and_its_bytes_are_known() -> None:
     assert peer.connection.oldest_stall() is None
 
 
-def test_streams_take_turns_when_the_window_of_the_connection_opens() -> None:
-    peer = Peer()
+def test_streams_take_turns_when_the_window_of_the_connection_opens(peer: Peer) -> None:
     peer.send(frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 1 << 20)))
     for number in (1, 3, 5):
         peer.send(frame(HEADERS, 5, number, REQUEST))
@@ -149,8 +151,7 @@ def test_windows_of_single_bytes_do_not_copy_the_message_each_time() -> None:
     assert Message.copied <= 60_000
 
 
-def test_rapid_reset_ends_the_connection() -> None:
-    peer = Peer()
+def test_rapid_reset_ends_the_connection(peer: Peer) -> None:
 
     def attack() -> None:
         for number in range(1, 20_001, 2):
@@ -163,8 +164,7 @@ def test_rapid_reset_ends_the_connection() -> None:
     assert len(peer.connection.streams) <= 1
 
 
-def test_resets_of_a_client_that_stops_are_no_attack() -> None:
-    peer = Peer()
+def test_resets_of_a_client_that_stops_are_no_attack(peer: Peer) -> None:
     for number in range(1, 1_601, 2):
         peer.send(frame(HEADERS, 0x4, number, REQUEST))
     for number in range(1, 1_601, 2):
@@ -186,15 +186,13 @@ def test_resets_of_a_client_that_stops_are_no_attack() -> None:
     ],
     ids=["ping", "settings", "priority", "unknown", "window", "empty data", "single bytes"],
 )
-def test_frames_without_progress_end_the_connection(flood: bytes) -> None:
-    peer = Peer()
+def test_frames_without_progress_end_the_connection(peer: Peer, flood: bytes) -> None:
     peer.send(frame(HEADERS, 0x4, 1, REQUEST))
     assert peer.fault(flood * 10_000) == Fault.ENHANCE_YOUR_CALM
 
 
-def test_pings_with_progress_are_answered_for_ever() -> None:
+def test_pings_with_progress_are_answered_for_ever(peer: Peer) -> None:
     """Clients measure the bandwidth by a PING for much of what they read (10510, clients 872)."""
-    peer = Peer()
     for number in range(1, 20_001, 2):
         got = peer.send(frame(HEADERS, 0x5, number, REQUEST) + frame(PING, 0, 0, b"12345678"))
         assert (PING, 1, 0, b"12345678") in got
@@ -204,22 +202,19 @@ def test_pings_with_progress_are_answered_for_ever() -> None:
     assert not peer.connection.closed
 
 
-def test_a_flood_of_continuations_ends_the_connection() -> None:
-    peer = Peer()
+def test_a_flood_of_continuations_ends_the_connection(peer: Peer) -> None:
     part = hpack.literal("x", "y" * 60)
     start = frame(HEADERS, 0, 1, REQUEST)
     assert peer.fault(start + frame(CONTINUATION, 0, 1, part) * 1_000) == Fault.ENHANCE_YOUR_CALM
     assert peer.connection.held < 64 * 1024
 
 
-def test_a_bomb_in_a_header_ends_the_connection() -> None:
-    peer = Peer()
+def test_a_bomb_in_a_header_ends_the_connection(peer: Peer) -> None:
     bomb = REQUEST + b"\x40\x01a\x7f\xa1\x1e" + b"x" * 4_000 + b"\xbe" * 4_000
     assert peer.fault(frame(HEADERS, 0x5, 1, bomb)) == Fault.ENHANCE_YOUR_CALM
 
 
-def test_more_streams_than_allowed_are_refused_one_by_one() -> None:
-    peer = Peer()
+def test_more_streams_than_allowed_are_refused_one_by_one(peer: Peer) -> None:
     for number in range(1, 2 * core.MAX_STREAMS + 1, 2):
         peer.send(frame(HEADERS, 0x4, number, REQUEST))
     number = 2 * core.MAX_STREAMS + 1
@@ -255,8 +250,7 @@ def test_another_protocol_is_refused_at_once() -> None:
         connection.receive(b"GET / HTTP/1.1\r\n", 0.0)
 
 
-def test_after_go_away_streams_end_and_new_ones_are_refused() -> None:
-    peer = Peer()
+def test_after_go_away_streams_end_and_new_ones_are_refused(peer: Peer) -> None:
     peer.send(frame(HEADERS, 0x5, 1, REQUEST))
     peer.connection.go_away()
     assert peer.taken()[0][0] == GOAWAY
@@ -268,12 +262,11 @@ def test_after_go_away_streams_end_and_new_ones_are_refused() -> None:
 
 @pytest.mark.parametrize(("stops", "more"), [(False, [(RST, 0, 1)]), (True, [])])
 def test_trailers_before_the_end_of_a_request_are_the_last_frame_of_a_server_that_stops(
-    stops: bool, more: list[tuple[int, int, int]]
+    peer: Peer, stops: bool, more: list[tuple[int, int, int]]
 ) -> None:
     """The official Rust client takes no reset after trailers: it reads the same error again and again, on a whole core.
     Otherwise the reset ends the request.
     """
-    peer = Peer()
     peer.send(frame(HEADERS, 0x4, 1, REQUEST))
     if stops:
         peer.connection.go_away()

@@ -8,18 +8,18 @@ be in the in-sync set, and a new send must get SEND_OK.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 from gantry_broker.contracts.leadership import Assignment
-from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.replication.core import Role
 from gantry_broker.replication.leader import Options
 
 from tests.simulation.checker import Violation
 from tests.simulation.model_log import SEGMENT
 from tests.simulation.operators import ModelOperator, Operator
-from tests.simulation.steps import Steps
+from tests.simulation.steps import SILENT, Steps
 from tests.simulation.world import Member, World, describe
 
 SETTLE_ROUNDS = 60
@@ -95,13 +95,13 @@ class Schedule(Steps):
         self.profile = profile
         self.tracing = trace is not None
         segment = SEGMENT if seed % 2 else 0
-        self.world = World(count, options, seed=seed, segment=segment, trace=trace or _ignore)
+        self.world = World(count, options, seed=seed, segment=segment, trace=trace or SILENT)
         operators = profile.operators or rng.choice((1, 2))
         self.world.confirms_late = True
         self.operators = [make_operator(self.world, f"op{n}") for n in range(operators)]
         weights = {**DEFAULT, **profile.weights}
         self._actions: list[Callable[[], None]] = [getattr(self, f"_{name}") for name in weights]
-        self._weights = list(_accumulate(weights.values()))
+        self._weights = list(accumulate(weights.values()))
         self.steps = 0
         self._lost_leadership = False
 
@@ -291,20 +291,11 @@ class Schedule(Steps):
             member.power.countdown = None
         while any(not m.alive for m in world.members):
             self._restart()
-        ident, asked_in = 0, -10
-        for turn in range(SETTLE_ROUNDS):
-            self._round()
-            answer = world.answers.get(ident)
-            if answer is SendStatus.SEND_OK and self._calm():
-                for member in world.members:
-                    world.checker.look_whole(member)
-                return
-            if self._nobody_left() or not world.checker.clean:
-                return  # Records were given up: a follower that confirmed them stops until it may truncate.
-            if answer is not SendStatus.SEND_OK and turn - asked_in > 8:
-                ident, asked_in = world.next_id, turn
-                world.client_send()
-        raise Violation(f"no calm after {SETTLE_ROUNDS} rounds without faults:\n{world.draw()}")
+        self._calm_within(SETTLE_ROUNDS, patience=8)
+
+    def _given_up(self) -> bool:
+        """Records were given up: a follower that confirmed them stops until it may truncate."""
+        return self._nobody_left() or not self.world.checker.clean
 
     def _nobody_left(self) -> bool:
         """Every recorded disk has lost its proof: the next promotion gives up records and is no clean failover."""
@@ -370,21 +361,9 @@ class Schedule(Steps):
         return True
 
 
-def _accumulate(values: Sequence[float] | object) -> list[float]:
-    total, sums = 0.0, []
-    for value in values:  # type: ignore[attr-defined]
-        total += value
-        sums.append(total)
-    return sums
-
-
 def _pick(fixed: bool | None, rng: random.Random, chance: float) -> bool:
     drawn = rng.random() < chance
     return drawn if fixed is None else fixed
-
-
-def _ignore(text: str) -> None:
-    """Does nothing with a step's text."""
 
 
 def run_seed(
@@ -394,11 +373,7 @@ def run_seed(
     make_operator: MakeOperator = ModelOperator,
 ) -> Violation | None:
     """Run one schedule; returns the violation that it found."""
-    try:
-        Schedule(seed, profile=profile, make_operator=make_operator).run()
-    except Violation as violation:
-        return violation
-    return None
+    return Schedule(seed, profile=profile, make_operator=make_operator).violation()
 
 
 def draw(
@@ -411,13 +386,7 @@ def draw(
     lines: list[str] = []
     schedule = Schedule(seed, profile=profile, trace=lines.append, make_operator=make_operator)
     lines.append(f"seed {seed}: {len(schedule.world.members)} members, {schedule.world.options}")
-    try:
-        schedule.run()
-        lines.append("no violation")
-    except Violation as violation:
-        lines.append(schedule.world.draw())
-        lines.append(f"VIOLATION after {schedule.steps} steps: {violation}")
-    return lines
+    return lines + schedule.end()
 
 
 __all__ = ["DEFAULT", "Profile", "Schedule", "describe", "draw", "run_seed"]

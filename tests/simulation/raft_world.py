@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any
 
 from gantry_broker.contracts.leadership import MemberId
-from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.replication.core import Role
 from gantry_broker.replication.members import Members, ids
 from gantry_broker.replication.messages import Fetch, FetchAnswer
@@ -17,9 +17,9 @@ from gantry_broker.replication.raft_messages import RaftRequest, RaftRequestKind
 from gantry_broker.replication.state import HardState
 
 from tests.simulation.checker import Violation
-from tests.simulation.machine import DEFAULT, Profile, _accumulate
+from tests.simulation.machine import DEFAULT, Profile
 from tests.simulation.model_log import MEMBER_TABLE, SEGMENT
-from tests.simulation.steps import Steps
+from tests.simulation.steps import SILENT, Steps
 from tests.simulation.world import Member, Message, World, describe
 
 SETTLE_ROUNDS = 250
@@ -163,11 +163,11 @@ class RaftSchedule(Steps):
         self.tracing = trace is not None
         count = profile.members or self.rng.choice((1, 3, 3, 3, 5))
         options, segment = RaftOptions(sync_flush=True), SEGMENT if seed % 2 else 0
-        self.world = RaftWorld(count, options, seed=seed, segment=segment, trace=trace or _ignore)
+        self.world = RaftWorld(count, options, seed=seed, segment=segment, trace=trace or SILENT)
         self.world.confirms_late = True
         weights = {**RAFT, **profile.weights}
         self._actions: list[Callable[[], None]] = [getattr(self, f"_{name}") for name in weights]
-        self._weights = _accumulate(weights.values())
+        self._weights = list(accumulate(weights.values()))
         self.steps = 0
 
     def run(self) -> None:
@@ -351,18 +351,7 @@ class RaftSchedule(Steps):
                 member.core.give_up_handover()
         while any(not m.alive for m in world.members):
             self._restart()
-        ident, asked_in = 0, -20
-        for turn in range(SETTLE_ROUNDS):
-            self._round()
-            answer = world.answers.get(ident)
-            if answer is SendStatus.SEND_OK and self._calm():
-                for member in world.members:
-                    world.checker.look_whole(member)
-                return
-            if answer is not SendStatus.SEND_OK and turn - asked_in > 10:
-                ident, asked_in = world.next_id, turn
-                world.client_send()
-        raise Violation(f"no calm after {SETTLE_ROUNDS} rounds without faults:\n{world.draw()}")
+        self._calm_within(SETTLE_ROUNDS, patience=10)
 
     def _calm(self) -> bool:
         leaders = [m for m in self.world.members if m.core is not None and m.core.role is Role.MASTER]
@@ -376,28 +365,16 @@ class RaftSchedule(Steps):
         )
 
 
-def _ignore(text: str) -> None:
-    """Does nothing with a step's text."""
-
-
 def run_raft_seed(seed: int, *, profile: RaftProfile = RaftProfile()) -> Violation | None:
-    try:
-        RaftSchedule(seed, profile=profile).run()
-    except Violation as violation:
-        return violation
-    return None
+    """Run one schedule; returns the violation that it found."""
+    return RaftSchedule(seed, profile=profile).violation()
 
 
 def draw_raft(seed: int, *, profile: RaftProfile = RaftProfile()) -> list[str]:
+    """The trace of one schedule, with its end."""
     lines: list[str] = []
     schedule = RaftSchedule(seed, profile=profile, trace=lines.append)
-    try:
-        schedule.run()
-        lines.append("no violation")
-    except Violation as violation:
-        lines.append(schedule.world.draw())
-        lines.append(f"VIOLATION after {schedule.steps} steps: {violation}")
-    return lines
+    return lines + schedule.end()
 
 
 __all__ = [

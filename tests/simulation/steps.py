@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
+
+from gantry_broker.protocol.codes import SendStatus
+
+from tests.simulation.checker import Violation
+
+SILENT: Callable[[str], None] = lambda text: None  # noqa: E731
+"""A trace that is not kept."""
 
 
 class Steps:
@@ -13,6 +21,26 @@ class Steps:
     world: Any
     """`World`, or `RaftWorld`."""
     tracing: bool
+    steps: int
+
+    def run(self) -> None:
+        """Raise Violation when the schedule finds one."""
+        raise AssertionError("each mode runs in its own way")
+
+    def violation(self) -> Violation | None:
+        """Run the schedule; returns the violation that it found."""
+        try:
+            self.run()
+        except Violation as violation:
+            return violation
+        return None
+
+    def end(self) -> list[str]:
+        """Run the schedule; returns the last lines of its trace."""
+        violation = self.violation()
+        if violation is None:
+            return ["no violation"]
+        return [self.world.draw(), f"VIOLATION after {self.steps} steps: {violation}"]
 
     def _say(self, text: str) -> None:
         if self.tracing:
@@ -56,3 +84,35 @@ class Steps:
     def _resume(self) -> None:
         for member in self.world.members:
             member.paused = False
+
+    # ---- after the faults
+
+    def _round(self) -> None:
+        raise AssertionError("each mode has its own round")
+
+    def _calm(self) -> bool:
+        raise AssertionError("each mode is calm in its own way")
+
+    def _given_up(self) -> bool:
+        """Whether nothing can be asked of the group any more."""
+        return False
+
+    def _calm_within(self, rounds: int, patience: int) -> None:
+        """Rounds without faults until the group is calm and acknowledged a new message, which is sent again after
+        some rounds. Raise Violation when that takes too long.
+        """
+        world = self.world
+        sent, sent_in = 0, -patience - 1
+        for turn in range(rounds):
+            self._round()
+            answer = world.answers.get(sent)
+            if answer is SendStatus.SEND_OK and self._calm():
+                for member in world.members:
+                    world.checker.look_whole(member)
+                return
+            if self._given_up():
+                return
+            if answer is not SendStatus.SEND_OK and turn - sent_in > patience:
+                sent, sent_in = world.next_id, turn
+                world.client_send()
+        raise Violation(f"no calm after {rounds} rounds without faults:\n{world.draw()}")

@@ -20,7 +20,7 @@ from gantry_broker.replication.replica import Replica
 from gantry_broker.replication.state import HardState
 
 from tests.simulation.checker import Checker, Violation
-from tests.simulation.model_log import CONTROL, Crash, ModelDisk, ModelLog, Power, Record
+from tests.simulation.model_log import Crash, ModelDisk, ModelLog, Power, Record
 
 SEND_TIMEOUT_MS = 3_000
 
@@ -468,11 +468,6 @@ class World:
                 f" end={log.end} flushed={log.flushed} confirmed={log.confirmed}"
             )
         return "\n".join(lines)
-
-
-def last_control(log: ModelLog) -> int:
-    """The newest epoch that has a record in the log; 0: none."""
-    return max((r.epoch for r in log.records if r.kind == CONTROL), default=0)
 
 
 __all__ = ["Member", "Message", "Registry", "Report", "Violation", "World", "describe", "describe_leadership"]

@@ -58,6 +58,16 @@ class Rig:
         }
 
 
+@pytest.fixture
+def rig() -> Rig:
+    return Rig("a")
+
+
+@pytest.fixture
+def pair() -> Rig:
+    return Rig("a", "b")
+
+
 def topic(**more: Any) -> WantedTopic:
     return WantedTopic(**({"resource": "t", "topic": "T", "per_group": 4} | more))
 
@@ -77,53 +87,48 @@ def test_queues_are_spread_evenly(total: int, groups: str, draining: str, expect
     assert queues_by_group(total, None, list(groups), set(draining)) == expected
 
 
-def test_a_new_topic_is_created_on_every_group() -> None:
-    rig = Rig("a", "b")
-    first = rig.look(topic(perm=Perm.READ, attributes={"message.type": "FIFO"}))
+def test_a_new_topic_is_created_on_every_group(pair: Rig) -> None:
+    first = pair.look(topic(perm=Perm.READ, attributes={"message.type": "FIFO"}))
     assert [s.group for s in first.steps] == ["a", "b"]
     assert first.results["t"].known.origin == "Created"
     assert first.results["t"].ready.reason == "Missing"
-    found = rig.settle(topic(perm=Perm.READ, attributes={"message.type": "FIFO"}))
-    assert rig.queues() == {"a": (4, 4), "b": (4, 4)}
-    config = rig.brokers["a"].topics["T"]
+    found = pair.settle(topic(perm=Perm.READ, attributes={"message.type": "FIFO"}))
+    assert pair.queues() == {"a": (4, 4), "b": (4, 4)}
+    config = pair.brokers["a"].topics["T"]
     assert (config.perm, config.attributes) == (Perm.READ, {"message.type": "FIFO"})
     result = found.results["t"]
     assert (result.ready.status, result.ready.reason, result.synced.status) == ("True", "Created", "True")
-    assert rig.notes == []
+    assert pair.notes == []
 
 
-def test_a_topic_that_exists_is_adopted_and_what_is_not_written_stays() -> None:
-    rig = Rig("a", "b")
-    rig.brokers["a"].topics["T"] = TopicConfig("T", 16, 16, Perm.READ, sys_flag=2, attributes={"other": "x"})
+def test_a_topic_that_exists_is_adopted_and_what_is_not_written_stays(pair: Rig) -> None:
+    pair.brokers["a"].topics["T"] = TopicConfig("T", 16, 16, Perm.READ, sys_flag=2, attributes={"other": "x"})
     wanted = topic(per_group=None, attributes={"message.type": "DELAY"})
-    found = rig.settle(wanted)
-    assert rig.queues() == {"a": (16, 16), "b": (16, 16)}
-    for broker in rig.brokers.values():
+    found = pair.settle(wanted)
+    assert pair.queues() == {"a": (16, 16), "b": (16, 16)}
+    for broker in pair.brokers.values():
         config = broker.topics["T"]
         assert (config.perm, config.sys_flag) == (Perm.READ, 2)
         assert config.attributes == {"other": "x", "message.type": "DELAY"}
     assert found.results["t"].ready.reason == "Adopted"
     assert "existed before" in found.results["t"].ready.message
-    assert rig.notes == ["TopicAdopted"]
+    assert pair.notes == ["TopicAdopted"]
 
 
-def test_an_attribute_that_leaves_the_spec_is_removed_and_no_other() -> None:
-    rig = Rig("a")
+def test_an_attribute_that_leaves_the_spec_is_removed_and_no_other(rig: Rig) -> None:
     rig.brokers["a"].topics["T"] = TopicConfig("T", 4, 4, attributes={"other": "x"})
     rig.settle(topic(attributes={"mine": "1", "also": "2"}))
     rig.settle(topic(attributes={"also": "2"}, generation=2))
     assert rig.brokers["a"].topics["T"].attributes == {"other": "x", "also": "2"}
 
 
-def test_growth_is_one_step() -> None:
-    rig = Rig("a")
+def test_growth_is_one_step(rig: Rig) -> None:
     rig.settle(topic())
     found = rig.look(topic(per_group=6, generation=2))
     assert [(s.config.write_queues, s.config.read_queues) for s in found.steps if isinstance(s, PutTopic)] == [(6, 6)]
 
 
-def test_shrinking_waits_for_the_readers_and_then_for_quiet_queues() -> None:
-    rig = Rig("a")
+def test_shrinking_waits_for_the_readers_and_then_for_quiet_queues(rig: Rig) -> None:
     rig.settle(topic(per_group=8))
     broker = rig.brokers["a"]
     for number in range(8):
@@ -151,8 +156,7 @@ def test_shrinking_waits_for_the_readers_and_then_for_quiet_queues() -> None:
     assert found.results["t"].synced.status == "True"
 
 
-def test_an_operator_that_starts_watches_the_removed_queues_anew() -> None:
-    rig = Rig("a")
+def test_an_operator_that_starts_watches_the_removed_queues_anew(rig: Rig) -> None:
     rig.settle(topic(per_group=8))
     rig.settle(topic(per_group=4, generation=2))
     rig.now += 100
@@ -162,8 +166,7 @@ def test_an_operator_that_starts_watches_the_removed_queues_anew() -> None:
     assert len(rig.look(topic(per_group=4, generation=2)).steps) == 1
 
 
-def test_force_shrinks_at_once() -> None:
-    rig = Rig("a")
+def test_force_shrinks_at_once(rig: Rig) -> None:
     rig.settle(topic(per_group=8))
     rig.brokers["a"].send("T", 7)
     found = rig.settle(topic(per_group=4, generation=2, force=True), force=True)
@@ -171,8 +174,7 @@ def test_force_shrinks_at_once() -> None:
     assert found.results["t"].synced.status == "True"
 
 
-def test_messages_without_a_reader_hold_a_shrinking() -> None:
-    rig = Rig("a")
+def test_messages_without_a_reader_hold_a_shrinking(rig: Rig) -> None:
     rig.settle(topic(per_group=8))
     rig.brokers["a"].send("T", 7)
     found = rig.settle(topic(per_group=4, generation=2))
@@ -185,8 +187,7 @@ def test_messages_without_a_reader_hold_a_shrinking() -> None:
 
 
 @pytest.mark.parametrize("broadcasts", [True, False])
-def test_a_group_without_offsets_counts_by_its_members(broadcasts: bool) -> None:
-    rig = Rig("a")
+def test_a_group_without_offsets_counts_by_its_members(rig: Rig, broadcasts: bool) -> None:
     rig.settle(topic(per_group=8))
     broker = rig.brokers["a"]
     broker.send("T", 7)
@@ -197,42 +198,39 @@ def test_a_group_without_offsets_counts_by_its_members(broadcasts: bool) -> None
     assert words in found.results["t"].synced.message
 
 
-def test_drift_is_put_back_and_said() -> None:
-    rig = Rig("a", "b")
-    rig.settle(topic(perm=RW, attributes={"k": "v"}))
-    rig.brokers["b"].topics["T"] = TopicConfig("T", 2, 2, Perm.READ)
-    found = rig.settle(topic(perm=RW, attributes={"k": "v"}))
-    assert rig.queues() == {"a": (4, 4), "b": (4, 4)}
-    assert rig.brokers["b"].topics["T"].attributes == {"k": "v"}
-    assert rig.notes == ["DriftCorrected"]
+def test_drift_is_put_back_and_said(pair: Rig) -> None:
+    pair.settle(topic(perm=RW, attributes={"k": "v"}))
+    pair.brokers["b"].topics["T"] = TopicConfig("T", 2, 2, Perm.READ)
+    found = pair.settle(topic(perm=RW, attributes={"k": "v"}))
+    assert pair.queues() == {"a": (4, 4), "b": (4, 4)}
+    assert pair.brokers["b"].topics["T"].attributes == {"k": "v"}
+    assert pair.notes == ["DriftCorrected"]
     assert found.results["t"].synced.status == "True"
-    del rig.brokers["a"].topics["T"]
-    rig.settle(topic(perm=RW, attributes={"k": "v"}))
-    assert rig.queues() == {"a": (4, 4), "b": (4, 4)}
-    assert rig.notes == ["DriftCorrected"] * 2
+    del pair.brokers["a"].topics["T"]
+    pair.settle(topic(perm=RW, attributes={"k": "v"}))
+    assert pair.queues() == {"a": (4, 4), "b": (4, 4)}
+    assert pair.notes == ["DriftCorrected"] * 2
 
 
-def test_drift_is_only_reported_if_the_policy_says_so() -> None:
-    rig = Rig("a", "b")
+def test_drift_is_only_reported_if_the_policy_says_so(pair: Rig) -> None:
     wanted = topic(report=True, attributes={"k": "v"})
-    rig.settle(wanted)
-    rig.brokers["b"].topics["T"] = TopicConfig("T", 2, 2, attributes={"k": "w"})
-    found = rig.settle(wanted)
+    pair.settle(wanted)
+    pair.brokers["b"].topics["T"] = TopicConfig("T", 2, 2, attributes={"k": "w"})
+    found = pair.settle(wanted)
     state = found.results["t"].synced
     assert (state.status, state.reason) == ("False", "Drifted")
     assert "b: write queues 2, wanted 4" in state.message
     assert "b: +k=v" in state.message
-    del rig.brokers["a"].topics["T"]
-    found = rig.settle(wanted)
+    del pair.brokers["a"].topics["T"]
+    found = pair.settle(wanted)
     assert "a: it is missing" in found.results["t"].synced.message
-    assert rig.queues() == {"b": (2, 2)}
-    rig.settle(replace(wanted, per_group=6, generation=2))
-    assert rig.queues() == {"a": (6, 6), "b": (6, 6)}, "a change of the spec is applied"
-    assert rig.notes == []
+    assert pair.queues() == {"b": (2, 2)}
+    pair.settle(replace(wanted, per_group=6, generation=2))
+    assert pair.queues() == {"a": (6, 6), "b": (6, 6)}, "a change of the spec is applied"
+    assert pair.notes == []
 
 
-def test_a_new_group_gets_the_topic_also_with_report() -> None:
-    rig = Rig("a")
+def test_a_new_group_gets_the_topic_also_with_report(rig: Rig) -> None:
     rig.settle(topic(report=True))
     rig.brokers["b"] = Broker("b")
     found = rig.settle(topic(report=True))
@@ -240,86 +238,80 @@ def test_a_new_group_gets_the_topic_also_with_report() -> None:
     assert found.results["t"].synced.status == "True"
 
 
-def test_a_total_spreads_over_a_new_group_without_a_word_of_drift() -> None:
-    rig = Rig("a", "b")
+def test_a_total_spreads_over_a_new_group_without_a_word_of_drift(pair: Rig) -> None:
     wanted = topic(per_group=None, queues=12)
-    rig.settle(wanted)
-    rig.brokers["c"] = Broker("c")
-    rig.settle(wanted)
-    assert rig.queues() == {"a": (4, 6), "b": (4, 6), "c": (4, 4)}
-    rig.now += 80
-    rig.settle(wanted)
-    assert rig.queues() == {"a": (4, 4), "b": (4, 4), "c": (4, 4)}
-    assert rig.notes == []
+    pair.settle(wanted)
+    pair.brokers["c"] = Broker("c")
+    pair.settle(wanted)
+    assert pair.queues() == {"a": (4, 6), "b": (4, 6), "c": (4, 4)}
+    pair.now += 80
+    pair.settle(wanted)
+    assert pair.queues() == {"a": (4, 4), "b": (4, 4), "c": (4, 4)}
+    assert pair.notes == []
 
 
-def test_a_group_that_drains_gets_nothing_and_is_left_alone() -> None:
-    rig = Rig("a", "b")
-    rig.settle(topic())
-    rig.brokers["b"].topics["T"] = replace(rig.brokers["b"].topics["T"], perm=Perm.READ)
+def test_a_group_that_drains_gets_nothing_and_is_left_alone(pair: Rig) -> None:
+    pair.settle(topic())
+    pair.brokers["b"].topics["T"] = replace(pair.brokers["b"].topics["T"], perm=Perm.READ)
     draining = {"draining": frozenset({"b"})}
-    assert rig.look(topic(perm=RW), **draining).steps == []
+    assert pair.look(topic(perm=RW), **draining).steps == []
 
 
-def test_a_group_that_loses_all_queues_is_emptied_first() -> None:
-    rig = Rig("a", "b")
-    rig.settle(topic(per_group=None, queues=2))
-    broker = rig.brokers["b"]
+def test_a_group_that_loses_all_queues_is_emptied_first(pair: Rig) -> None:
+    pair.settle(topic(per_group=None, queues=2))
+    broker = pair.brokers["b"]
     broker.send("T", 0)
     one = topic(per_group=None, queues=1, generation=2)
-    found = rig.settle(one)
+    found = pair.settle(one)
     assert broker.topics["T"].perm == Perm.READ
     assert "b: 1 messages are unread in this broker group" in found.results["t"].synced.message
-    back = rig.settle(topic(per_group=None, queues=2, generation=3))
+    back = pair.settle(topic(per_group=None, queues=2, generation=3))
     assert broker.topics["T"].perm == RW
     assert back.results["t"].synced.status == "True"
-    rig.settle(replace(one, generation=4))
+    pair.settle(replace(one, generation=4))
     broker.read("T", "g")
-    rig.settle(replace(one, generation=4))
-    assert rig.queues() == {"a": (1, 1)}
+    pair.settle(replace(one, generation=4))
+    assert pair.queues() == {"a": (1, 1)}
 
 
-def test_a_topic_is_deleted_once_it_is_read_everywhere() -> None:
-    rig = Rig("a", "b")
-    rig.settle(topic(delete=True))
-    rig.brokers["b"].send("T", 0)
+def test_a_topic_is_deleted_once_it_is_read_everywhere(pair: Rig) -> None:
+    pair.settle(topic(delete=True))
+    pair.brokers["b"].send("T", 0)
     gone = topic(delete=True, deleting=True)
-    found = rig.settle(gone)
+    found = pair.settle(gone)
     assert found.results["t"].ready.reason == "Unread"
     assert found.results["t"].finalizer
-    assert not rig.brokers["b"].send("T", 0), "it takes no more messages"
-    assert not rig.ask, "first they are read"
-    rig.brokers["b"].read("T", "g")
-    found = rig.settle(gone)
-    assert rig.queues() == {}
+    assert not pair.brokers["b"].send("T", 0), "it takes no more messages"
+    assert not pair.ask, "first they are read"
+    pair.brokers["b"].read("T", "g")
+    found = pair.settle(gone)
+    assert pair.queues() == {}
     assert not found.results["t"].finalizer
     assert found.results["t"].ready.reason == "Deleted"
 
 
 @pytest.mark.parametrize("deleting", [False, True])
-def test_a_topic_stays_while_messages_are_not_delivered_to_it(deleting: bool) -> None:
+def test_a_topic_stays_while_messages_are_not_delivered_to_it(pair: Rig, deleting: bool) -> None:
     """They wait in topics of the system, so nobody lags."""
-    rig = Rig("a", "b")
     wanted = topic(queues=2, per_group=None, delete=True)
-    rig.settle(wanted)
-    rig.brokers["b"].delay("T")
+    pair.settle(wanted)
+    pair.brokers["b"].delay("T")
     wanted = replace(wanted, deleting=True) if deleting else replace(wanted, queues=1, generation=2)
-    found = rig.settle(wanted)
+    found = pair.settle(wanted)
     assert "b: delayed messages for it are not delivered yet" in found.results["t"].synced.message
-    assert "b" in rig.queues()
+    assert "b" in pair.queues()
     assert (found.results["t"].ready.reason == "Unread") == deleting
-    rig.brokers["b"].deliver("T")
-    assert "no consumer group has read them" in rig.settle(wanted).results["t"].synced.message
-    rig.brokers["b"].read("T", "g")
-    rig.settle(wanted)
-    assert set(rig.queues()) == (set() if deleting else {"a"})
+    pair.brokers["b"].deliver("T")
+    assert "no consumer group has read them" in pair.settle(wanted).results["t"].synced.message
+    pair.brokers["b"].read("T", "g")
+    pair.settle(wanted)
+    assert set(pair.queues()) == (set() if deleting else {"a"})
 
 
 @pytest.mark.parametrize(
     ("said", "words"), [("half", "have no decision yet"), ("unknown", "it looks"), (7, "it looks")]
 )
-def test_what_is_not_delivered_or_not_known_holds_a_deletion(said: Any, words: str) -> None:
-    rig = Rig("a")
+def test_what_is_not_delivered_or_not_known_holds_a_deletion(rig: Rig, said: Any, words: str) -> None:
     rig.settle(topic(delete=True))
     gone = topic(delete=True, deleting=True)
     rig.brokers["a"].undelivered = lambda name: said  # type: ignore[method-assign]
@@ -328,8 +320,7 @@ def test_what_is_not_delivered_or_not_known_holds_a_deletion(said: Any, words: s
     assert rig.look(replace(gone, force=True)).steps == [DropTopic("a", "T", "t")]
 
 
-def test_force_deletes_at_once_and_retain_never() -> None:
-    rig = Rig("a")
+def test_force_deletes_at_once_and_retain_never(rig: Rig) -> None:
     rig.settle(topic(delete=True))
     rig.brokers["a"].send("T", 0)
     kept = rig.look(topic(deleting=True))
@@ -341,53 +332,51 @@ def test_force_deletes_at_once_and_retain_never() -> None:
 @pytest.mark.parametrize("synced", [True, False])
 @pytest.mark.parametrize("report", [True, False])
 def test_a_topic_that_is_written_again_while_its_deletion_waits_takes_messages_again(
-    perm: int | None, synced: bool, report: bool
+    pair: Rig, perm: int | None, synced: bool, report: bool
 ) -> None:
-    rig = Rig("a", "b")
     wanted = topic(delete=True, perm=perm, report=report)
     if synced:
-        rig.settle(wanted)
+        pair.settle(wanted)
     else:
-        for step in rig.look(wanted).steps:
-            rig.brokers[step.group].do(step)
-    for broker in rig.brokers.values():
+        for step in pair.look(wanted).steps:
+            pair.brokers[step.group].do(step)
+    for broker in pair.brokers.values():
         broker.send("T", 0)
-    assert rig.settle(replace(wanted, deleting=True)).results["t"].ready.reason == "Unread"
-    assert not rig.brokers["a"].send("T", 0)
-    found = rig.settle(replace(wanted, generation=2))
+    assert pair.settle(replace(wanted, deleting=True)).results["t"].ready.reason == "Unread"
+    assert not pair.brokers["a"].send("T", 0)
+    found = pair.settle(replace(wanted, generation=2))
     assert (found.results["t"].ready.status, found.results["t"].synced.reason) == ("True", "AsWanted")
-    assert all(b.topics["T"].perm == RW and b.send("T", 0) for b in rig.brokers.values())
+    assert all(b.topics["T"].perm == RW and b.send("T", 0) for b in pair.brokers.values())
 
 
-def test_a_deletion_that_is_taken_back_by_its_policy_lets_the_topic_take_messages_first() -> None:
+def test_a_deletion_that_is_taken_back_by_its_policy_lets_the_topic_take_messages_first(pair: Rig) -> None:
     """Kubernetes takes back no deletion of an object, but the topic can stay."""
-    rig = Rig("a", "b")
-    rig.settle(topic(delete=True))
-    rig.brokers["b"].send("T", 0)
-    waiting = rig.settle(topic(delete=True, deleting=True, held=True, generation=2)).results["t"]
+    pair.settle(topic(delete=True))
+    pair.brokers["b"].send("T", 0)
+    waiting = pair.settle(topic(delete=True, deleting=True, held=True, generation=2)).results["t"]
     assert "write spec.deletionPolicy: Retain" in waiting.ready.message
     kept = topic(deleting=True, held=True, generation=3)
-    assert rig.look(kept, paused=True).results["t"].finalizer
-    found = rig.look(kept, silent={"b"})
+    assert pair.look(kept, paused=True).results["t"].finalizer
+    found = pair.look(kept, silent={"b"})
     assert (found.results["t"].finalizer, [s.group for s in found.steps]) == (True, ["a"])
-    found = rig.settle(kept)
+    found = pair.settle(kept)
     assert not found.results["t"].finalizer
-    assert all(b.topics["T"].perm == RW for b in rig.brokers.values())
-    rig.brokers["a"].topics["T"] = replace(rig.brokers["a"].topics["T"], perm=Perm.READ)
-    assert rig.look(topic(deleting=True, generation=3)).steps == [], "without a deletion at the brokers nothing changes"
+    assert all(b.topics["T"].perm == RW for b in pair.brokers.values())
+    pair.brokers["a"].topics["T"] = replace(pair.brokers["a"].topics["T"], perm=Perm.READ)
+    assert pair.look(topic(deleting=True, generation=3)).steps == [], (
+        "without a deletion at the brokers nothing changes"
+    )
 
 
-def test_a_deletion_waits_for_a_group_without_a_master() -> None:
-    rig = Rig("a", "b")
-    rig.settle(topic(delete=True))
-    rig.brokers["a"].topics.clear()
-    found = rig.look(topic(delete=True, deleting=True), silent={"b"})
+def test_a_deletion_waits_for_a_group_without_a_master(pair: Rig) -> None:
+    pair.settle(topic(delete=True))
+    pair.brokers["a"].topics.clear()
+    found = pair.look(topic(delete=True, deleting=True), silent={"b"})
     assert found.results["t"].finalizer
     assert found.results["t"].ready.reason == "BrokersNotReached"
 
 
-def test_the_second_resource_for_a_topic_is_refused_with_the_first_ones_name() -> None:
-    rig = Rig("a")
+def test_the_second_resource_for_a_topic_is_refused_with_the_first_ones_name(rig: Rig) -> None:
     old, young = topic(resource="z", created="2026-01-01"), topic(resource="a", created="2026-01-02", per_group=9)
     found = rig.settle(young, old)
     refused = found.results["a"]
@@ -403,45 +392,40 @@ def test_the_second_resource_for_a_topic_is_refused_with_the_first_ones_name() -
 
 
 @pytest.mark.parametrize("name", ["demo", "a", "demo_REPLY_TOPIC", "TBW102", "rmq_sys_X", "%RETRY%g", "%DLQ%g"])
-def test_topics_of_the_system_are_left_alone(name: str) -> None:
-    rig = Rig("a")
+def test_topics_of_the_system_are_left_alone(rig: Rig, name: str) -> None:
     found = rig.look(topic(topic=name))
     assert found.steps == []
     assert found.results["t"].ready.reason == "SystemTopic"
 
 
-def test_a_silent_group_hinders_no_other_one() -> None:
-    rig = Rig("a", "b")
-    found = rig.look(topic(), silent={"b"})
+def test_a_silent_group_hinders_no_other_one(pair: Rig) -> None:
+    found = pair.look(topic(), silent={"b"})
     assert [s.group for s in found.steps] == ["a"]
     assert found.results["t"].known.origin == "Created"
-    rig.brokers["a"].do(found.steps[0])
-    found = rig.look(topic(), silent={"b"})
+    pair.brokers["a"].do(found.steps[0])
+    found = pair.look(topic(), silent={"b"})
     assert (found.results["t"].ready.status, found.results["t"].blind) == ("Unknown", True)
 
 
-def test_nobody_knows_the_origin_while_no_group_answers() -> None:
-    rig = Rig("a", "b")
-    assert rig.look(topic(), silent={"a", "b"}).results["t"].known.origin == ""
-    assert rig.settle(topic()).results["t"].ready.reason == "Created"
+def test_nobody_knows_the_origin_while_no_group_answers(pair: Rig) -> None:
+    assert pair.look(topic(), silent={"a", "b"}).results["t"].known.origin == ""
+    assert pair.settle(topic()).results["t"].ready.reason == "Created"
 
 
 @pytest.mark.parametrize("report", [True, False])
-def test_a_group_that_comes_and_goes_while_a_topic_shrinks_is_no_drift(report: bool) -> None:
-    rig = Rig("a", "b")
+def test_a_group_that_comes_and_goes_while_a_topic_shrinks_is_no_drift(pair: Rig, report: bool) -> None:
     wanted = topic(per_group=None, queues=6, report=report)
-    rig.settle(wanted)
-    rig.brokers["c"] = Broker("c")
-    rig.settle(wanted)
-    assert rig.queues() == {"a": (2, 3), "b": (2, 3), "c": (2, 2)}
-    del rig.brokers["c"]
-    found = rig.settle(wanted)
-    assert rig.queues() == {"a": (3, 3), "b": (3, 3)}
-    assert (found.results["t"].synced.status, rig.notes) == ("True", [])
+    pair.settle(wanted)
+    pair.brokers["c"] = Broker("c")
+    pair.settle(wanted)
+    assert pair.queues() == {"a": (2, 3), "b": (2, 3), "c": (2, 2)}
+    del pair.brokers["c"]
+    found = pair.settle(wanted)
+    assert pair.queues() == {"a": (3, 3), "b": (3, 3)}
+    assert (found.results["t"].synced.status, pair.notes) == ("True", [])
 
 
-def test_a_paused_cluster_is_left_alone() -> None:
-    rig = Rig("a")
+def test_a_paused_cluster_is_left_alone(rig: Rig) -> None:
     found = rig.look(topic(), paused=True)
     assert (found.steps, found.results["t"].synced.reason) == ([], "Paused")
     assert rig.look(topic(delete=True, deleting=True), paused=True).steps == []
@@ -466,29 +450,29 @@ def test_tables_of_another_form_are_refused(change: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("deleting", [False, True])
-def test_messages_wait_for_a_consumer_group_that_was_away_since_the_broker_group_is_there(deleting: bool) -> None:
-    rig = Rig("a", "b")
+def test_messages_wait_for_a_consumer_group_that_was_away_since_the_broker_group_is_there(
+    pair: Rig, deleting: bool
+) -> None:
     wanted = WantedTopic("t", "T", queues=4, delete=True)
-    rig.settle(wanted)
-    rig.brokers["a"].read("T", "away")
+    pair.settle(wanted)
+    pair.brokers["a"].read("T", "away")
     for number in range(2):
-        rig.brokers["b"].send("T", number)
-    rig.brokers["b"].read("T", "present")
+        pair.brokers["b"].send("T", number)
+    pair.brokers["b"].read("T", "present")
     wanted = replace(wanted, deleting=True) if deleting else replace(wanted, queues=2, generation=2)
     for _ in range(3):
-        found = rig.settle(wanted)
-        rig.now += 100
+        found = pair.settle(wanted)
+        pair.now += 100
     assert "away has not read them" in found.results["t"].synced.message
-    rig.brokers["b"].read("T", "away")
+    pair.brokers["b"].read("T", "away")
     for _ in range(3):
-        found = rig.settle(wanted)
-        rig.now += 100
+        found = pair.settle(wanted)
+        pair.now += 100
     assert found.results["t"].synced.reason == ("Deleted" if deleting else "AsWanted")
 
 
 @pytest.mark.parametrize("mark", ["+", "_"])
-def test_a_topic_stays_while_pop_consumers_retry_its_messages(mark: str) -> None:
-    rig = Rig("a")
+def test_a_topic_stays_while_pop_consumers_retry_its_messages(rig: Rig, mark: str) -> None:
     wanted = WantedTopic("t", "T", queues=1, delete=True, deleting=True)
     broker = rig.brokers["a"]
     broker.topics["T"] = broker.topics[f"%RETRY%g{mark}T"] = TopicConfig("T", 1, 1)
