@@ -12,9 +12,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from gantry_broker.broker.after_confirm import AfterConfirm
 from gantry_broker.broker.archive_reads import ArchiveReads
 from gantry_broker.broker.clock import Clock
-from gantry_broker.broker.confirmed import ConfirmedRecords
 from gantry_broker.broker.errors import NotStored, NotWritable
 from gantry_broker.broker.events import Events
 from gantry_broker.broker.metadata.changes import MetadataChanges
@@ -121,7 +121,7 @@ class World:
         base.topics["T"] = TopicConfig("T", 2, 2)
         self.meta = Metadata(base)
         self.replay = Replay(self.meta, self.store, self.events.tables_changed)
-        self.confirmed = ConfirmedRecords(self.replay, ())
+        self.confirmed = AfterConfirm(self.replay, ())
         self.waiting: list[tuple[int, Callable[[SendStatus], None]]] = []
         """Who waits for the log to be confirmed up to an offset."""
         self.borders: list[int] = [self.store.log.end]

@@ -10,13 +10,13 @@ from gantry_broker.contracts.leadership import Assignment, LeadershipRecord, Mem
 from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.protocol.frame import FrameDecoder, encode_frame
 from gantry_broker.replication import epochs, wire
+from gantry_broker.replication.acknowledgements import Acknowledgements
 from gantry_broker.replication.core import MOVING_MS, Role
 from gantry_broker.replication.identity import ReplicaFile, StateError
 from gantry_broker.replication.leader import Options
 from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer, Position
 from gantry_broker.replication.replica import Replica
 from gantry_broker.replication.state import HardState
-from gantry_broker.replication.waiters import Waiters
 from gantry_broker.store.log.epochs import EpochStart
 from gantry_broker.store.sealed import unseal
 from hypothesis import given
@@ -84,7 +84,7 @@ def test_a_cut_history_keeps_no_epoch_without_records() -> None:
 
 
 def test_waiters_are_answered_in_order_and_once() -> None:
-    waiters, said = Waiters(), []
+    waiters, said = Acknowledgements(), []
     for end in (10, 20, 30, 40):
         waiters.add(end, 100 * end, lambda status, end=end: said.append((end, status)))
     waiters.reached(25)

@@ -123,7 +123,7 @@ class Checker:
             return
         if log.confirmed > log.end:
             raise Violation(f"(e) m{member.number}: confirmed {log.confirmed} is above its end {log.end}")
-        readable = min(member.core.readable_end, log.end)
+        readable = min(member.readable_end, log.end)
         border = log.records[-1].offset + log.records[-1].size if log.records else log.start
         if border != log.end:
             raise Violation(f"m{member.number}: its log ends at {log.end} within a record")

@@ -130,6 +130,11 @@ class Member:
     def alive(self) -> bool:
         return self.core is not None
 
+    @property
+    def readable_end(self) -> int:
+        """Rule 9: readers see nothing from this offset on. In the store, queues get their entries at confirmation."""
+        return self.log.confirmed
+
     def now(self) -> int:
         return self.world.now + self.clock_offset
 

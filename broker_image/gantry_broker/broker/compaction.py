@@ -37,8 +37,8 @@ from gantry_broker.tasks import end_tasks, set_within
 from gantry_broker.timeslice import SLICE_S
 
 if TYPE_CHECKING:
+    from gantry_broker.broker.after_confirm import AfterConfirm
     from gantry_broker.broker.clock import Clock
-    from gantry_broker.broker.confirmed import ConfirmedRecords
     from gantry_broker.broker.disk_watch import DiskWatch
     from gantry_broker.broker.events import Events
     from gantry_broker.broker.health import MemberHealth
@@ -101,7 +101,7 @@ class Compaction:
         writer: LogWriter,
         role: RoleState,
         health: MemberHealth,
-        confirmed: ConfirmedRecords,
+        confirmed: AfterConfirm,
         events: Events,
         clock: Clock,
     ) -> None:

@@ -38,8 +38,8 @@ from gantry_broker.store.errors import StoreError
 from gantry_broker.store.log.epochs import foreign_end
 
 if TYPE_CHECKING:
+    from gantry_broker.broker.after_confirm import AfterConfirm
     from gantry_broker.broker.clock import Clock
-    from gantry_broker.broker.confirmed import ConfirmedRecords
     from gantry_broker.broker.events import Events
     from gantry_broker.broker.health import MemberHealth
     from gantry_broker.broker.metadata.changes import MetadataChanges
@@ -104,7 +104,7 @@ class Delays:
         changes: MetadataChanges,
         role: RoleState,
         health: MemberHealth,
-        confirmed: ConfirmedRecords,
+        confirmed: AfterConfirm,
         events: Events,
         clock: Clock,
         stats: Stats,

@@ -38,6 +38,7 @@ class Fence:
 
     async def follow(self) -> None:
         """Follow the file until cancelled. One that cannot be read changes nothing."""
+        # A person may be at work on the files of a fenced member: a broker that opened them would write into them.
         while self._file is not None:
             await asyncio.sleep(LOOK_S)
             fenced = await asyncio.to_thread(fenced_in, self._file)

@@ -52,9 +52,9 @@ from gantry_broker.protocol.message import (
 from gantry_broker.store.errors import BadRecords, MessageTooLarge, OffsetGone, StoreError
 
 if TYPE_CHECKING:
+    from gantry_broker.broker.after_confirm import AfterConfirm
     from gantry_broker.broker.clients import ClientTable, Link
     from gantry_broker.broker.clock import Clock
-    from gantry_broker.broker.confirmed import ConfirmedRecords
     from gantry_broker.broker.events import Events
     from gantry_broker.broker.log_writer import LogWriter
     from gantry_broker.broker.metadata.creation import OnDemandCreation
@@ -112,7 +112,7 @@ class Transactions:
         clients: ClientTable,
         next_opaque: Callable[[], int],
         role: RoleState,
-        confirmed: ConfirmedRecords,
+        confirmed: AfterConfirm,
         events: Events,
         clock: Clock,
         may_decide: Callable[[Link, str], bool],

@@ -14,13 +14,13 @@ import orjson
 from gantry_broker import descriptors
 from gantry_broker.admission import owners_of
 from gantry_broker.broker.access_control import AccessControl
+from gantry_broker.broker.after_confirm import AfterConfirm
 from gantry_broker.broker.archive_fill import ArchiveFill
 from gantry_broker.broker.archive_reads import ArchiveReads
 from gantry_broker.broker.archiving import Archiving
 from gantry_broker.broker.clients import ClientTable
 from gantry_broker.broker.clock import Clock
 from gantry_broker.broker.compaction import LOOK_MS, Compaction
-from gantry_broker.broker.confirmed import ConfirmedRecords
 from gantry_broker.broker.context import BrokerContext
 from gantry_broker.broker.dead_letters import DeadLetters
 from gantry_broker.broker.delay import Delays
@@ -93,7 +93,7 @@ class BrokerParts:
     context: BrokerContext
     events: Events
     replay: Replay
-    confirmed: ConfirmedRecords
+    confirmed: AfterConfirm
     delays: Delays
     forwarder: Forwarder
     relays: Relays
@@ -149,7 +149,7 @@ def wire(
     meta = Metadata(base_tables(config, settings, len(delay_levels)))
     dead_letters = DeadLetters(meta, store.reader)
     replay = Replay(meta, store, events.tables_changed)
-    confirmed = ConfirmedRecords(replay, held)
+    confirmed = AfterConfirm(replay, held)
 
     # Replication and the role.
     def epoch_body(epoch: int) -> bytes:

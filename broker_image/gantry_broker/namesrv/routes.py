@@ -355,12 +355,8 @@ class RouteTable:
             address = address or next(iter(_addresses(group, listener).values()), None)
         return list(found), address
 
-    def unit_topics(self, *, unit: bool | None, subscribed: bool | None) -> list[str]:
-        """Return topics by the bits of their system flag; None: either."""
-        return list(dict.fromkeys(chain.from_iterable(self.unit_topics_in_parts(unit=unit, subscribed=subscribed))))
-
     def unit_topics_in_parts(self, *, unit: bool | None, subscribed: bool | None) -> Iterator[list[str]]:
-        """Yield the same in parts, as `topics_in_parts`."""
+        """Yield topics by the bits of their system flag, in parts as `topics_in_parts`; None: either."""
         for group in list(self.groups.values()):
             for part in _parts(list(group.topics.items())):
                 yield [

@@ -18,12 +18,12 @@ from typing import Final, NamedTuple, Protocol
 from gantry_broker.contracts.leadership import Assignment, InSyncSetProposal, LeadershipRecord, MemberId
 from gantry_broker.protocol import plausible
 from gantry_broker.protocol.codes import SendStatus
+from gantry_broker.replication.acknowledgements import Acknowledgements, Callback
 from gantry_broker.replication.follower import Follower
 from gantry_broker.replication.leader import Leader, Options, Refused
 from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer, meant_for, not_meant
 from gantry_broker.replication.ports import Log, StateDisk
 from gantry_broker.replication.state import HardState
-from gantry_broker.replication.waiters import Callback, Waiters
 
 MOVING_MS: Final = 1_500
 """A member that pauses writes and sees a higher epoch waits this long for the new leader's name: usually it is the
@@ -50,7 +50,7 @@ class Assigned(NamedTuple):
 class Core(Protocol):
     """One member of a group, as its driver sees it. `MemberCore` has the texts of the shared methods."""
 
-    waiters: Waiters
+    waiters: Acknowledgements
     reason: str
     """Why the member is not writable, or does not follow."""
     handed_to: str | None
@@ -126,7 +126,7 @@ class MemberCore(ABC):
         refused: Refused,
     ) -> None:
         self.options = options
-        self.waiters = Waiters()
+        self.waiters = Acknowledgements()
         self.leader = None
         self.follower = None
         self.reason = reason
@@ -187,11 +187,6 @@ class MemberCore(ABC):
     @property
     def may_append(self) -> bool:
         return self.leader is not None and not self.hands_over
-
-    @property
-    def readable_end(self) -> int:
-        """Rule 9: readers see nothing from this offset on."""
-        return self._log.confirmed
 
     @property
     def epoch_confirmed(self) -> bool:

@@ -394,12 +394,14 @@ class RaftReplica(MemberCore):
 
     def _vote(self, request: RaftRequest, now_ms: int) -> bool:
         if self._hears_leader(now_ms) and not request.transfer:
-            return False
+            return False  # Before the epoch is taken: a member that was cut off must not end a leader that others hear.
         named = self._is_named(request)
         if request.epoch < self.epoch or not (named or self.members):
             return False
         if request.epoch > self.epoch:
             may = self._may_elect(request)
+            # Also without a vote: the candidate follows no leader of a lower epoch any more, so the next election, of a
+            # member with a longer log, has to be above its epoch.
             self._adopt(request.epoch, f"an election of epoch {request.epoch} is under way", now_ms)
             if not may:
                 return False
@@ -409,6 +411,8 @@ class RaftReplica(MemberCore):
             )
             if taken or not self._may_elect(request):
                 return False
+        # In one write, before the answer: after a restart without the vote this member could vote again in this epoch,
+        # and after one without the list a new disk would count as one of no group.
         first = request.members if named else self._state.first_members
         self._save(replace(self._state, vote=request.member, first_members=first))
         self._wait_again(now_ms)
@@ -427,6 +431,7 @@ class RaftReplica(MemberCore):
             self._uninitialized[answer.member.member] = answer.member
         else:
             self._uninitialized.pop(answer.member.member, None)
+        # Where the answer names a leader, a follower takes the epoch together with it, below.
         if answer.epoch > self.epoch and self.members and (self.leader is not None or answer.leader is None):
             self._adopt(answer.epoch, f"{answer.member} is in epoch {answer.epoch}", now_ms)
         if answer.leader is not None and answer.leader != self.me and answer.epoch >= self.epoch:
@@ -434,6 +439,7 @@ class RaftReplica(MemberCore):
                 return  # Second-hand news of this epoch: the leader will announce itself.
             self._follow(answer.epoch, answer.leader, answer.leader_address, now_ms)
             return
+        # A late answer to an earlier round must not count in this one: the vote there was for another epoch.
         meant = self.epoch + 1 if self._election_step is RaftRequestKind.PRE_VOTE else self.epoch
         if answer.granted and answer.kind is self._election_step and answer.asked == meant:
             self._granted.add(answer.member)
@@ -448,6 +454,7 @@ class RaftReplica(MemberCore):
         self._log.begin_epoch(self.epoch, now_ms)
         self._control_end = self._log.end
         if not self._log.member_changes:
+            # Who did not vote in the first election has no list yet, and gets it with the log.
             self._log.append_members(first, now_ms)
         self.leader = RaftLeader(
             self.me,

@@ -53,7 +53,9 @@ class RaftLeader(Leader):
     def confirmable(self) -> int:
         upto = majority_offset(map(self._acked, ids(self._members())))  # Rule 26.
         if upto < self.control_end:
-            return self._log.confirmed  # Rule 25.
+            # Rule 25: a majority may have records of earlier epochs, and yet elect a member without them that has a
+            # record of a later epoch. Once a majority has the control record, no such member can win.
+            return self._log.confirmed
         return upto
 
     def is_beyond_quorum(self, member: MemberId) -> bool:

@@ -86,6 +86,7 @@ class Recovery:
         found = scan(log, plan.scan_from, lost_from=lost_from) if bases else Scan(0, "an empty store")
         log.end = found.end
         before = point or RecoveryPoint()
+        # Before the truncation, which zeros the bytes that show the damage. A kill in between must not hide it.
         self._find_damage(found, point, epoch_file)
         if bases:
             log.truncate(found.end)
@@ -93,7 +94,9 @@ class Recovery:
         state.was_clean = plan.clean or not bases
         self._recover_epochs(plan, found, epoch_file, lost=epochs_lost)
         state.confirmed = recovery_plan.confirmed_after(plan, point, log.start, log.end)
+        # From here on queues change: a kill must not look like a clean stop to the next start.
         self._mark_open()
+        # Never above `confirmed`: readers see each entry of a queue, and the next leader may replace those records.
         trusted = min(state.confirmed if plan.trusted is None else plan.trusted, state.confirmed)
         if before.reindexing:
             trusted = log.start

@@ -90,7 +90,7 @@ _MUTANTS = (
             ),
         ),
     ),
-    Mutant(9, "read_confirmed_only", (Edit(core, "return self._log.confirmed", "return self._log.end"),)),
+    Mutant(9, "read_confirmed_only", (Edit(world, "return self.log.confirmed", "return self.log.end"),)),
     Mutant(
         10,
         "answer_waiters_first",

@@ -39,9 +39,9 @@ from gantry_broker.tasks import set_within
 from gantry_broker.timeslice import SLICE_S
 
 if TYPE_CHECKING:
+    from gantry_broker.broker.after_confirm import AfterConfirm
     from gantry_broker.broker.archive_reads import ArchiveReads
     from gantry_broker.broker.clock import Clock
-    from gantry_broker.broker.confirmed import ConfirmedRecords
     from gantry_broker.broker.events import Events
     from gantry_broker.broker.health import MemberHealth
     from gantry_broker.broker.log_writer import LogWriter
@@ -96,7 +96,7 @@ class PopService:
         role: RoleState,
         health: MemberHealth,
         filters: Filters,
-        confirmed: ConfirmedRecords,
+        confirmed: AfterConfirm,
         archive_reads: ArchiveReads,
         counts: MessageCounts,
         stats: Stats,

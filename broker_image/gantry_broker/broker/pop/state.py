@@ -318,6 +318,7 @@ class Queue:
             if found == len(diffs) or diffs[found] != number:
                 return None
             number = found
+        # The batch is the last one that begins at or before the offset, which may lie behind its at most 32 messages.
         if number >= 32 or not chunk.bits[place] >> number & 1:
             return None
         return at, place, number

@@ -34,6 +34,7 @@ class WakePace:
     def wait_ms(self, now_s: float) -> int:
         """Return how long the answers from now on wait for others; 0: each leaves at once."""
         passed = now_s - self._since
+        # Not at each call: after a few microseconds two answers would look like a rate of many thousands.
         if passed >= PERIOD_S:
             if passed < _MEMORY_S:
                 # A period counts by its share of the memory: one burst after calm makes nobody wait long.

@@ -1,4 +1,7 @@
-"""The effects of confirmed records: the tables follow, and the readers of the queues are notified."""
+"""What follows once records are confirmed: the tables follow, and the readers of the queues are notified.
+
+Here nothing is confirmed, and no send is answered: see `replication/acknowledgements.py`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ if TYPE_CHECKING:
     from gantry_broker.store.types import Confirmed
 
 
-class ConfirmedRecords:
+class AfterConfirm:
     """Passes confirmed control records to the tables and notifies readers in the next pass of the event loop."""
 
     def __init__(self, replay: Replay, held: Sized) -> None:

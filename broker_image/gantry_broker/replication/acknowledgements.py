@@ -1,4 +1,9 @@
-"""Sends that wait for their promise, in the order of the log."""
+"""Where records are acknowledged: batches of sends that wait for their promise, in the order of the log.
+
+`Core` calls `reached` with the confirmed offset. That grows when enough members have the records, as `confirmable` of
+`leader.py` says (of `raft_leader.py` in mode Raft). `broker/send/sender.py` writes the answers; it adds its
+batches through `broker/log_writer.py`.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +15,11 @@ from gantry_broker.protocol.codes import SendStatus
 Callback = Callable[[SendStatus], None]
 
 
-class Waiters:
-    """One entry per batch of sends: the log's end after the batch. Ends are added in rising order."""
+class Acknowledgements:
+    """One entry per batch of sends: the log's end after the batch. Ends are added in rising order.
+
+    Each batch gets its status once: SEND_OK when it is confirmed, another one when the promise cannot be kept in time.
+    """
 
     def __init__(self) -> None:
         self._queue: deque[tuple[int, int, Callback]] = deque()
