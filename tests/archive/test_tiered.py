@@ -190,6 +190,10 @@ def test_every_message_comes_once_and_in_order(seed: int, tmp_path: Path) -> Non
 
 @pytest.fixture
 def tiers(tmp_path: Path) -> Tiers:
+    return filled(tmp_path)
+
+
+def filled(tmp_path: Path) -> Tiers:
     """A log whose first segments are in the archive only."""
     tiers = Tiers(1, tmp_path, fail=0.0)
     tiers.settings = Settings(5_000, None, 20_000)

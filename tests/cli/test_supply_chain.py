@@ -46,7 +46,9 @@ def test_the_core_is_built_of_vendored_crates_without_network() -> None:
     """Cargo compares the crates with the hashes of Cargo.lock as it vendors them, and their files as it builds."""
     steps = [line for line in DOCKERFILE.splitlines() if "gantry_core" in line and line.startswith("RUN")]
     vendor, build = steps
-    assert re.search(r"cargo vendor --locked --manifest-path gantry_core/Cargo.toml crates > .cargo/config.toml$", vendor)
+    assert re.search(
+        r"cargo vendor --locked --manifest-path gantry_core/Cargo.toml crates > .cargo/config.toml$", vendor
+    )
     assert build.startswith("RUN CARGO_NET_OFFLINE=true python gantry_core/build.py --must ")
     packages = (ROOT / "broker_image/gantry_core/Cargo.lock").read_text().split("[[package]]")[1:]
     assert all('checksum = "' in package for package in packages if "source = " in package)

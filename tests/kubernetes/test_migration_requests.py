@@ -157,6 +157,14 @@ class Source:
             self.leads = self.may_finish
 
 
+async def ended(requests: MigrationRequests, end: asyncio.Event) -> None:
+    """The request is carried out, or refused."""
+    requests.look()
+    async with asyncio.timeout(10):
+        await end.wait()
+    end.clear()
+
+
 class Cluster:
     """A cluster with a request, its source, and the part of an operator that carries requests out."""
 
@@ -175,11 +183,7 @@ class Cluster:
         )  # fmt: skip
 
     async def ended(self) -> None:
-        """The request is carried out, or refused."""
-        self.requests.look()
-        async with asyncio.timeout(10):
-            await self.end.wait()
-        self.end.clear()
+        await ended(self.requests, self.end)
 
     async def begun(self) -> None:
         """The request is under way: the source is changed."""
