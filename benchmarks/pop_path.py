@@ -88,7 +88,7 @@ def pulled(process: BrokerProcess, queues: int, most: int) -> tuple[float, int]:
     for queue in range(queues):
         at, end = 0, store.reader.max_offset(TOPIC, queue)
         while at < end:
-            got = store.reader.together().found(TOPIC, queue, at, most, 1 << 18)
+            got = store.reader.together().try_get(TOPIC, queue, at, most, 1 << 18)
             got = got or store.reader.get(TOPIC, queue, at, most, 1 << 18)
             process.broker.meta.commit_offset(TOPIC, "pulling", queue, got.next_offset)
             at, count = got.next_offset, count + got.count

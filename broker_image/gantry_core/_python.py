@@ -167,17 +167,17 @@ def _messages(body: bytes) -> Iterator[tuple[int, bytes, bytes]]:
 def _properties(text: str) -> dict[str, str]:
     pieces = [piece.split("\x01", 1) for piece in text.split("\x02") if piece]
     try:
-        found = dict(pieces)
+        properties = dict(pieces)
     except ValueError:  # A piece without a separator is none.
-        found = dict([piece for piece in pieces if len(piece) == 2])
-    found.pop("", None)
-    return found
+        properties = dict([piece for piece in pieces if len(piece) == 2])
+    properties.pop("", None)
+    return properties
 
 
-def _words(found: dict[str, str], most: int) -> list[str]:
+def _words(properties: dict[str, str], most: int) -> list[str]:
     """The keys of the index: the unique one, then the words of KEYS, `most` of them at most."""
-    unique = found.get("UNIQ_KEY")
-    words = [key for key in found.get("KEYS", "").split(" ") if key][:most]
+    unique = properties.get("UNIQ_KEY")
+    words = [key for key in properties.get("KEYS", "").split(" ") if key][:most]
     return [unique, *words] if unique else words
 
 
@@ -212,11 +212,11 @@ class BatchRules:
                 joint = bool(properties) and properties[-1] != 2
                 if len(properties) + joint + self._suffix > self._properties:
                     return None
-                found = _properties(properties.decode())
-                if not self._special.isdisjoint(found):
+                by_name = _properties(properties.decode())
+                if not self._special.isdisjoint(by_name):
                     return None
-                words = len(_words(found, len(properties)))
-                if words > self._keys + bool(found.get("UNIQ_KEY")):
+                words = len(_words(by_name, len(properties)))
+                if words > self._keys + bool(by_name.get("UNIQ_KEY")):
                     return None
                 keys += words
         except ValueError:
@@ -255,7 +255,7 @@ def batch_records(
     entries: list[bytes] = []
     hashes: list[bytes] = []
     for flag, content, properties in _messages(body):
-        found = _properties(properties.decode())
+        by_name = _properties(properties.decode())
         joint = b"\x02" if properties and properties[-1] != 2 else b""
         stored = properties + joint + suffix
         if len(stored) > _MAX_I16:
@@ -266,8 +266,8 @@ def batch_records(
         crc = zlib.crc32(content) & _MAX_I32
         head = (size, magic, crc, queue_id, flag, number, phys, sys_flag, born_ms, born_host, now_ms, host, 0, 0)
         records += (_RECORD.pack(*head, len(content)), content, field, len(stored).to_bytes(2), stored)
-        entries.append(_ENTRY.pack(phys, size, _tag_code(found.get("TAGS", ""))))
-        hashes += [_KEY.pack(_key_hash(seed, key), phys, now_ms) for key in _words(found, keys)]
+        entries.append(_ENTRY.pack(phys, size, _tag_code(by_name.get("TAGS", ""))))
+        hashes += [_KEY.pack(_key_hash(seed, key), phys, now_ms) for key in _words(by_name, keys)]
         number += 1
         phys += size
         room -= size
@@ -389,7 +389,7 @@ def plain_records(
             break
         try:
             topic = data[body_end + 1 : properties_at - 2].decode()
-            found = _properties(data[properties_at:end].decode())
+            by_name = _properties(data[properties_at:end].decode())
         except UnicodeDecodeError:
             break
         if not topic or "\0" in topic or topic in others:
@@ -400,17 +400,17 @@ def plain_records(
             if index is None or runs[index][2] + len(runs[index][3]) != number:
                 index = open_runs[topic, queue_id] = len(runs)
                 runs.append((topic, queue_id, number, []))
-            runs[index][3].append(_ENTRY.pack(phys, size, _tag_code(found.get("TAGS", ""))))
+            runs[index][3].append(_ENTRY.pack(phys, size, _tag_code(by_name.get("TAGS", ""))))
         if most_keys is not None and kind != _ROLLBACK:
             seed = _seed(topic)
-            keys += [_KEY.pack(_key_hash(seed, key), phys, stored_ms) for key in _words(found, words)]
+            keys += [_KEY.pack(_key_hash(seed, key), phys, stored_ms) for key in _words(by_name, words)]
         if stored_ms < last_ms:
             steps.append((phys, last_ms - stored_ms))
         last_ms = stored_ms
         first_ms = first_ms or last_ms
         at = end
-    made = [(topic.encode(), queue_id, number, b"".join(entries)) for topic, queue_id, number, entries in runs]
-    return at, made, b"".join(keys), first_ms, last_ms, steps
+    packed_runs = [(topic.encode(), queue_id, number, b"".join(entries)) for topic, queue_id, number, entries in runs]
+    return at, packed_runs, b"".join(keys), first_ms, last_ms, steps
 
 
 def archived_records(
@@ -541,38 +541,38 @@ class SendRules:
         All have one code and one access key ("" for another credential alone). The signatures are what
         `SignatureKeys.signed` takes; b"": not all are signed, or another look has to decide because a name comes twice.
         """
-        found = _Sends()
+        sends = _Sends()
         at = 0
-        while found.requests < most:
+        while sends.requests < most:
             try:
-                after = self._next(found, data, at, born_host)
+                after = self._next(sends, data, at, born_host)
             except (ValueError, OverflowError):
                 break
             if not after:
                 break
             at = after
-        if not found.requests:
+        if not sends.requests:
             return None
-        topics = [(name, *values) for name, values in found.topics.items()]
-        order = list(found.topics)
+        topics = [(name, *values) for name, values in sends.topics.items()]
+        order = list(sends.topics)
         return (
             at,
-            found.messages,
-            found.requests,
-            found.code,
-            found.user,
+            sends.messages,
+            sends.requests,
+            sends.code,
+            sends.user,
             topics,
-            [order.index(topic) for topic, _ in found.groups],
-            [queue_id for _, queue_id in found.groups],
-            found.most_body,
-            found.first,
-            bytearray(b"".join(found.records)),
-            b"".join(found.rows),
-            b"".join(found.hashes),
-            b"".join(found.signed) if found.all_signed else b"",
+            [order.index(topic) for topic, _ in sends.groups],
+            [queue_id for _, queue_id in sends.groups],
+            sends.most_body,
+            sends.first,
+            bytearray(b"".join(sends.records)),
+            b"".join(sends.rows),
+            b"".join(sends.hashes),
+            b"".join(sends.signed) if sends.all_signed else b"",
         )
 
-    def _next(self, found: _Sends, data: bytes, at: int, born_host: bytes) -> int:
+    def _next(self, sends: _Sends, data: bytes, at: int, born_host: bytes) -> int:
         """Add the send at `at`; returns where the next frame begins, 0: it cannot be added. Raises ValueError."""
         if len(data) - at < _FRAME.size:
             return 0
@@ -590,7 +590,7 @@ class SendRules:
             return 0
         if user is None and ("Signature" in ext or "SecurityToken" in ext):
             user = ""
-        if found.requests and (code != found.code or user != found.user):
+        if sends.requests and (code != sends.code or user != sends.user):
             return 0
         if code != _SEND:
             ext = {_SHORT_NAMES[name]: value for name, value in ext.items() if name in _SHORT_NAMES}
@@ -606,35 +606,35 @@ class SendRules:
         body = data[begin + size : stop]
         messages = list(self._of_request(code, ext, flag, body))
         count = sum([len(keys) for *_, keys in messages])
-        if not messages or (found.requests and found.keys + count > self._all_keys):
+        if not messages or (sends.requests and sends.keys + count > self._all_keys):
             return 0
-        if not found.requests:
-            found.code, found.user = code, user
-            found.first = b"" if code == _SEND_BATCH else messages[0][2]
-        found.requests += 1
-        found.messages += len(messages)
-        found.keys += count
-        found.most_body = max(found.most_body, len(body))
-        group = found.groups.setdefault((topic, queue_id), len(found.groups))
+        if not sends.requests:
+            sends.code, sends.user = code, user
+            sends.first = b"" if code == _SEND_BATCH else messages[0][2]
+        sends.requests += 1
+        sends.messages += len(messages)
+        sends.keys += count
+        sends.most_body = max(sends.most_body, len(body))
+        group = sends.groups.setdefault((topic, queue_id), len(sends.groups))
         field = (len(encoded).to_bytes(2) if len(encoded) > 127 else bytes((len(encoded),))) + encoded
         magic = _V2 if len(encoded) > 127 else _V1
         seed = _seed(topic)
-        _, sent, total, least, largest = found.topics.get(topic, (0, 0, 0, _MAX_I64, 0))
+        _, sent, total, least, largest = sends.topics.get(topic, (0, 0, 0, _MAX_I64, 0))
         for number, (own_flag, content, stored, tags, keys) in enumerate(messages):
             properties = stored + (b"\x02" if stored and stored[-1] != 2 else b"") + self._suffix
             whole = _FIXED + len(field) + len(content) + len(properties)
             crc = zlib.crc32(content) & _MAX_I32
             head = (whole, magic, crc, queue_id, own_flag, 0, 0, sys_flag & ~_V6, born_ms, born_host, 0, b"", 0, 0)
-            found.records += (_RECORD.pack(*head, len(content)), content, field)
-            found.records += (len(properties).to_bytes(2), properties)
+            sends.records += (_RECORD.pack(*head, len(content)), content, field)
+            sends.records += (len(properties).to_bytes(2), properties)
             mark = serialize | _SAME_REQUEST if number else serialize
-            found.rows.append(_ROW.pack(whole, group, opaque, mark, _tag_code(tags), len(keys)))
-            found.hashes += [_HASH.pack(_key_hash(seed, key)) for key in keys]
+            sends.rows.append(_ROW.pack(whole, group, opaque, mark, _tag_code(tags), len(keys)))
+            sends.hashes += [_HASH.pack(_key_hash(seed, key)) for key in keys]
             sent, total, least, largest = sent + 1, total + whole, min(least, whole), max(largest, whole)
-        found.topics[topic] = (max(found.topics.get(topic, (0,))[0], queue_id), sent, total, least, largest)
+        sends.topics[topic] = (max(sends.topics.get(topic, (0,))[0], queue_id), sent, total, least, largest)
         part = None if user is None or twice else _signed_part(given, body)
-        found.signed.append(part or b"")
-        found.all_signed = found.all_signed and part is not None
+        sends.signed.append(part or b"")
+        sends.all_signed = sends.all_signed and part is not None
         return stop
 
     def _of_request(
@@ -646,8 +646,8 @@ class SendRules:
             if text not in _BATCH_PROPERTIES or self._batch.check(body) is None:
                 raise _Unusual
             for own_flag, content, properties in _messages(body):
-                found = _properties(properties.decode())
-                yield own_flag, content, properties, found.get("TAGS", ""), _words(found, len(properties))
+                by_name = _properties(properties.decode())
+                yield own_flag, content, properties, by_name.get("TAGS", ""), _words(by_name, len(properties))
             return
         if not text or "\0" in text:
             raise _Unusual
@@ -866,7 +866,7 @@ def send_answers(places: bytes, code: int, host: str, region: str, version: int)
     for text in (host, region):
         if not all("!" <= letter <= "~" and letter not in '"\\' for letter in text):
             raise ValueError("host and region are plain texts")
-    made: list[bytes] = []
+    frames: list[bytes] = []
     requests: list[tuple[tuple[int, int, int, int, int], list[str]]] = []
     for place in _PLACE.iter_unpack(places[: len(places) // _PLACE.size * _PLACE.size]):
         message_id = f"{host}{place[4] & 0xFFFFFFFFFFFFFFFF:016X}"
@@ -896,8 +896,8 @@ def send_answers(places: bytes, code: int, host: str, region: str, version: int)
                 ]
             )
             header = _ANSWER.pack(code, 0, version, opaque, 1, 0, len(fields)) + fields
-        made.append(_FRAME.pack(4 + len(header), serialize << 24 | len(header)) + header)
-    return b"".join(made)
+        frames.append(_FRAME.pack(4 + len(header), serialize << 24 | len(header)) + header)
+    return b"".join(frames)
 
 
 def _signed_part(ext: dict[str, str], body: bytes) -> bytes | None:
@@ -923,8 +923,8 @@ class SignatureKeys:
             if at + begin > len(parts) or after > len(parts):
                 return False
             given, content = parts[at + 4 : at + begin], parts[at + begin : after]
-            made = [b2a_base64(hmac.digest(key, content, "sha1"), newline=False) for key in self._keys]
-            if not any([hmac.compare_digest(one, given) for one in made]):
+            signatures = [b2a_base64(hmac.digest(key, content, "sha1"), newline=False) for key in self._keys]
+            if not any([hmac.compare_digest(one, given) for one in signatures]):
                 return False
             at = after
         return at > 0
@@ -1051,12 +1051,12 @@ def record_rows(
     columns: list[list[bytes]] = [[] for _ in range(_ROW_COLUMNS)]
     at = 0
     while at < stop:
-        found = _record_row(data, at, base, check)
-        if found is None:
+        row = _record_row(data, at, base, check)
+        if row is None:
             break
-        for column, value in zip(columns, found, strict=True):
+        for column, value in zip(columns, row, strict=True):
             column.append(value.to_bytes(8, "little", signed=True))
-        at += found[1]
+        at += row[1]
     rows = b"".join([b"".join(column) for column in columns])
     return at, rows, row_slices(data, rows, _ROW_TOPIC), [row_properties(data, rows, name) for name in names]
 
@@ -1126,32 +1126,32 @@ def _lossy(value: bytes) -> bytes:
 
 def _pairs(properties: bytes) -> dict[bytes, bytes]:
     """The last value of each name, in the order of these."""
-    found: dict[bytes, bytes] = {}
+    values: dict[bytes, bytes] = {}
     for piece in properties.split(b"\x02"):
         name, mark, value = piece.partition(b"\x01")
         if name and mark:
-            found.pop(name, None)
-            found[name] = value
-    return found
+            values.pop(name, None)
+            values[name] = value
+    return values
 
 
 def row_properties(data: Buffer, rows: bytes, name: bytes) -> tuple[int, bytes, bytes, bytes]:
     """The property `name`, which is not empty, of each row as an Arrow column: nulls, validity bits, offsets (`<i4`)
     and bytes. What is not UTF-8 becomes U+FFFD. Raises ValueError as `row_slices`.
     """
-    found = [_pairs(one).get(name) for one in _row_slices(data, rows, _ROW_PROPERTIES)]
-    valid = bytearray((len(found) + 7) // 8)
-    for index, value in enumerate(found):
+    values = [_pairs(one).get(name) for one in _row_slices(data, rows, _ROW_PROPERTIES)]
+    valid = bytearray((len(values) + 7) // 8)
+    for index, value in enumerate(values):
         valid[index // 8] |= (value is not None) << index % 8
-    return found.count(None), bytes(valid), *_values([_lossy(value or b"") for value in found])
+    return values.count(None), bytes(valid), *_values([_lossy(value or b"") for value in values])
 
 
 def row_maps(data: Buffer, rows: bytes) -> tuple[bytes, tuple[bytes, bytes], tuple[bytes, bytes]]:
     """All properties of each row as an Arrow column of maps: offsets (`<i4`) of the rows' pairs, and offsets and bytes
     of names and values. What is not UTF-8 becomes U+FFFD. Raises ValueError as `row_slices`.
     """
-    found = [_pairs(one) for one in _row_slices(data, rows, _ROW_PROPERTIES)]
-    edges = accumulate(map(len, found), initial=0)
-    names = [_lossy(name) for pairs in found for name in pairs]
-    values = [_lossy(value) for pairs in found for value in pairs.values()]
+    rows_pairs = [_pairs(one) for one in _row_slices(data, rows, _ROW_PROPERTIES)]
+    edges = accumulate(map(len, rows_pairs), initial=0)
+    names = [_lossy(name) for pairs in rows_pairs for name in pairs]
+    values = [_lossy(value) for pairs in rows_pairs for value in pairs.values()]
     return b"".join([edge.to_bytes(4, "little") for edge in edges]), _values(names), _values(values)

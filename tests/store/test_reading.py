@@ -78,7 +78,7 @@ def test_reads_of_many_queues_together_find_the_same_records(
         for topic, queue_id in drawn.sample(queues, len(queues)):
             for offset in drawn.sample(range(60), 20):
                 most, most_bytes = drawn.choice([1, 3, 32]), drawn.choice([1, 20_000, 1 << 20])
-                got = pieces.found(topic, queue_id, offset, most, most_bytes)
+                got = pieces.try_get(topic, queue_id, offset, most, most_bytes)
                 if got is not None:
                     assert got == store.reader.get(topic, queue_id, offset, most, most_bytes)
                     found += 1
@@ -103,7 +103,7 @@ def test_records_that_follow_one_another_are_one_read(
     monkeypatch.setattr(read.LogPieces, "read", failing)
     pieces = store.reader.together()
     for offset in (5, 5, 6):
-        got = pieces.found("Orders", 0, offset, most, 10**6)
+        got = pieces.try_get("Orders", 0, offset, most, 10**6)
         assert got is not None
         assert numbers(got.data) == list(range(offset, offset + most))
     assert len(reads) == calls
@@ -135,7 +135,7 @@ def test_what_lies_between_the_records_of_a_pull_is_not_read(
     monkeypatch.setattr(store.log, "read", counted)
     monkeypatch.setattr(read.LogPieces, "read", failing)
     size = len(alone) // 40
-    found = store.reader.together().found if recent else store.reader.get
+    found = store.reader.together().try_get if recent else store.reader.get
     got = found("Orders", 0, 0, 40, 10**6)
     assert got is not None
     assert (got.count, got.data) == (40, alone)
@@ -148,11 +148,11 @@ def test_reads_together_leave_damage_and_what_is_old_to_the_other_read(
     put(store, 10)
     monkeypatch.setattr(read, "CACHED_BYTES", 300)
     pieces = store.reader.together()
-    assert pieces.found("Orders", 0, 0, 32, 10**6) is None, "an old record is verified"
-    assert pieces.found("Orders", 0, 0, 1, 10**6) is None
-    assert pieces.found("Orders", 0, 9, 32, 10**6) is not None
+    assert pieces.try_get("Orders", 0, 0, 32, 10**6) is None, "an old record is verified"
+    assert pieces.try_get("Orders", 0, 0, 1, 10**6) is None
+    assert pieces.try_get("Orders", 0, 9, 32, 10**6) is not None
     monkeypatch.setattr(os, "pread", failing)
-    assert store.reader.together().found("Orders", 0, 9, 32, 10**6) is None
+    assert store.reader.together().try_get("Orders", 0, 9, 32, 10**6) is None
 
 
 def failing(*arguments: object) -> bytes:

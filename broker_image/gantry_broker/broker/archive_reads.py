@@ -186,12 +186,12 @@ class ArchiveReads:
         tiered = self._tiered
         if tiered is None or not self.knows:
             return None
-        found = tiered.view.floors.get((topic, queue_id))
-        if found is None or is_system_topic(topic) or self._store.compaction.rows(topic, queue_id) is not None:
+        floor = tiered.view.floors.get((topic, queue_id))
+        if floor is None or is_system_topic(topic) or self._store.compaction.rows(topic, queue_id) is not None:
             return None
         if self._store.queues.deletion_watermarks.get(topic, 0) >= self._store.log.start:
             return None  # All that the archive has of it below the local log is deleted.
-        return found
+        return floor
 
     def min_offset(self, topic: str, queue_id: int) -> int:
         """Return the first queue offset that is readable here or in the archive.
@@ -250,8 +250,8 @@ class ArchiveReads:
         Raises RequestRejected with what a client understands.
         """
         low, high = self._store.reader.bounds(wanted.topic, wanted.queue_id)
-        found = await self._read(wanted, self._below(wanted.topic, low), owner)
-        return self._got(wanted, found, low, high)
+        read = await self._read(wanted, self._below(wanted.topic, low), owner)
+        return self._got(wanted, read, low, high)
 
     async def _read(self, wanted: Wanted, below: Below, owner: str) -> Read:
         tiered = self._tiered
@@ -291,8 +291,8 @@ class ArchiveReads:
         if wanted.key in self._ready:
             return
         below = self._below(wanted.topic, self._store.reader.min_offset(wanted.topic, wanted.queue_id))
-        found = await self._read(wanted, below, owner)
-        self._ready[wanted.key] = found, below.visible_from
+        read = await self._read(wanted, below, owner)
+        self._ready[wanted.key] = read, below.visible_from
         while len(self._ready) > MOST_READY:
             self._ready.popitem(last=False)
 
@@ -346,12 +346,12 @@ class ArchiveReads:
         assert tiered is not None
         marks = dict(self._store.queues.deletion_watermarks)
         try:
-            found = await self._call(partial(tiered.record, phys, self._store.log.start, marks), LOOKUP_S, owner)
+            record = await self._call(partial(tiered.record, phys, self._store.log.start, marks), LOOKUP_S, owner)
         except Missing as error:
             text = f"look message by offset failed, {phys}: {error}"
             raise RequestRejected(ResponseCode.SYSTEM_ERROR, text) from None
-        self._remember(phys, found.topic)
-        return found
+        self._remember(phys, record.topic)
+        return record
 
     def may_have_older(self, begin_ms: int) -> bool:
         """Whether a query from a time on has to ask the archive: the local log begins later."""
@@ -378,31 +378,31 @@ class ArchiveReads:
         tiered, start = self._tiered, self._store.log.start
         assert tiered is not None
         mark = self._store.queues.deletion_watermarks.get(topic, 0)
-        found = await self._call(
+        records = await self._call(
             partial(tiered.query, topic, key, most, begin_ms, end_ms, unique, max_bytes, start, mark), LOOKUP_S, owner
         )
-        for record in found:
+        for record in records:
             self._remember(record.phys_offset, topic)
-        return found
+        return records
 
     def _below(self, topic: str, low: int) -> Below:
         return Below(low, self._store.queues.deletion_watermarks.get(topic, 0), self._store.log.start)
 
-    def _got(self, wanted: Wanted, found: Read, low: int, high: int) -> Got:
+    def _got(self, wanted: Wanted, read: Read, low: int, high: int) -> Got:
         floor = self.floor(wanted.topic, wanted.queue_id)
         low = low if floor is None else min(floor, low)
-        status = GetStatus.FOUND if found.count else GetStatus.NO_MATCHED_MESSAGE
-        self._note(wanted.topic, found)
-        return Got(status, found.data, found.count, found.next_offset, low, high)
+        status = GetStatus.FOUND if read.count else GetStatus.NO_MATCHED_MESSAGE
+        self._note(wanted.topic, read)
+        return Got(status, read.data, read.count, read.next_offset, low, high)
 
-    def _note(self, topic: str, found: Read) -> None:
-        self.served.messages += found.count
-        self.served.bytes += len(found.data)
-        if found.count:
+    def _note(self, topic: str, read: Read) -> None:
+        self.served.messages += read.count
+        self.served.bytes += len(read.data)
+        if read.count:
             at = 0
-            while at < len(found.data):
-                self._remember(int.from_bytes(found.data[at + PHYS_OFFSET_AT : at + PHYS_OFFSET_AT + 8]), topic)
-                at += int.from_bytes(found.data[at : at + 4])
+            while at < len(read.data):
+                self._remember(int.from_bytes(read.data[at + PHYS_OFFSET_AT : at + PHYS_OFFSET_AT + 8]), topic)
+                at += int.from_bytes(read.data[at : at + 4])
 
     def _remember(self, phys: int, topic: str) -> None:
         self._topics[phys] = topic

@@ -61,16 +61,16 @@ def _place_and_topic(length: int, topic: int, rest: int) -> Struct:
     return Struct(f"{_PLACE.format}{length}x{topic}s{rest}x")
 
 
-def read_spread(log: CommitLog, wanted: list[tuple[int, int]], total: int) -> list[bytes]:
+def read_spread(log: CommitLog, extents: list[tuple[int, int]], total: int) -> list[bytes]:
     """Return the bytes of records in rising order, in one read if they lie close together. Raises OSError."""
-    first = wanted[0][0]
-    span = wanted[-1][0] + wanted[-1][1] - first
+    first = extents[0][0]
+    span = extents[-1][0] + extents[-1][1] - first
     if span == total:
         return [log.read(first, span)]
     if 0 < span <= min(total * _SPREAD, _MOST_SPAN):
         block = memoryview(log.read(first, span))
-        return [bytes(block[phys - first : phys - first + size]) for phys, size in wanted]
-    return [log.read(phys, size) for phys, size in wanted]
+        return [bytes(block[phys - first : phys - first + size]) for phys, size in extents]
+    return [log.read(phys, size) for phys, size in extents]
 
 
 def read_wanted(log: CommitLog, entries: bytes, count: int, first: int, last: int, total: int) -> bytes:
@@ -109,37 +109,37 @@ def are_named(queue: ConsumeQueue, number: int, entries: bytes, count: int, data
     topic, queue_id = queue.key
     if records_named(data, entries, count, topic.encode(), queue_id, number):
         return True
-    wanted = [(phys, size) for phys, size, _ in ENTRY.iter_unpack(entries[: count * ENTRY_SIZE])]
-    return count_named(queue, range(number, number + count), wanted, [data]) == count
+    extents = [(phys, size) for phys, size, _ in ENTRY.iter_unpack(entries[: count * ENTRY_SIZE])]
+    return count_named(queue, range(number, number + count), extents, [data]) == count
 
 
-def count_named(queue: ConsumeQueue, places: Sequence[int], wanted: list[tuple[int, int]], data: list[bytes]) -> int:
+def count_named(queue: ConsumeQueue, places: Sequence[int], extents: list[tuple[int, int]], data: list[bytes]) -> int:
     """How many of the records that entries of a queue name are the right ones, up to the first that is not.
 
-    `places`: their queue offsets; `wanted`: offset in the log and size, as the entries have them; `data`: one piece for
-    each record, or one for all. The files of a queue have no checksum: a changed bit leads to another record.
+    `places`: their queue offsets; `extents`: offset in the log and size, as the entries have them; `data`: one piece
+    for each record, or one for all. The files of a queue have no checksum: a changed bit leads to another record.
     """
     topic, queue_id = queue.key
     name = topic.encode()
     short = bytes((len(name),)) + name if len(name) < 128 else name
     if name.startswith(LMQ):
-        return len(wanted)
+        return len(extents)
     unpack, together = _PLACE.unpack_from, len(data) == 1
     piece, at = data[0], 0
     left = len(piece) - FIXED_V4
     count = 0
-    size = wanted[0][1]
-    if together and left >= 0 and len(wanted) * size == len(piece) and len(short) > len(name):
+    size = extents[0][1]
+    if together and left >= 0 and len(extents) * size == len(piece) and len(short) > len(name):
         # Mostly all have the same size, and bodies of one length: one comparison for all of them.
         length = unpack(piece)[4]
         rest = size - FIXED_V4 - length - len(short)
         if length >= 0 and rest >= 0:
-            found = [*_place_and_topic(length, len(short), rest).iter_unpack(piece)]
-            offsets, sizes = zip(*wanted, strict=True)
+            heads = [*_place_and_topic(length, len(short), rest).iter_unpack(piece)]
+            offsets, sizes = zip(*extents, strict=True)
             same = (repeat(queue_id), places, offsets, repeat(length), repeat(short))
-            if found == [*zip(sizes, *same, strict=False)]:
-                return len(wanted)
-    for (phys, size), number in zip(wanted, places, strict=False):
+            if heads == [*zip(sizes, *same, strict=False)]:
+                return len(extents)
+    for (phys, size), number in zip(extents, places, strict=False):
         if not together:
             piece = data[count]
             left = len(piece) - FIXED_V4
@@ -208,20 +208,20 @@ class LogPieces:
         self._older: list[tuple[int, bytes]] = []
         self._table = table
         self._topic = ""
-        """Of the last `found`, with its queues and the place from which its records are visible."""
+        """Of the last `try_get`, with its queues and the place from which its records are visible."""
         self._queues: dict[int, ConsumeQueue] = {}
         self._visible_from = 0
 
-    def found(self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int) -> Got | None:
+    def try_get(self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int) -> Got | None:
         """As `Reader.get` without a filter, for records at the end of the log; None: `get` has to look.
 
         Raises OSError.
         """
         if topic != self._topic:
-            known = self._table.topics.get(topic)
-            if known is None:
+            topic_queues = self._table.topics.get(topic)
+            if topic_queues is None:
                 return None
-            self._topic, self._queues = topic, known.queues
+            self._topic, self._queues = topic, topic_queues.queues
             self._visible_from = self._table.visible_from(topic, self._log.start)
         queue = self._queues.get(queue_id)
         if queue is None:
@@ -391,11 +391,11 @@ class Reader:
         if offset < from_log:
             if rows is None:
                 return Got(GetStatus.OFFSET_TOO_SMALL, b"", 0, low, low, high)
-            found = self._compacted(
+            compacted = self._compacted(
                 queue, rows, offset, from_log, high, count, max_bytes, tag_hashes, record_filter, enough
             )
-            if found.count or from_log == high or found.next_offset < from_log or found.damaged >= 0:
-                return found
+            if compacted.count or from_log == high or compacted.next_offset < from_log or compacted.damaged >= 0:
+                return compacted
             offset = from_log
         if tag_hashes is None and record_filter is None:
             plain = self._plain(queue, offset, low, high, count, max_bytes)
@@ -490,7 +490,7 @@ class Reader:
     ) -> Got:
         status = GetStatus.NO_MATCHED_MESSAGE
         start, end = self._log.start, self._state.confirmed
-        wanted: list[tuple[int, int]] = []
+        extents: list[tuple[int, int]] = []
         places: list[int] = []
         data: list[bytes] = []
         total = 0
@@ -556,41 +556,41 @@ class Reader:
                         break
                     data.append(raw)
                 else:
-                    wanted.append((phys, size))
+                    extents.append((phys, size))
                     places.append(at - 1)
                 total += size
                 count += 1
-        if wanted:
+        if extents:
             try:
-                data = read_spread(self._log, wanted, total)
+                data = read_spread(self._log, extents, total)
             except OSError as error:
                 if error.errno != errno.EIO:
                     raise
                 if count == 1:
-                    return self._damaged(wanted[0][0], places[0], low, high)
+                    return self._damaged(extents[0][0], places[0], low, high)
                 half = count // 2  # Until only the records before the unreadable place are left.
                 return self._collect(queue, offset, low, high, half, max_bytes, tag_hashes, record_filter, enough)
             if places[0] < queue.trusted_from:
-                named = count_named(queue, places, wanted, data)
-                if named < len(wanted):
+                named = count_named(queue, places, extents, data)
+                if named < len(extents):
                     if named:
                         # Only the records before it; the next read reports it.
                         return self._collect(
                             queue, offset, low, high, named, max_bytes, tag_hashes, record_filter, enough
                         )
-                    if self._leads_nowhere(queue, places[0], *wanted[0]):
+                    if self._leads_nowhere(queue, places[0], *extents[0]):
                         if self._repaired(queue, places[0]):
                             return self._collect(
                                 queue, offset, low, high, max_count, max_bytes, tag_hashes, record_filter, enough
                             )
-                        return self._entry_damaged(wanted[0][0], places[0], queue, low, high)
-                    return self._damaged(wanted[0][0], places[0], low, high)
-            valid = self._scrubber.count_valid(wanted, data)
-            if valid < len(wanted):
+                        return self._entry_damaged(extents[0][0], places[0], queue, low, high)
+                    return self._damaged(extents[0][0], places[0], low, high)
+            valid = self._scrubber.count_valid(extents, data)
+            if valid < len(extents):
                 if valid == 0:
-                    return self._damaged(wanted[0][0], places[0], low, high)
+                    return self._damaged(extents[0][0], places[0], low, high)
                 count, at = valid, places[valid]
-                data = read_spread(self._log, wanted[:valid], sum(size for _, size in wanted[:valid]))
+                data = read_spread(self._log, extents[:valid], sum(size for _, size in extents[:valid]))
         if count:
             return Got(GetStatus.FOUND, data[0] if len(data) == 1 else b"".join(data), count, at, low, high)
         return Got(status, b"", 0, at, low, high)
@@ -677,11 +677,11 @@ class Reader:
 
         runs = [(low, end) for low, end in pairwise(borders) if low < end]
         for low, end in reversed(runs) if upper else runs:
-            found = _bisect(low, end, is_before)
-            if upper and found > low:
-                return found - 1
-            if not upper and found < end:
-                return found
+            least = _bisect(low, end, is_before)
+            if upper and least > low:
+                return least - 1
+            if not upper and least < end:
+                return least
         if upper:
             return (rows.until_time(ms) or 0) if rows is not None else 0
         return high
@@ -736,12 +736,12 @@ class Reader:
         if not 8 < size <= min(MAX_RECORD, self._state.confirmed - phys):
             raise BadRecords(phys, f"size of {size} bytes")
         try:
-            found = decode_record(self._log.read(phys, size))
+            record = decode_record(self._log.read(phys, size))
         except RecordError as error:
             raise BadRecords(phys, str(error)) from None
-        if found.phys_offset != phys:
-            raise BadRecords(phys, f"record says that it lies at {found.phys_offset}")
-        return found
+        if record.phys_offset != phys:
+            raise BadRecords(phys, f"record says that it lies at {record.phys_offset}")
+        return record
 
     def named_record(self, phys: int) -> Record:
         """Return the confirmed record at an offset that a client names: one that its queue has.
@@ -749,20 +749,20 @@ class Reader:
         The bytes of a message may look like a record that lies at that very offset, so `record` alone is no proof.
         Raises as `record`.
         """
-        found = self.record(phys)
-        number, queue = found.queue_offset, self._queues.find(found.topic, found.queue_id)
+        record = self.record(phys)
+        number, queue = record.queue_offset, self._queues.find(record.topic, record.queue_id)
         if queue is not None and queue.compacted is not None and number < queue.compacted.boundary:
             row = queue.compacted.get(number)
             if row is None or row.own != phys:
                 raise BadRecords(phys, "compaction has removed it: a newer record has its key")
-            return found
+            return record
         if (
             queue is None
-            or not queue.min_at(self._queues.visible_from(found.topic, self._log.start)) <= number < queue.max
-            or queue.entry(number)[:2] != (phys, found.size)
+            or not queue.min_at(self._queues.visible_from(record.topic, self._log.start)) <= number < queue.max
+            or queue.entry(number)[:2] != (phys, record.size)
         ):
             raise BadRecords(phys, "no entry of a queue leads there")
-        return found
+        return record
 
     def walk(self, start: int, stop: int | None = None) -> Iterator[Record]:
         """Every record of [start, stop), by default up to the confirmed offset. Raises OffsetGone, BadRecords."""
@@ -801,14 +801,14 @@ class Reader:
         if index is None or not key or max_num <= 0:
             return []
         visible_from = self._queues.visible_from(topic, self._log.start)
-        found: list[Record] = []
+        records: list[Record] = []
         seen: set[int] = set()
         read = 0
         # Hashes collide: the checks below reject some candidates.
         for phys in index.find(key_hash(topic, key), begin_ms, end_ms, max_num * 2 + 16, self._indexed_ms):
             if phys in seen or phys < visible_from:
                 continue
-            if len(found) >= max_num or read > max_bytes:
+            if len(records) >= max_num or read > max_bytes:
                 break
             seen.add(phys)
             try:
@@ -826,8 +826,8 @@ class Reader:
             if candidate.topic != topic or not begin_ms <= candidate.store_ms <= end_ms:
                 continue
             if candidate.uniq_key == key or (not unique and key in candidate.keys):
-                found.append(candidate)
-        return found
+                records.append(candidate)
+        return records
 
     def is_replaced(self, record: Record) -> bool:
         """Whether compaction has removed a record that the log, or the archive, still has."""
@@ -838,19 +838,19 @@ class Reader:
 
     def has_copies(self, topic: str) -> bool:
         """Whether compaction may have copied records of a topic: `query` does not find those."""
-        known = self._queues.topics.get(topic)
-        return known is not None and any(queue.compacted is not None for queue in known.queues.values())
+        topic_queues = self._queues.topics.get(topic)
+        return topic_queues is not None and any(queue.compacted is not None for queue in topic_queues.queues.values())
 
     def copies(self, topic: str, key: str, begin_ms: int, end_ms: int) -> Iterator[Record | None]:
         """Yield the records with a key that compaction has copied, stored between the two times (ms); between them
         None, so that the caller may pause: it looks through all rows of the topic. Raises OSError.
         """
-        wanted = key_of(key.encode())
-        known = self._queues.topics.get(topic)
-        for queue in [] if known is None else list(known.queues.values()):
+        key_bytes = key_of(key.encode())
+        topic_queues = self._queues.topics.get(topic)
+        for queue in [] if topic_queues is None else list(topic_queues.queues.values()):
             blocks = [] if queue.compacted is None else list(queue.compacted.blocks)
             for block in blocks:
-                row = row_with_key(block, wanted)
+                row = row_with_key(block, key_bytes)
                 yield None if row is None else self._copy(queue, row, begin_ms, end_ms)
 
     def _copy(self, queue: ConsumeQueue, row: Row, begin_ms: int, end_ms: int) -> Record | None:

@@ -424,7 +424,7 @@ class Finder:
             )  # fmt: skip
         else:
             if wanted.codes is None:
-                got = self._store.reader.together().found(topic, queue_id, at, room, max_bytes)
+                got = self._store.reader.together().try_get(topic, queue_id, at, room, max_bytes)
             if got is None:
                 got = self._store.reader.get(topic, queue_id, at, room, max_bytes, wanted.codes)
         if not got.count:

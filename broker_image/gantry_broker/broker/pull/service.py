@@ -201,7 +201,7 @@ class PullService:
         consumption = pull.consumption
         if consumption.codes is not None or pull.filter is not None:
             return None
-        return pieces.found(consumption.topic_name, pull.queue_id, pull.offset, *self._limits(consumption))
+        return pieces.try_get(consumption.topic_name, pull.queue_id, pull.offset, *self._limits(consumption))
 
     def _limits(self, consumption: Consumption) -> tuple[int, int]:
         """Return the most messages and bytes of an answer."""
