@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -39,6 +40,7 @@ def imports_of(path: Path, name: str, known: set[str]) -> set[str]:
     return (found & known) - {name}
 
 
+@cache
 def import_graph(root: Path) -> dict[str, set[str]]:
     paths = {module_name(path, root): path for path in root.rglob("*.py")}
     return {name: imports_of(path, name, set(paths)) for name, path in paths.items()}

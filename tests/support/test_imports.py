@@ -31,15 +31,16 @@ def test_every_folder_of_tests_is_a_package() -> None:
 def names_of(module: str, files: dict[str, Path], tree: ast.Module) -> set[str]:
     """What can be imported from a module: submodules, and names that it binds outside of functions and classes."""
     below = {name.removeprefix(f"{module}.").split(".")[0] for name in files if name.startswith(f"{module}.")}
-    waiting, found = list(tree.body), set[str]()
+    waiting, found = list[ast.AST](tree.body), set[str]()
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             found.add(node.name)
             continue
         found |= {a.asname or a.name.split(".")[0] for a in getattr(node, "names", []) if isinstance(a, ast.alias)}
-        found |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-        waiting += [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt | ast.excepthandler)]
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        waiting += ast.iter_child_nodes(node)
     return found | below
 
 
