@@ -21,7 +21,7 @@ from gantry_broker.protocol.request_limits import RequestLimits
 from gantry_broker.remoting import client as client_module
 from gantry_broker.remoting.budget import DEFAULT_BUDGET
 from gantry_broker.remoting.client import RemotingClient, split_address
-from gantry_broker.remoting.connection import GATHER, Connection, Shared
+from gantry_broker.remoting.connection import COPIED, Connection, Shared
 from gantry_broker.remoting.errors import ConnectError, ConnectionLost, RequestTimeout
 from gantry_broker.remoting.server import RemotingServer
 
@@ -215,17 +215,17 @@ async def test_a_frame_in_two_parts_keeps_its_place_and_its_large_body_is_not_co
     reader, writer = await asyncio.open_connection("127.0.0.1", served.server.port)
     await until(lambda: served.handler.opened == 1, "connected")
     [conn] = served.server.connections
-    bodies = [b"small", bytes(range(256)) * 1_000, b"", b"x" * (GATHER - 1), b"y" * GATHER]
+    bodies = [b"small", bytes(range(256)) * 1_000, b"", b"x" * (COPIED - 1), b"y" * COPIED]
     joined = Mock(side_effect=conn.write)
     monkeypatch.setattr(Connection, "write", joined)
     conn.send(Frame(0, 99, 1, body=b"before"))
     for number, body in enumerate(bodies):
         conn.write_with(encode_head(Frame(0, number, 1), len(body)), body)
     conn.send(Frame(0, 100, 1, body=b"after"))
-    assert max(len(call.args[0]) for call in joined.call_args_list) < GATHER + 200, "a large body was copied"
+    assert max(len(call.args[0]) for call in joined.call_args_list) < COPIED + 200, "a large body was copied"
     monkeypatch.undo()
     conn.close()
-    conn.write_with(encode_head(Frame(0, 101, 1), GATHER), b"z" * GATHER)
+    conn.write_with(encode_head(Frame(0, 101, 1), COPIED), b"z" * COPIED)
     got = FrameDecoder().feed(await reader.read())
     assert [(frame.opaque, frame.body) for frame in got] == [
         (99, b"before"), *enumerate(bodies), (100, b"after"),
