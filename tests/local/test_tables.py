@@ -13,6 +13,7 @@ import pytest
 from gantry_operator.api.topic import BrokerTopic
 from gantry_operator.cli.app import app
 from gantry_operator.cli.errors import CliError
+from gantry_operator.platforms.local.topics import changed_resources
 from typer.testing import CliRunner
 
 from tests.local.cluster import Cluster, one_group, running
@@ -85,6 +86,11 @@ def test_a_topic_becomes_a_table(small: Cluster, tmp_path: Path) -> None:
     done = table("maintain", "Orders", "--snapshots", "1d")
     assert (done["merged"], done["removedRows"], done["expiredSnapshots"], done["skipped"]) == (2, 0, 0, "")
     assert table("rebuild", "Orders", "--yes")["rows"] == 21
+    price = {"type": "object", "properties": {"price": {"type": "string"}}}
+    (tmp_path / "price.json").write_text(json.dumps(price))
+    rebuilt = table("rebuild", "Orders", "--yes", "--schema", str(tmp_path / "price.json"))
+    assert (rebuilt["rows"], rebuilt["rejected"]) == (1, 21), "a number is no text; one message has no price"
+    assert table("rebuild", "Orders", "--yes", "--schema", "inferred")["rows"] == 21
     for words, error in (
         (("run", "Orders"), "has gantry.schema-kind = Inferred, not Raw: rebuild it"),
         (("run", "Nothing"), "topic Nothing does not exist"),
@@ -118,3 +124,18 @@ def test_a_topic_becomes_a_table(small: Cluster, tmp_path: Path) -> None:
     assert table("query", "select count(*) as n from Prices") == [{"n": 3}]
     small.gantry("produce", "Prices", "--body", "4", "--keys", "k9", *where)
     small.until("a further commit", lambda: prices()["table"]["rows"] == 4, 60)
+    small.gantry("produce", "Prices", "--body", "", "--keys", "k9", *where)
+    small.until("a row is deleted", lambda: prices()["table"]["rows"] == 3, 60)
+
+    # A setting that the table cannot take, until it is rebuilt.
+    with changed_resources(small.folder) as known:
+        known.topics["prices"].spec.table = PRICES.spec.table.model_copy(update={"mode": "Append"})  # type: ignore[union-attr]
+    small.gantry("produce", "Prices", "--body", "5", "--keys", "k0", *where)
+
+    def reason() -> str:
+        return str(next(c for c in prices()["conditions"] if c["type"] == "TableCurrent")["reason"])
+
+    small.until("the table stands still", lambda: reason() == "BadSchema", 60)
+    assert table("rebuild", "Prices", "--yes")["rows"] == 6
+    small.gantry("produce", "Prices", "--body", "6", "--keys", "k0", *where)
+    small.until("it goes on", lambda: (reason(), prices()["table"]["rows"]) == ("Current", 7), 60)

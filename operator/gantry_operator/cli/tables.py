@@ -483,9 +483,32 @@ def maintain_table(
         note(result["skipped"])
 
 
+def _of_resource(directory: Path | None, name: str | None, topic: str) -> dict[str, Any]:
+    """Return what the BrokerTopic of a topic says of its table, as fields of a specification; empty: there is none."""
+    from gantry_spark.tables.run import ordered
+
+    from gantry_operator.cli.target import find_local
+    from gantry_operator.platforms.local.topics import load_resources
+    from gantry_operator.tables.schedule import WantedTable
+
+    for one in load_resources(find_local(directory, name)).topics.values():
+        if one.topic == topic and one.spec.table is not None:
+            order = WantedTable(one.name, topic, one.spec.table).order("1m")
+            return {**ordered(order), "freeze": True}
+    return {}
+
+
 @table_app.command("rebuild")
 def rebuild_table(
     table: TableArgument,
+    schema: Annotated[
+        str | None,
+        typer.Option(
+            help="Another schema, as for run. Default: that of the table's BrokerTopic, or the one that it has.",
+            show_default=False,
+        ),
+    ] = None,
+    message: Annotated[str | None, typer.Option(help="Full name of the Protobuf message.")] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     catalog: CatalogOption = None,
     table_namespace: TableNamespaceOption = None,
@@ -493,8 +516,13 @@ def rebuild_table(
     directory: DirOption = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Make a table again from the messages that the brokers still have. Rows of expired messages are gone then."""
+    """Make a table again from the messages that the brokers still have. Rows of expired messages are gone then.
+
+    It becomes what the BrokerTopic says by now: schema, mode and partitions.
+    """
     with _one_line_errors():
+        from dataclasses import replace
+
         from gantry_spark.tables import library
 
         properties = _catalog(catalog, directory, name)
@@ -503,6 +531,10 @@ def rebuild_table(
         if library.is_parquet(former):
             properties = _in_format(properties, "Parquet")
         spec = library.spec_of(former, _spec(properties, directory, name, topic=table, namespace=namespace))
+        wanted = _of_resource(directory, name, spec.topic) if catalog is None else {}
+        if schema is not None:
+            wanted |= {"schema": None, "definition": "", "message": ""} | _schema(schema, message)
+        spec = replace(spec, **wanted)
         if not spec.cluster().queues(spec.topic):
             raise CliError(
                 f"no NameServer knows topic {spec.topic}: it does not exist, or no broker runs; its table stays"

@@ -85,12 +85,6 @@ def spec_of(order: RunOrder, table: TableOrder) -> TableSpec:
         options["tls"] = "true"
     if order.ca_file is not None:
         options["caFile"] = order.ca_file
-    schema: Any = None
-    if table.json_schema is not None:
-        try:
-            schema = orjson.loads(table.json_schema)
-        except orjson.JSONDecodeError as error:
-            raise BadSchema(f"the JSON Schema is no JSON: {error}") from None
     catalog = {**order.catalog, **secret_files(order.catalog_secret)}
     if table.format == "Parquet":
         catalog["type"] = PARQUET
@@ -98,18 +92,26 @@ def spec_of(order: RunOrder, table: TableOrder) -> TableSpec:
         topic=table.topic,
         name_servers=order.name_servers,
         catalog=catalog,
-        freeze=table.freeze,
         namespace=order.namespace,
-        mode=table.mode,
-        kind=table.kind,
-        schema=schema,
-        definition=table.definition,
-        message=table.message,
-        on_bad_record=table.on_bad_record,
-        partition_by=tuple(table.partition_by),
         options=options,
         per_commit=table.per_commit,
+        **ordered(table),
     )
+
+
+def ordered(table: TableOrder) -> dict[str, Any]:
+    """Return what an order says of the table itself, as fields of a specification. Raises BadSchema."""
+    schema: Any = None
+    if table.json_schema is not None:
+        try:
+            schema = orjson.loads(table.json_schema)
+        except orjson.JSONDecodeError as error:
+            raise BadSchema(f"the JSON Schema is no JSON: {error}") from None
+    return {
+        "freeze": table.freeze, "mode": table.mode, "kind": table.kind, "schema": schema,
+        "definition": table.definition, "message": table.message, "on_bad_record": table.on_bad_record,
+        "partition_by": tuple(table.partition_by),
+    }  # fmt: skip
 
 
 def reason_of(error: Exception) -> Reason:
