@@ -68,6 +68,7 @@ STEPS: dict[str, tuple[list[str], dict[str, str]]] = {
     "OLM bundle": ([sys.executable, "-m", "tests.distributions.olm_validator"], {}),
     "supply chain": ([sys.executable, ".ci/supply_chain.py"], {}),
     "e2e rounds": (["e2e/run", "-k", "rounds"], {"E2E_ROUNDS": "12", "E2E_NODES": "3"}),
+    "e2e migration": (["e2e/run", "-k", "t_migration"], {"E2E_MIGRATION": "full"}),
     "e2e operator": (["e2e/run", "-k", "e_operator"], {"E2E_OPERATOR_ROUNDS": "30"}),
 }  # fmt: skip
 

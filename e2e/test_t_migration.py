@@ -1,7 +1,11 @@
-"""A running Apache RocketMQ outside of Kubernetes moves to a cluster and back, by its resource alone."""
+"""A running Apache RocketMQ outside of Kubernetes moves to a cluster and back, by its resource alone.
+
+The source asks for signatures and takes TLS only. With E2E_MIGRATION=full the same moves without both.
+"""
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -10,7 +14,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +25,9 @@ from rig import java, rocketmq
 from rig.driver import Driver, Running
 from rig.processes import NamespaceUnavailable
 from rig.target import Target
+
+from tests.support import samples
+from tests.support.certificates import Authority, Files
 
 pytestmark = pytest.mark.alone
 
@@ -49,10 +57,54 @@ MANIFEST = {
         "reclaim": "Delete",
         "storage": {"size": "1Gi"},
         "broker": {"mappedFileSizeCommitLog": 1 << 20},
-        "bootstrap": {"fromRocketMQ": {"nameServers": [f"{ADDRESS}:9876"]}},
-        "security": {"authentication": "Disabled"},  # As the source: its clients have no keys.
     },
 }
+ROOT = {"access_key": "rootuser", "secret_key": "root-secret-key"}
+CLIENT = {"access_key": "orderuser", "secret_key": "orders-secret-key"}
+ACCOUNTS = {
+    "accounts": [
+        {"accessKey": ROOT["access_key"], "secretKey": ROOT["secret_key"], "admin": True},
+        {
+            "accessKey": CLIENT["access_key"],
+            "secretKey": CLIENT["secret_key"],
+            "topicPerms": ["Orders=PUB|SUB"],
+            "groupPerms": ["billing=SUB"],
+        },
+    ]
+}
+KEYS, AUTHORITY = "source-keys", "source-ca"
+"""Secrets with what the source asks for."""
+
+
+@dataclass(frozen=True)
+class Former:
+    """The source, and what it asks of clients."""
+
+    target: Target
+    authority: Path | None = None
+    """Of its certificates; None: it takes clients without TLS and without keys."""
+
+    @property
+    def keys(self) -> Mapping[str, str]:
+        return {} if self.authority is None else CLIENT
+
+    @property
+    def flags(self) -> Sequence[str]:
+        """Of the clients' JVMs."""
+        return [] if self.authority is None else ["-Dtls.enable=true"]
+
+    def admin(self, clients: Driver, *words: str) -> str:
+        keys = ["--access-key", ROOT["access_key"], "--secret-key", ROOT["secret_key"]]
+        return clients.mqadmin(words[0], *([] if self.authority is None else keys), *words[1:])
+
+    def manifest(self) -> dict[str, Any]:
+        there: dict[str, Any] = {"nameServers": [f"{ADDRESS}:9876"]}
+        security: dict[str, Any] = {"authentication": "Disabled"}  # As the source: its clients have no keys.
+        if self.authority is not None:
+            there |= {"accessKeySecret": KEYS, "tls": {"caSecret": AUTHORITY}}
+            security = {"authentication": "Enabled", "tls": {"mode": "Required"}}
+        more = {"bootstrap": {"fromRocketMQ": there}, "security": security}
+        return {**MANIFEST, "spec": {**MANIFEST["spec"], **more}}
 
 
 @contextlib.contextmanager
@@ -73,20 +125,62 @@ def on_the_bridge(source: Target) -> Iterator[None]:
         run("ip", "link", "delete", outside, check=False)
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+def guard(folder: Path) -> tuple[Files, list[str]]:
+    """Write accounts and certificates of a source that asks for both; return the certificates and flags of its JVMs."""
+    conf = folder / "home" / "conf"
+    conf.mkdir(parents=True)
+    (conf / "plain_acl.yml").write_text(json.dumps(ACCOUNTS))  # JSON is YAML.
+    files = Authority().issue(folder / "certificates", "127.0.0.1", "localhost", ADDRESS)
+    config = folder / "tls.properties"
+    config.write_text(
+        "tls.test.mode.enable=false\ntls.server.need.client.auth=none\ntls.server.authClient=false\n"
+        f"tls.server.certPath={files.cert}\ntls.server.keyPath={files.key}\n"
+        f"tls.client.authServer=true\ntls.client.trustCertPath={files.ca}\n"
+    )
+    return files, ["-Dtls.server.mode=enforcing", "-Dtls.enable=true", f"-Dtls.config.file={config}"]
+
+
+@pytest.fixture(
+    scope="module", params=["guarded", "plain"] if os.environ.get("E2E_MIGRATION") == "full" else ["guarded"]
+)
+def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Former]:
     if os.environ.get("E2E_HOST") != "scripts":
         pytest.skip(
             "a source beside the nodes needs their bridge: run it with the scripts for a local Kubernetes "
             "(E2E_KUBE_SCRIPTS)"
         )
     folder = tmp_path_factory.mktemp("rocketmq")
+    settings, flags, authority = dict(SETTINGS), list[str](), None
+    if request.param == "guarded":
+        files, flags = guard(folder)
+        settings, authority = settings | {"aclEnable": "true"}, files.ca
     try:
         java.build()
-        with rocketmq.rocketmq(folder, SETTINGS, heap="256m", direct="256m") as found, on_the_bridge(found):
-            yield found
+        with (
+            rocketmq.rocketmq(folder, settings, heap="256m", direct="256m", flags=flags) as found,
+            on_the_bridge(found),
+        ):
+            yield Former(found, authority)
     except (java.JavaMissing, NamespaceUnavailable) as error:
         pytest.skip(f"there is no Apache RocketMQ here: {error}")
+
+
+def give_secrets(namespace: str, source: Former, config: Path) -> None:
+    """Give the cluster and the commands of this machine what the source asks for."""
+    if source.authority is None:
+        return
+    wanted = {
+        KEYS: {"accessKey": ROOT["access_key"], "secretKey": ROOT["secret_key"]},
+        AUTHORITY: {"ca.crt": source.authority.read_text()},
+    }
+    for name, content in wanted.items():
+        data = {key: base64.b64encode(text.encode()).decode() for key, text in content.items()}
+        apply(namespace, json.dumps({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "data": data}))
+        folder = config / "gantry" / "secrets" / name
+        folder.mkdir(parents=True)
+        for key, text in content.items():
+            (folder / key).write_text(text)
+            (folder / key).chmod(0o600)
 
 
 def gantry(namespace: str, *words: str) -> str:
@@ -154,20 +248,25 @@ def go_on(writer: Running) -> None:
 
 
 def test_a_source_outside_is_followed_left_and_returned_to(
-    operator: None, namespace: str, source: Target, tmp_path: Path
+    operator: None, namespace: str, source: Former, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    apply(namespace, json.dumps(MANIFEST))
-    with knows_services(source, namespace):
-        clients = Driver(source, "49", "JSON", tmp_path / "driver.log")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    give_secrets(namespace, source, tmp_path / "config")
+    manifest = tmp_path / "moved.json"
+    manifest.write_text(json.dumps(source.manifest()))
+    apply(namespace, manifest.read_text())
+    with knows_services(source.target, namespace):
+        clients = Driver(source.target, "49", "JSON", tmp_path / "driver.log", source.flags)
         try:
-            goes_and_returns(clients, namespace)
+            goes_and_returns(clients, namespace, source, manifest)
         finally:
             clients.close()
+    until("the cluster is gone", lambda: not kubectl("-n", namespace, "get", "bc", "-o", "name"), 120, 1.0)
 
 
-def goes_and_returns(clients: Driver, namespace: str) -> None:
-    clients.mqadmin("updateTopic", "-c", "demo", "-t", "Orders", "-r", "4", "-w", "4")
-    clients.run("produce", topic="Orders", count=MESSAGES, size=100, run="run")
+def goes_and_returns(clients: Driver, namespace: str, source: Former, manifest: Path) -> None:
+    source.admin(clients, "updateTopic", "-c", "demo", "-t", "Orders", "-r", "4", "-w", "4")
+    clients.run("produce", topic="Orders", count=MESSAGES, size=100, run="run", **source.keys)
     reader = clients.start(
         "consume",
         topic="Orders",
@@ -177,19 +276,33 @@ def goes_and_returns(clients: Driver, namespace: str) -> None:
         timeout_s=900,
         each=True,
         poll_ms=POLL_MS,
+        **source.keys,
     )
     writer = clients.start(
-        "failover", topic="Orders", run="run", first=MESSAGES, size=100, threads=2, pause_ms=20, poll_ms=POLL_MS
+        "failover",
+        topic="Orders",
+        run="run",
+        first=MESSAGES,
+        size=100,
+        threads=2,
+        pause_ms=20,
+        poll_ms=POLL_MS,
+        **source.keys,
     )
     writer.wait_for("ok")
+    if source.keys:
+        assert "created: orderuser, rootuser" in gantry(namespace, "migrate", "users", str(manifest))
     until("the copy follows", lambda: (status(namespace)["groups"]["a"]["lag"] or 0) < 1 << 20, 120, 1.0)
     until("the resource says what to do", lambda: "migrate=cutover" in shown(namespace).get("next", ""), 60, 1.0)
+    for field in ("message", "next"):
+        command = f"kubectl get brokercluster moved -n queues -o jsonpath='{{.status.migration.{field}}}'"
+        assert samples.shape(shown(namespace)[field]) == samples.shown("migration.md", command)
     cutover_by_the_resource(namespace)
-    assert HOST.format(namespace) in clients.mqadmin("clusterList"), "the source's NameServer knows it"
+    assert HOST.format(namespace) in source.admin(clients, "clusterList"), "the source's NameServer knows it"
     go_on(writer)
     gantry(namespace, "produce", "Orders", "--count", "10")
     rollback_by_the_resource(namespace)
-    listed = clients.mqadmin("clusterList")
+    listed = source.admin(clients, "clusterList")
     assert ADDRESS in listed
     assert HOST.format(namespace) not in listed
     go_on(writer)
