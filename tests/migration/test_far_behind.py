@@ -61,7 +61,10 @@ def catches_up(made: Scene, client: str) -> None:
     missing = {line["n"] for line in writer.finish().of("ok")}
     ours = made.driver(client)
     put(ours, topic="Orders", first=ahead, count=10, size=100, run="fill")
-    got = ours.run("consume", topic="Orders", group="all", run="fill", count=sent + 10, settle_ms=1_000, timeout_s=900)
+    got = ours.run(
+        "consume", topic="Orders", group="all", run="fill", count=sent + 10, settle_ms=1_000, timeout_s=900,
+        within_s=1_000,
+    )  # fmt: skip
     assert got.summary["unique"] >= sent + 10, got.summary
     rest = ours.run(
         "consume", topic="Orders", group="last", run="run", count=len(missing), settle_ms=1_000, each=True,
