@@ -502,3 +502,29 @@ async def test_no_peers_together_hold_the_loop(bench: Bench, code: int) -> None:
                 one.conn.connection_lost(None)
 
     assert await best(measure) <= MOST_S
+
+
+@pytest.mark.parametrize("body", [1, 1_000])
+async def test_no_pulls_of_large_answers_hold_the_loop(bench: Bench, body: int) -> None:
+    """As many pulls as one read brings, each of 1,024 messages or 1 MiB."""
+    items = [BatchItem(b"x" * body, f"UNIQ_KEY\x01{number:026X}".encode()) for number in range(1_024)]
+    filled = peer(bench, encoded(RequestCode.SEND_BATCH_MESSAGE, send_ext("", batch=True), encode_batch(items)))
+    await longest_hold([filled], 5.0, lambda: bench.parts.processor._tasks)
+    first = bench.store.reader.max_offset("T", 0) - len(items)
+    ext = {"consumerGroup": "G", "topic": "T", "queueId": 0, "queueOffset": first, "maxMsgNums": 1_024, "sysFlag": 4,
+           "commitOffset": 0, "suspendTimeoutMillis": 0, "subVersion": 0, "gantryLarge": True}  # fmt: skip
+    one = encoded(RequestCode.PULL_MESSAGE, ext, b"")
+    answers: list[bytes] = []
+
+    async def measure() -> float:
+        made = peer(bench, one * (AT_ONCE // len(one)))
+        try:
+            longest = await longest_hold([made], 0.5)
+        finally:
+            made.conn.connection_lost(None)
+        answers.append(made.socket.begin)
+        return longest
+
+    assert await best(measure) <= MOST_S
+    least = min(1_024 * (91 + body), 1 << 20) - (2 << 10)
+    assert int.from_bytes(answers[0][:4], "big") > least, "the largest answers are measured"
