@@ -291,7 +291,7 @@ async def test_a_pull_that_fails_costs_the_others_of_its_read_nothing(
     await bench.send(b"first")
     await bench.ask(11, bench.pull_ext())
     store = bench.broker.store
-    max_offset, found = store.reader.max_offset, LogPieces.found
+    max_offset, found = store.reader.max_offset, LogPieces.try_get
 
     def bad_index(topic: str, queue_id: int) -> int:
         if queue_id == 1:
@@ -304,7 +304,7 @@ async def test_a_pull_that_fails_costs_the_others_of_its_read_nothing(
         return found(pieces, topic, queue_id, *rest)
 
     monkeypatch.setattr(store.reader, "max_offset", bad_index)
-    monkeypatch.setattr(LogPieces, "found", bad_log)
+    monkeypatch.setattr(LogPieces, "try_get", bad_log)
     held = {"sysFlag": 6, "suspendTimeoutMillis": 10_000, "offset": 0}
     await bench.ask(11, bench.pull_ext(**held))
     pulls = [bench.frame(11, bench.pull_ext(queueId=queue, **held)) for queue in (0, 1, 2, 0)]
