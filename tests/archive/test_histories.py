@@ -412,6 +412,38 @@ def test_a_restore_that_is_broken_off_goes_on(quick_dir: Path) -> None:
         restore.restore(world.group, state, restore.Target(), new)
 
 
+def test_a_restore_that_goes_on_has_nothing_that_was_undone_meanwhile(quick_dir: Path) -> None:
+    """An unclean promotion puts other records at the places that were restored already."""
+    world = World(4, quick_dir)
+    world.run(200)
+    state = world.settle()
+    size, new = restore.outline(state, restore.Target()).download, quick_dir / "new"
+
+    def stop(fetched: int) -> None:
+        if fetched == size:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        restore.restore(world.group, state, restore.Target(), new, progress=stop)
+    world.undone = state.end
+    while world.undone >= state.end:
+        world.unclean()
+    assert world.settle().end < state.end, "a part ends below what was restored"
+    for _ in range(20):
+        world.put()
+    world.sync()
+    after = world.settle()
+    assert after.end > state.end
+    end = restore.restore(world.group, after, restore.Target(), new)
+    wanted = b"".join(data for _, data in restore.log_bytes(world.group, after, restore.Target()))
+    opened = MessageStore.open(StoreConfig(new, SETTINGS))
+    assert (end, opened.log.end) == (after.end, after.end)
+    opened.indexer.confirm(end)
+    begin = end - len(wanted)
+    assert log_of(opened)[begin - opened.log.start :] == wanted
+    opened.close()
+
+
 def test_a_clock_that_is_ahead_removes_nothing(quick_dir: Path) -> None:
     """The object store's clock decides about age: neither retention nor the search for remains follows a member's."""
     world = World(8, quick_dir)

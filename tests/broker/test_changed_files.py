@@ -73,8 +73,8 @@ def test_the_progress_of_a_restore(tmp_path: Path) -> None:
     log.mkdir()
     mark.parent.mkdir()
     goal: dict[str, object] = {"url": "file:///x", "group": "a", "offset": 4_000, "timeMs": None}
-    assert restore._begun(mark, goal, log) == 0
-    assert restore._begun(mark, goal, log) == 0
+    assert restore._begun(mark, goal, log) == (0, None)
+    assert restore._begun(mark, goal, log) == (0, None)
     change(mark, b'"upto":0', b'"upto":9')
     with pytest.raises(ArchiveError, match="checksum"):
         restore._begun(mark, goal, log)

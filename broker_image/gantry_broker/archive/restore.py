@@ -201,8 +201,10 @@ def restore(
     log_dir.mkdir(parents=True, exist_ok=True)
     mark.parent.mkdir(parents=True, exist_ok=True)
     goal: dict[str, object] = {"url": source, "group": group.name, "offset": target.offset, "timeMs": target.time_ms}
-    end = _begun(mark, goal, log_dir)
-    if end and not plan.start <= end <= plan.end:  # The archive was pruned or cut since the restore was broken off.
+    end, epochs = _begun(mark, goal, log_dir)
+    # The archive may have been pruned or cut since the restore was broken off: an unclean promotion writes other
+    # records at the same offsets, in another epoch.
+    if end and (not plan.start <= end <= plan.end or epochs != _epochs_below(state, end)):
         for path in log_dir.iterdir():
             path.unlink()
         fsync_dir(log_dir)
@@ -217,7 +219,8 @@ def restore(
                 end = at + len(data)
             if files.flushed():
                 progress(fetched)
-            files.flush(partial(atomic_write, mark, seal(orjson.dumps({**goal, "upto": end})), durable=True))
+            done = {**goal, "upto": end, "epochs": _epochs_below(state, end)}
+            files.flush(partial(atomic_write, mark, seal(orjson.dumps(done)), durable=True))
             fetched += part.size
             if end < min(part.end, plan.end):
                 break
@@ -242,21 +245,28 @@ def _one_ahead(group: GroupArchive, parts: Sequence[Part]) -> Iterator[tuple[Par
         yield part, reader
 
 
-def _begun(mark: Path, goal: dict[str, object], log_dir: Path) -> int:
-    """Return where an earlier try ended; 0 for none. Raises ArchiveError for a folder with something else."""
+def _epochs_below(state: State, end: int) -> list[list[int]]:
+    """Return the leader epochs of the log below an offset, as the mark has them."""
+    return [[entry.epoch, entry.start] for entry in truncate_epochs(state.epochs, end)]
+
+
+def _begun(mark: Path, goal: dict[str, object], log_dir: Path) -> tuple[int, object]:
+    """Return where an earlier try ended, and the leader epochs up to there; 0 for none. Raises ArchiveError for a
+    folder with something else.
+    """
     try:
         found = orjson.loads(unseal(mark.read_bytes()))
-        upto = int(found.pop("upto"))
+        upto, epochs = int(found.pop("upto")), found.pop("epochs", None)
     except FileNotFoundError:
         if any(log_dir.iterdir()):
             raise ArchiveError(f"{log_dir} has a log already: a restore needs an empty folder") from None
         atomic_write(mark, seal(orjson.dumps({**goal, "upto": 0})), durable=True)
-        return 0
+        return 0, None
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ArchiveError(f"{mark} is invalid: {error!r}; empty the folder") from None
     if found != goal:
         raise ArchiveError(f"{mark} is of another restore: {found}; write the same again, or empty the folder")
-    return upto
+    return upto, epochs
 
 
 class _LogFiles:
