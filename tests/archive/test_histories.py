@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from gantry_broker.archive import chain, inspection, manifest, restore, segment, upload
-from gantry_broker.archive.archiver import GRACE_MS, LAG_MS, Archiver
+from gantry_broker.archive.archiver import GRACE_MS, LAG_MS, WAITS_S, Archiver
 from gantry_broker.archive.chain import Archive, GroupArchive, Identity
 from gantry_broker.archive.errors import ArchiveError, Fenced, Missing, Overtaken
 from gantry_broker.archive.manifest import Change, Owner, State
@@ -374,6 +374,25 @@ def test_a_store_that_is_away_lifts_no_refusal(quick_dir: Path, monkeypatch: pyt
     with pytest.raises(ArchiveError, match="is away"):
         archiver._look_for_successor(Owner(second.number + 1, "third"))
     assert "site-b" in archiver._superseded
+
+
+def test_a_member_that_cannot_continue_the_archive_says_why(quick_dir: Path) -> None:
+    """At once it may be behind for a moment."""
+    world = World(2, quick_dir)
+    state = world.settle()
+    archiver, store = world.archivers[world.leader], world.members[world.leader]
+    views = {
+        "segments of": View(store.log.start, store.state.confirmed, 2 * SEGMENT, store.epoch_cache.epochs),
+        "is behind the archive": View(store.log.start, state.end - 1, SEGMENT, store.epoch_cache.epochs),
+    }
+    for words, view in views.items():
+        assert not archiver._step(view, world.settings, True)
+        assert not archiver._step(view, world.settings, True)
+        archiver._waits = (archiver._waits[0], archiver._waits[1] - WAITS_S)
+        with pytest.raises(ArchiveError, match=f"nothing is uploaded: .*{words}"):
+            archiver._step(view, world.settings, True)
+    assert world.settle().end == state.end
+    assert archiver._waits[0] == ""
 
 
 def test_a_wrong_key_is_named(quick_dir: Path) -> None:

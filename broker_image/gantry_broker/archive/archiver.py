@@ -65,6 +65,8 @@ SMALLEST_PART: Final = 1 << 20
 """Each failure halves what the next try uploads, down to this: a slow way to the store takes a small object in time."""
 CLEAN_S: Final = 3_600.0
 """Seconds between two searches for objects and entries that no reader needs."""
+WAITS_S: Final = 60.0
+"""A member that cannot continue the archive for this long says why: one that is behind has caught up by then."""
 VERIFIED_S: Final = 30.0
 """Seconds between two looks for the result of a verification."""
 COMPARE_S: Final = 60.0
@@ -120,7 +122,6 @@ class Report:
     """The archive was this cluster's, and belongs to another one now: that one was promoted."""
     closed: str = ""
     """The token of the hand-over with which this cluster ended its writes."""
-    waits: str = ""
     last_upload_ms: int = 0
     verification: Verification | None = None
     """What the last verification of the archive found; None: there was none, or this member does not upload."""
@@ -228,6 +229,8 @@ class Archiver:
         """Names of damaged parts whose records the disk does not give, either."""
         self._lost = ("", 0)
         """A part that could not be read back, and how often in a row."""
+        self._waits = ("", 0.0)
+        """Why this member cannot continue the archive, and since when (monotonic)."""
         self._compared_log = False
         """The disk's records were found to be those of the archive, since the start."""
         self._task: asyncio.Task[None] | None = None
@@ -368,6 +371,7 @@ class Archiver:
             step = self._decide(state, view, settings)
         if state.n and (not self._compared_log or isinstance(step, (Begin, Cut))):
             self._compare_log(state, view, step)
+        self._note_wait(step.why if isinstance(step, Wait) else "")
         match step:
             case Wait(why):
                 if not why and self._mend(state, view):
@@ -396,6 +400,14 @@ class Archiver:
                 self._write(state, Change(start=start), view, ())
                 self._group.remove_parts(gone)
         return True
+
+    def _note_wait(self, why: str) -> None:
+        """Note why there is nothing to upload; "": all is there. Raises ArchiveError when it has been so for long."""
+        now = time.monotonic()
+        if why != self._waits[0]:
+            self._waits = (why, now)
+        elif why and now - self._waits[1] > WAITS_S:
+            raise ArchiveError(f"nothing is uploaded: {why}")
 
     def _claim(self) -> Owner:
         """Return the owner as which this cluster writes. Raises Fenced, ArchiveError."""
