@@ -15,7 +15,7 @@ CLIENT = "-Dtls.enable=true"
 
 
 @pytest.mark.timeout(290)
-@pytest.mark.parametrize(("server", "client"), [("server55", "55")])
+@pytest.mark.parametrize(("server", "client"), [("server49", "49"), ("server55", "55")])
 def test_a_source_with_tls_only_moves_and_gets_its_clients_back(
     java_side: Path, tmp_path: Path, server: str, client: str
 ) -> None:
