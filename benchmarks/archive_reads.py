@@ -22,14 +22,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gantry_broker.protocol.codes import RequestCode
-from gantry_broker.protocol.headers import CreateTopicHeader
 from gantry_broker.protocol.message import tags_hash
 from gantry_broker.settings import BrokerSettings
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
 
 from benchmarks.archive_senders import archive_on
-from benchmarks.backlog import QUEUES, TOPIC, Tenth, drain
+from benchmarks.backlog import QUEUES, TOPIC, Tenth, drain, make_topic
 from benchmarks.rig.gantry import single, status
 from benchmarks.rig.processes import exit_on_sigterm, until, usage
 from benchmarks.rig.target import Target
@@ -69,12 +68,6 @@ def fill(folder: Path, messages: int, size: int) -> None:
     store.close()
 
 
-def make_topic(target: Target) -> None:
-    with Wire(target.broker_address) as wire:
-        config = CreateTopicHeader(TOPIC, "TBW102", QUEUES, QUEUES, 6, "SINGLE_TAG")
-        wire.call(RequestCode.UPDATE_AND_CREATE_TOPIC, config.ext())
-
-
 def remove_locally(target: Target, end: int) -> None:
     """Wait until all before this offset is in the archive only."""
     with Wire(target.broker_address, 60) as wire:
@@ -94,12 +87,12 @@ def measure(messages: int, size: int, folder: Path) -> Iterator[tuple[str, list[
     shutil.copytree(local / "demo-a-0", kept / "demo-a-0")
     end = sum(path.stat().st_size for path in (local / "demo-a-0" / "commitlog").iterdir()) - 2 * SEGMENT
     with single(local, {**SETTINGS, "fileReservedTime": 72}) as target:
-        make_topic(target)
+        make_topic(target.broker_address, TOPIC)
         before = usage(target.broker_pids[0]).rss / 2**20
         yield "local disk", drain(target, messages), before
     shutil.rmtree(local)
     with s3_server(folder) as server, single(kept, SETTINGS, archive=archive_on(server, folder)) as target:
-        make_topic(target)
+        make_topic(target.broker_address, TOPIC)
         remove_locally(target, end)
         before = usage(target.broker_pids[0]).rss / 2**20
         yield "archive", drain(target, messages), before

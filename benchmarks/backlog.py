@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -45,15 +46,18 @@ class Tenth:
     rss_mib: float
 
 
-def fill(target: Target, messages: int, size: int) -> None:
-    """Sends the backlog in equal parts to all queues, with several batches in flight on one connection."""
-    per_queue = messages // QUEUES
-    items = [BatchItem(b"x" * size, b"TAGS\x01a")] * BATCH
-    whole = encode_batch(items)
-    with connect(target.broker_address) as sock:
+def make_topic(address: str, topic: str) -> None:
+    with Wire(address) as wire:
+        config = CreateTopicHeader(topic, "TBW102", QUEUES, QUEUES, 6, "SINGLE_TAG")
+        wire.call(RequestCode.UPDATE_AND_CREATE_TOPIC, config.ext())
+
+
+def send(address: str, topic: str, batches: Iterable[tuple[int, bytes]]) -> None:
+    """Sends batches, each with its queue, and has several in flight on one connection."""
+    with connect(address) as sock:
         sock.settimeout(60)
         decoder = FrameDecoder()
-        open_, opaque = 0, 0
+        open_ = 0
 
         def settle(most: int) -> None:
             nonlocal open_
@@ -63,19 +67,25 @@ def fill(target: Target, messages: int, size: int) -> None:
                         raise RuntimeError(f"a batch was refused: {answer.code} {answer.remark}")
                     open_ -= 1
 
-        for start in range(0, per_queue, BATCH):
-            count = min(BATCH, per_queue - start)
-            body = whole if count == BATCH else encode_batch(items[:count])
-            for queue in range(QUEUES):
-                opaque += 1
-                now = Long(int(time.time() * 1000))
-                header = SendHeader("backlog", TOPIC, "TBW102", QUEUES, queue, 0, now, 0, "", batch=True)
-                sock.sendall(
-                    encode_frame(Frame(RequestCode.SEND_BATCH_MESSAGE, opaque, ext=header.short_ext(), body=body))
-                )
-                open_ += 1
-                settle(WINDOW)
+        for opaque, (queue, body) in enumerate(batches, 1):
+            now = Long(int(time.time() * 1000))
+            header = SendHeader("backlog", topic, "TBW102", QUEUES, queue, 0, now, 0, "", batch=True)
+            sock.sendall(encode_frame(Frame(RequestCode.SEND_BATCH_MESSAGE, opaque, ext=header.short_ext(), body=body)))
+            open_ += 1
+            settle(WINDOW)
         settle(0)
+
+
+def equal_parts(messages: int, size: int) -> Iterator[tuple[int, bytes]]:
+    """Yields batches of the backlog, as many to each queue."""
+    per_queue = messages // QUEUES
+    items = [BatchItem(b"x" * size, b"TAGS\x01a")] * BATCH
+    whole = encode_batch(items)
+    for start in range(0, per_queue, BATCH):
+        count = min(BATCH, per_queue - start)
+        body = whole if count == BATCH else encode_batch(items[:count])
+        for queue in range(QUEUES):
+            yield queue, body
 
 
 class Reader(threading.Thread):
@@ -134,11 +144,9 @@ def main() -> int:
     options = parser.parse_args()
     messages = options.messages // QUEUES * QUEUES
     with tempfile.TemporaryDirectory() as name, gantry.single(Path(name)) as target:
-        with Wire(target.broker_address) as wire:
-            config = CreateTopicHeader(TOPIC, "TBW102", QUEUES, QUEUES, 6, "SINGLE_TAG")
-            wire.call(RequestCode.UPDATE_AND_CREATE_TOPIC, config.ext())
+        make_topic(target.broker_address, TOPIC)
         started = time.monotonic()
-        fill(target, messages, options.size)
+        send(target.broker_address, TOPIC, equal_parts(messages, options.size))
         print(json.dumps({
             "sent": messages, "seconds": round(time.monotonic() - started, 1),
             "rss_mib": round(usage(target.broker_pids[0]).rss / 2**20, 1),

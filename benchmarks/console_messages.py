@@ -27,18 +27,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from gantry_broker.protocol.codes import RequestCode
-from gantry_broker.protocol.frame import Frame, FrameDecoder, encode_frame
-from gantry_broker.protocol.headers import CreateTopicHeader, Long, SendHeader
 from gantry_broker.protocol.message import BatchItem, encode_batch
 
-from benchmarks.backlog import QUEUES
+from benchmarks.backlog import QUEUES, make_topic, send
 from benchmarks.rig.gantry import Cluster
 from benchmarks.rig.processes import exit_on_sigterm
-from benchmarks.rig.wire import Wire, connect
 
 TOPIC = "Orders"
-BATCH, WINDOW, RARE_EVERY = 1_000, 4, 100_000
+BATCH, RARE_EVERY = 1_000, 100_000
 ROUNDS = 5
 TIMEOUT_S = 60.0
 _LINK = re.compile(r'<a href="([^"]+)" rel="(prev|next)">')
@@ -56,26 +52,6 @@ def batches(messages: int, size: int) -> Iterator[tuple[int, bytes]]:
         if first % RARE_EVERY == RARE_EVERY // 2:
             items[0] = BatchItem(b"a needle", b"KEYS\x01k%d\x02TAGS\x01rare\x02color\x01red" % first)
         yield number % QUEUES, encode_batch(items)
-
-
-def fill(address: str, messages: int, size: int) -> None:
-    """Send the messages with several batches in flight."""
-    with Wire(address) as wire:
-        config = CreateTopicHeader(TOPIC, "TBW102", QUEUES, QUEUES, 6, "SINGLE_TAG")
-        wire.call(RequestCode.UPDATE_AND_CREATE_TOPIC, config.ext())
-    with connect(address) as sock:
-        sock.settimeout(TIMEOUT_S)
-        decoder, open_ = FrameDecoder(), 0
-        for opaque, (queue, body) in enumerate(batches(messages, size), 1):
-            now = Long(int(time.time() * 1000))
-            header = SendHeader("orders", TOPIC, "TBW102", QUEUES, queue, 0, now, 0, "", batch=True)
-            sock.sendall(encode_frame(Frame(RequestCode.SEND_BATCH_MESSAGE, opaque, ext=header.short_ext(), body=body)))
-            open_ += 1
-            while open_ > WINDOW:
-                for answer in decoder.feed(sock.recv(1 << 20)):
-                    if answer.code != 0:
-                        raise RuntimeError(f"a batch was refused: {answer.code} {answer.remark}")
-                    open_ -= 1
 
 
 class Browser:
@@ -173,7 +149,9 @@ def main() -> int:
         with Cluster(folder / "cluster", manifest) as cluster:
             ports = json.loads((cluster.folder / "ports.json").read_text())
             begun = time.time()
-            fill(f"127.0.0.1:{ports['group/a']}", options.messages, options.size)
+            address = f"127.0.0.1:{ports['group/a']}"
+            make_topic(address, TOPIC)
+            send(address, TOPIC, batches(options.messages, options.size))
             ended = time.time()
             print(json.dumps({"messages": options.messages, "sent_s": round(ended - begun, 1)}), flush=True)
             command = [sys.executable, "-m", "gantry_operator.cli", "console", "--dir", str(cluster.folder)]

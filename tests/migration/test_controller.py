@@ -13,7 +13,7 @@ from gantry_broker.protocol.codes import RequestCode
 
 from benchmarks.rig.driver import Driver, Running
 from benchmarks.rig.groups import ApacheGroup
-from benchmarks.rig.processes import NamespaceUnavailable, until
+from benchmarks.rig.processes import until
 from benchmarks.rig.wire import Wire
 from tests.migration.scene import Scene, put, replicated
 from tests.migration.test_cutover import carried
@@ -23,11 +23,8 @@ FIRST = 500
 
 @pytest.mark.timeout(400)
 def test_a_group_under_a_controller_moves_through_a_failover(java_side: Path, tmp_path: Path) -> None:
-    try:
-        with replicated(tmp_path) as (made, group):
-            moves(made, group)
-    except NamespaceUnavailable as error:
-        pytest.skip(f"the migration from Apache RocketMQ is not tested here: {error}")
+    with replicated(tmp_path) as (made, group):
+        moves(made, group)
 
 
 def moves(made: Scene, group: ApacheGroup) -> None:
@@ -60,11 +57,8 @@ def moves(made: Scene, group: ApacheGroup) -> None:
 
 @pytest.mark.timeout(400)
 def test_the_controller_chooses_another_master_in_the_middle_of_a_cutover(java_side: Path, tmp_path: Path) -> None:
-    try:
-        with replicated(tmp_path) as (made, group):
-            fails_over(made, group)
-    except NamespaceUnavailable as error:
-        pytest.skip(f"the migration from Apache RocketMQ is not tested here: {error}")
+    with replicated(tmp_path) as (made, group):
+        fails_over(made, group)
 
 
 def fails_over(made: Scene, group: ApacheGroup) -> None:
@@ -121,11 +115,8 @@ def nothing_is_lost(made: Scene, clients: Driver, writer: Running) -> None:
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("failover", [False, True])
 def test_a_group_under_a_controller_gets_its_clients_back(java_side: Path, tmp_path: Path, failover: bool) -> None:
-    try:
-        with replicated(tmp_path) as (made, group):
-            returns(made, group, failover)
-    except NamespaceUnavailable as error:
-        pytest.skip(f"a rollback to Apache RocketMQ is not tested here: {error}")
+    with replicated(tmp_path) as (made, group):
+        returns(made, group, failover)
 
 
 def returns(made: Scene, group: ApacheGroup, failover: bool) -> None:

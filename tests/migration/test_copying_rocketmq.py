@@ -15,7 +15,7 @@ from gantry_operator.platforms.local.folder import ClusterFolder
 from gantry_operator.platforms.local.ports import Ports
 
 from benchmarks.rig.driver import Driver
-from benchmarks.rig.processes import NamespaceUnavailable, until
+from benchmarks.rig.processes import until
 from benchmarks.rig.target import Target
 from tests.migration.scene import Elected, Scene, put, replicated, scene
 
@@ -56,11 +56,8 @@ def rows(clients: Driver, topic: str, group: str, count: int) -> dict[int, list[
 @pytest.mark.timeout(290)
 @pytest.mark.parametrize(("server", "client"), [("server49", "49"), ("server55", "55")])
 def test_copies_to_gantry_and_back(java_side: Path, tmp_path: Path, server: str, client: str) -> None:
-    try:
-        with scene(tmp_path, server) as made:
-            there_and_back(made, tmp_path, client)
-    except NamespaceUnavailable as error:
-        pytest.skip(f"a copy from Apache RocketMQ is not tested here: {error}")
+    with scene(tmp_path, server) as made:
+        there_and_back(made, tmp_path, client)
 
 
 def there_and_back(made: Scene, base: Path, client: str) -> None:
@@ -100,34 +97,28 @@ def there_and_back(made: Scene, base: Path, client: str) -> None:
 
 @pytest.mark.timeout(290)
 def test_a_source_moves_by_messages(java_side: Path, tmp_path: Path) -> None:
-    try:
-        with scene(tmp_path, "server49") as made:
-            by_messages(made)
-    except NamespaceUnavailable as error:
-        pytest.skip(f"a copy from Apache RocketMQ is not tested here: {error}")
+    with scene(tmp_path, "server49") as made:
+        by_messages(made)
 
 
 @pytest.mark.timeout(500)
 def test_a_source_with_dledger_is_refused_and_moves_by_messages_through_a_failover(
     java_side: Path, tmp_path: Path
 ) -> None:
-    try:
-        with replicated(tmp_path, Elected) as (made, group):
-            made.write()
-            refused = made.gantry("migrate", "check", str(made.file), check=False)
-            said = refused.stdout + refused.stderr
-            assert refused.returncode == 1, said
-            assert "keeps its log with DLedger, which has no HA port: migrate it by messages" in said
-            assert made.gantry("migrate", "start", str(made.file), "--dir", str(made.folder), check=False).returncode
-            before = group.master()
+    with replicated(tmp_path, Elected) as (made, group):
+        made.write()
+        refused = made.gantry("migrate", "check", str(made.file), check=False)
+        said = refused.stdout + refused.stderr
+        assert refused.returncode == 1, said
+        assert "keeps its log with DLedger, which has no HA port: migrate it by messages" in said
+        assert made.gantry("migrate", "start", str(made.file), "--dir", str(made.folder), check=False).returncode
+        before = group.master()
 
-            def fail_over() -> None:
-                group.inject("kill9")
-                until("the next leader", lambda: group.master() not in ("", before), 120)
+        def fail_over() -> None:
+            group.inject("kill9")
+            until("the next leader", lambda: group.master() not in ("", before), 120)
 
-            by_messages(made, fail_over)
-    except NamespaceUnavailable as error:
-        pytest.skip(f"a copy from Apache RocketMQ is not tested here: {error}")
+        by_messages(made, fail_over)
 
 
 def by_messages(made: Scene, meanwhile: Callable[[], None] = lambda: None) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.rig.driver import Line, Running
-from benchmarks.rig.processes import NamespaceUnavailable
 from tests.migration.scene import Scene, as_documented, put, scene
 
 FIRST = 1000
@@ -30,11 +29,8 @@ def carried(made: Scene) -> None:
 @pytest.mark.timeout(290)
 @pytest.mark.parametrize(("server", "client"), [("server49", "49"), ("server55", "55")])
 def test_clients_go_on_through_a_cutover(java_side: Path, tmp_path: Path, server: str, client: str) -> None:
-    try:
-        with scene(tmp_path, server) as made:
-            moves(made, client)
-    except NamespaceUnavailable as error:
-        pytest.skip(f"the migration from Apache RocketMQ is not tested here: {error}")
+    with scene(tmp_path, server) as made:
+        moves(made, client)
 
 
 def next_or_say(reader: Running, missing: set[int]) -> Line | None:
@@ -111,11 +107,8 @@ def moves(made: Scene, client: str) -> None:
 def test_clients_return_when_a_cutover_is_killed_and_aborted(
     java_side: Path, tmp_path: Path, server: str, client: str
 ) -> None:
-    try:
-        with scene(tmp_path, server) as made:
-            goes_back(made, client)
-    except NamespaceUnavailable as error:
-        pytest.skip(f"the migration from Apache RocketMQ is not tested here: {error}")
+    with scene(tmp_path, server) as made:
+        goes_back(made, client)
 
 
 def go_on(writer: Running, until_ms: float) -> None:

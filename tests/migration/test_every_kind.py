@@ -15,7 +15,6 @@ import pytest
 from gantry_broker.protocol.codes import RequestCode
 
 from benchmarks.rig.driver import Driver, Line, Running
-from benchmarks.rig.processes import NamespaceUnavailable
 from benchmarks.rig.wire import Refused, Wire
 from tests.migration.scene import Scene, as_documented, scene
 
@@ -41,11 +40,8 @@ SETTLES_MS = 2_000
 @pytest.mark.timeout(290)
 @pytest.mark.parametrize(("server", "client"), [("server49", "49"), ("server55", "55")])
 def test_clients_of_every_kind_lose_nothing(java_side: Path, tmp_path: Path, server: str, client: str) -> None:
-    try:
-        with scene(tmp_path, server, CHECKS) as made:
-            everything_arrives(made, made.driver(client), modern=client == "55")
-    except NamespaceUnavailable as error:
-        pytest.skip(f"the migration from Apache RocketMQ is not tested here: {error}")
+    with scene(tmp_path, server, CHECKS) as made:
+        everything_arrives(made, made.driver(client), modern=client == "55")
 
 
 class Cutover(NamedTuple):

@@ -30,7 +30,6 @@ from gantry_broker.testing import SETTINGS, broker
 
 from benchmarks.rig import gantry, rocketmq
 from benchmarks.rig.driver import Driver, driver
-from benchmarks.rig.processes import NamespaceUnavailable
 from benchmarks.rig.target import Target
 from tests.migration.scene import PATIENCE, put
 
@@ -136,16 +135,13 @@ def test_rocketmq_opens_what_gantry_wrote(
     conf = dict(line.split("=", 1) for line in (store / CONF).read_text().splitlines())
     # Checks without a producer count, too.
     soon = {"transactionTimeOut": "1000", "transactionCheckInterval": "2000", "transactionCheckMax": "10000"}
-    try:
-        with (
-            rocketmq.rocketmq(
-                tmp_path / "rocketmq", PATIENCE | conf | soon, server=server, heap="512m", direct="512m"
-            ) as apache,
-            driver(apache, client, "JSON", tmp_path) as clients,
-        ):
-            holds(clients, apache, server)
-    except NamespaceUnavailable as error:
-        pytest.skip(f"an export is not opened here: {error}")
+    with (
+        rocketmq.rocketmq(
+            tmp_path / "rocketmq", PATIENCE | conf | soon, server=server, heap="512m", direct="512m"
+        ) as apache,
+        driver(apache, client, "JSON", tmp_path) as clients,
+    ):
+        holds(clients, apache, server)
 
 
 def files(folder: Path) -> set[str]:

@@ -21,7 +21,7 @@ from gantry_operator.migration.releasing import Found, lines, wanted
 
 from benchmarks.rig import rocketmq
 from benchmarks.rig.driver import Driver
-from benchmarks.rig.processes import NamespaceUnavailable, Started, until
+from benchmarks.rig.processes import Started, until
 from benchmarks.rig.wire import Wire
 from tests.migration.scene import SMALL, Scene, as_documented, put, scene
 from tests.migration.test_state import create, cut_at
@@ -140,11 +140,8 @@ def stands_aside(made: Scene) -> bool:
 @pytest.fixture(params=[("server49", "49"), ("server55", "55")], ids=["4.9.7", "5.5.0"])
 def moved(request: pytest.FixtureRequest, java_side: Path, tmp_path: Path) -> Iterator[tuple[Scene, str, str]]:
     server, client = request.param
-    try:
-        with scene(tmp_path, server) as made:
-            yield made, server, client
-    except NamespaceUnavailable as error:
-        pytest.skip(f"the migration from Apache RocketMQ is not tested here: {error}")
+    with scene(tmp_path, server) as made:
+        yield made, server, client
 
 
 @contextlib.contextmanager

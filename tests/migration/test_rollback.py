@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.rig.processes import NamespaceUnavailable
 from tests.migration.scene import Scene, as_documented, put, scene
 
 FIRST = 500
@@ -20,11 +19,8 @@ FIRST = 500
 @pytest.mark.timeout(290)
 @pytest.mark.parametrize(("server", "client"), [("server49", "49"), ("server55", "55")])
 def test_clients_return_with_all_messages(java_side: Path, tmp_path: Path, server: str, client: str) -> None:
-    try:
-        with scene(tmp_path, server) as made:
-            returns(made, client)
-    except NamespaceUnavailable as error:
-        pytest.skip(f"a rollback to Apache RocketMQ is not tested here: {error}")
+    with scene(tmp_path, server) as made:
+        returns(made, client)
 
 
 def killed(made: Scene, after_s: float) -> None:

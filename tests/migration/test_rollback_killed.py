@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.rig.driver import Driver
-from benchmarks.rig.processes import NamespaceUnavailable
 from tests.migration.scene import Scene, put, scene
 from tests.migration.test_state import kill_member, member_of, restarted_source, supervisor
 
@@ -24,11 +23,8 @@ GOING_BACK = ("copying-back", "gantry-writes-off", "gantry-readers-off", "offset
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(("server", "client"), [("server49", "49"), ("server55", "55")])
 def test_a_rollback_that_is_killed_goes_back_or_on(java_side: Path, tmp_path: Path, server: str, client: str) -> None:
-    try:
-        with scene(tmp_path, server) as made:
-            killed(made, client)
-    except NamespaceUnavailable as error:
-        pytest.skip(f"a rollback to Apache RocketMQ is not tested here: {error}")
+    with scene(tmp_path, server) as made:
+        killed(made, client)
 
 
 def killed(made: Scene, client: str) -> None:

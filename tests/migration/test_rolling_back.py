@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import random
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -453,10 +455,9 @@ async def test_a_copy_that_breaks_off_is_named_and_begun_again() -> None:
     assert named == ["the copy broke off: no such group"]
 
 
-async def test_a_rollback_that_was_killed_while_nobody_reads_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Gantry gives the copy nothing then, and the offsets need what was copied only."""
+@contextlib.asynccontextmanager
+async def both_sides(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Admin, Admin, str]]:
+    """Administrators of Gantry, which has five messages of topic T, and of the former broker; its NameServer."""
     monkeypatch.setattr(copying, "SETTLE_S", 0.0)
     async with (
         broker() as gantry,
@@ -469,6 +470,14 @@ async def test_a_rollback_that_was_killed_while_nobody_reads_goes_on(
             await admin.create_topic("T", queues=1)
         for number in range(5):
             await producer.send(Message("T", b"%d" % number))
+        yield ours, theirs, former.name_servers
+
+
+async def test_a_rollback_that_was_killed_while_nobody_reads_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gantry gives the copy nothing then, and the offsets need what was copied only."""
+    async with both_sides(monkeypatch) as (ours, theirs, _):
         ((name, address),) = (await ours.masters()).items()
         masters = {name: (await theirs.masters())[name]}
         await ours.create_topic_at(address, TopicConfig("%RETRY%g+T", 1, 1))
@@ -498,21 +507,9 @@ async def test_a_rollback_that_was_killed_while_nobody_reads_goes_on(
 
 async def test_a_rollback_begins_again_after_an_abort(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The former broker gives nothing then, and the copy reads there what it has sent before."""
-    monkeypatch.setattr(copying, "SETTLE_S", 0.0)
-    async with (
-        broker() as gantry,
-        broker() as former,
-        Admin(gantry.name_servers) as ours,
-        Admin(former.name_servers) as theirs,
-        Producer(gantry.name_servers) as producer,
-        httpx.AsyncClient() as http,
-    ):
-        for admin in (ours, theirs):
-            await admin.create_topic("T", queues=1)
-        for number in range(5):
-            await producer.send(Message("T", b"%d" % number))
+    async with both_sides(monkeypatch) as (ours, theirs, former), httpx.AsyncClient() as http:
         ((name, _),) = (await ours.masters()).items()
-        place = SourcePlace((former.name_servers,))
+        place = SourcePlace((former,))
         before = {"a": steps.Group(6, end=0)}
         address = (await theirs.masters())[name]
         async with Edge(place, [GroupPlace("a", name, "192.0.2.1:1", list)], http) as edge:

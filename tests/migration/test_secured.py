@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.rig.processes import NamespaceUnavailable
 from tests.migration.scene import Scene, put, scene
 
 ROOT, CLIENT = ("rootuser", "root-secret-key"), ("orderuser", "orders-secret-key")
@@ -38,11 +37,8 @@ def test_a_guarded_source_moves_with_its_users_and_back(
     conf = tmp_path / "rocketmq" / "home" / "conf"
     conf.mkdir(parents=True)
     (conf / "plain_acl.yml").write_text(json.dumps({"accounts": accounts}))  # JSON is YAML.
-    try:
-        with scene(tmp_path, server, MANAGED if client == "55" else {"aclEnable": "true"}) as made:
-            moves(made, client)
-    except NamespaceUnavailable as error:
-        pytest.skip(f"the migration from Apache RocketMQ is not tested here: {error}")
+    with scene(tmp_path, server, MANAGED if client == "55" else {"aclEnable": "true"}) as made:
+        moves(made, client)
 
 
 def keys(of: tuple[str, str]) -> dict[str, str]:

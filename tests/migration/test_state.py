@@ -25,7 +25,7 @@ from gantry_operator.platforms.local.folder import ClusterFolder
 
 from benchmarks.rig import rocketmq
 from benchmarks.rig.driver import Driver
-from benchmarks.rig.processes import NamespaceUnavailable, Started, until
+from benchmarks.rig.processes import Started, until
 from benchmarks.rig.wire import Wire
 from tests.migration.scene import Scene, put, scene
 
@@ -47,11 +47,8 @@ IN_ROCKSDB = {"timerRocksDBEnable": "true", "transRocksDBEnable": "true", "trans
 def test_what_waits_at_a_cutover_arrives_once(
     java_side: Path, tmp_path: Path, server: str, client: str, settings: dict[str, str]
 ) -> None:
-    try:
-        with scene(tmp_path, server, SOURCE | settings) as made:
-            waits(made, client)
-    except NamespaceUnavailable as error:
-        pytest.skip(f"the migration from Apache RocketMQ is not tested here: {error}")
+    with scene(tmp_path, server, SOURCE | settings) as made:
+        waits(made, client)
 
 
 def create(made: Scene, clients: Any, *topics: str) -> None:
@@ -125,11 +122,8 @@ def ack(wire: Wire, group: str, popped: Popped, count: int) -> None:
 
 @pytest.mark.parametrize(("server", "client"), [("server49", "49"), ("server55", "55")])
 def test_a_cutover_that_is_killed_goes_back_or_on(java_side: Path, tmp_path: Path, server: str, client: str) -> None:
-    try:
-        with scene(tmp_path, server) as made:
-            killed(made, client)
-    except NamespaceUnavailable as error:
-        pytest.skip(f"the migration from Apache RocketMQ is not tested here: {error}")
+    with scene(tmp_path, server) as made:
+        killed(made, client)
 
 
 def killed(made: Scene, client: str) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.rig.processes import NamespaceUnavailable
 from tests.migration.scene import Scene, put, scene
 from tests.support.certificates import Authority
 
@@ -30,13 +29,10 @@ def test_a_source_with_tls_only_moves_and_gets_its_clients_back(
     secret = tmp_path / "config" / "gantry" / "secrets" / "source-ca"
     secret.mkdir(parents=True)
     (secret / "ca.crt").write_bytes(files.ca.read_bytes())
-    try:
-        with scene(tmp_path, server, flags=flags) as made:
-            made.environment |= {"XDG_CONFIG_HOME": str(tmp_path / "config")}
-            made.flags = [CLIENT]
-            moves(made, client)
-    except NamespaceUnavailable as error:
-        pytest.skip(f"a source with TLS is not tested here: {error}")
+    with scene(tmp_path, server, flags=flags) as made:
+        made.environment |= {"XDG_CONFIG_HOME": str(tmp_path / "config")}
+        made.flags = [CLIENT]
+        moves(made, client)
 
 
 def moves(made: Scene, client: str) -> None:
