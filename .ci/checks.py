@@ -225,8 +225,8 @@ def main() -> int:
         step(name, commands)
     if "--lint" not in sys.argv:
         done += [(what, f"skipped: {why}", 0.0) for what, why in bring_tools()]
-        # -rs: every skipped test says why at the end of its run.
-        pytest: list[str | Path] = [sys.executable, "-m", "pytest", "-q", "-rs", "--durations=10"]
+        # Failed tests are named at the end of their run, and skipped ones say why.
+        pytest: list[str | Path] = [sys.executable, "-m", "pytest", "-q", "-rfEs", "--durations=10"]
 
         def to(name: str) -> str:
             """Where the times of this layer go, for .ci/slowest.py."""

@@ -14,6 +14,7 @@ from gantry_broker.contracts.models import MAX_UNDELIVERED
 from gantry_broker.protocol.bodies import TopicConfig
 from gantry_broker.protocol.codes import TRANS_HALF_TOPIC, Perm, RequestCode, ResponseCode
 from gantry_broker.protocol.message import decode_records
+from gantry_broker.store.types import Confirmed
 
 from tests.support.running import until
 
@@ -96,6 +97,7 @@ async def test_nothing_is_said_of_what_cannot_be_read(make_bench: MakeBench, mon
     with monkeypatch.context() as behind:
         behind.setattr(undelivered, "CONFIRM_S", 0.05)
         behind.setattr(store.state, "confirmed", 0)
+        behind.setattr(type(store.indexer), "confirm", lambda *args: Confirmed(0, [], []))
         assert (await of(bench, "T"))["T"] == "unknown"
     with monkeypatch.context() as early:
         early.setattr(undelivered, "CONFIRM_S", 0.05)
