@@ -353,7 +353,7 @@ def test_an_invalid_schedule(cluster: Cluster) -> None:
         cluster.patch({"spec": {"analytics": {"schedule": "61 * * * *"}}})
     cluster.patch({"spec": {"analytics": {"output": {"path": None}, "suspend": False, "schedule": "0 0 31 2 *"}}})
     until("the status has the reason", lambda: "no such day" in cluster.condition("Ready")["message"], 30)
-    assert cluster.condition("Available")["status"] == "True"
+    cluster.wait_true("Available")
     cluster.patch({"spec": {"analytics": {"schedule": "0 4 * * *"}}})
     until("the schedule is right again", lambda: str(status(cluster)["nextRun"]).endswith("T04:00:00Z"), 30)
     assert get(cluster.namespace, "cronjob", NAME)["spec"]["schedule"] == "0 4 * * *"

@@ -117,7 +117,7 @@ def verified(of: Cluster, records: int) -> None:
         jobs = kubectl("-n", of.namespace, "get", "cronjobs,jobs,pods", "-o", "wide", check=False)
         raise AssertionError(f"{error}: {of.status()['groups']}\n{jobs}") from None
     assert int(of.status()["groups"][0]["archive"].get("faults", 0)) == 0
-    assert of.condition("Archiving")["status"] == "True"
+    of.wait_true("Archiving")
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +131,7 @@ def again(namespace: str, store: dict[str, Any]) -> Cluster:
     gantry(shop, "consume", "Orders", "--group", "billing", "--count", str(READ), "--quiet")
     until("the offsets are in the log", lambda: unread(shop, "billing") == COUNT - READ, 30, 1)
     assert archived(shop)
-    assert shop.condition("Archiving")["status"] == "True"
+    shop.wait_true("Archiving")
     verified(shop, COUNT)
     kubectl("-n", namespace, "delete", "bc", "shop", timeout=180)
     selector = "gantry.dev/cluster=shop"
@@ -142,10 +142,10 @@ def again(namespace: str, store: dict[str, Any]) -> Cluster:
 
 
 def test_a_cluster_that_is_lost_with_its_volumes_comes_back(again: Cluster) -> None:
-    assert unread(again, "billing") == COUNT - READ, "the offsets of the group are those of the archive"
+    until("the offsets of the group are those of the archive", lambda: unread(again, "billing") == COUNT - READ, 30, 1)
     gantry(again, "consume", "Orders", "--group", "billing", "--count", str(COUNT - READ), "--quiet")
     gantry(again, "consume", "Orders", "--group", "audit", "--count", str(COUNT), "--quiet")
-    assert (unread(again, "billing"), unread(again, "audit")) == (0, 0)
+    until("all is read", lambda: (unread(again, "billing"), unread(again, "audit")) == (0, 0), 30, 1)
 
 
 def test_a_topic_of_an_archive_comes_into_a_running_cluster(namespace: str, again: Cluster, tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_topic_of_an_archive_comes_into_a_running_cluster(namespace: str, agai
         said = gantry(again, "restore", url("prod"), "--topic", "Orders", "--as", "OrdersThen", *place, "-o", "json")
     assert json.loads(said)["messages"] == COUNT
     gantry(again, "consume", "OrdersThen", "--group", "then", "--count", str(COUNT), "--quiet")
-    assert unread(again, "then") == 0
+    until("all is read", lambda: unread(again, "then") == 0, 30, 1)
 
 
 def test_credentials_are_rotated_while_the_cluster_runs(namespace: str, again: Cluster) -> None:
@@ -182,7 +182,7 @@ def test_credentials_are_rotated_while_the_cluster_runs(namespace: str, again: C
 def test_two_sites_exchange_their_parts(namespace: str, store: dict[str, Any], again: Cluster) -> None:
     first, place = again, store | {"url": url("again")}
     second = cluster(namespace, "standby", bootstrap={"follow": place}, archive=place | {"interval": "2s"})
-    assert second.condition("Standby")["status"] == "True"
+    second.wait_true("Standby")
     refused = run(
         str(Path(sys.executable).parent / "gantry"), "produce", "Orders", "--count", "1", "-n", namespace,
         "--cluster", "standby", "--timeout", "10", check=False,
