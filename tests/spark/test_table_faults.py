@@ -25,14 +25,15 @@ from gantry_spark.tables.decoders import as_field, decoder
 from gantry_spark.tables.fields import BadSchema, Rejected, Values, convert, infer, parse_schema, unknown_fields
 from gantry_spark.tables.job import SchemaProposed, TableJob, TableSpec, ends_of, open_catalog
 from gantry_spark.tables.maintenance import Rules, maintain, now_ms
+from gantry_spark.tables.parquet import ParquetTable
 from gantry_spark.tables.run import Run, reason_of
 
 from tests.spark.test_authentication import ADMIN, secured
-from tests.spark.test_table_care import descriptors
-from tests.spark.test_tables import SCHEMA, check, one_at_a_time, rows_of, send
+from tests.spark.test_table_care import AVRO, avro, descriptors
+from tests.spark.test_tables import SCHEMA, catalog, check, one_at_a_time, rows_of, send
 from tests.support.broker_group import MakeGroup, make_group
 
-__all__ = ["make_group"]
+__all__ = ["catalog", "make_group"]
 
 
 def spec_of(mq: LocalBroker, warehouse: dict[str, str], **more: Any) -> TableSpec:
@@ -126,6 +127,95 @@ def test_what_another_engine_makes_impossible_is_said(mq: LocalBroker, warehouse
         with pytest.raises(BadSchema, match=words):
             TableJob(spec, None).run()
         assert [r["id"] for r in rows_of(TableJob(spec, None), spec.identifier)] == [1]
+
+
+def wide(**more: Any) -> dict[str, Any]:
+    """SCHEMA with other properties beside its own, or in their place."""
+    return {**SCHEMA, "properties": {**SCHEMA["properties"], **more}}
+
+
+def test_a_changed_spec_is_compared_without_new_messages(mq: LocalBroker, catalog: dict[str, str]) -> None:
+    parts = ("truncate(2, name)",)
+    spec = spec_of(mq, catalog, kind="JsonSchema", schema=SCHEMA, partition_by=parts)
+    send(mq, spec.topic, [("a", b'{"id": 1, "name": "x"}')])
+    one_at_a_time(TableJob(spec, None))
+
+    def report(**more: Any) -> tuple[str, str]:
+        fields: dict[str, Any] = {
+            "kind": "JsonSchema", "partition_by": list(parts), "json_schema": json.dumps(SCHEMA),
+            "format": "Parquet" if catalog["type"] == "parquet" else "Iceberg",
+        }  # fmt: skip
+        tables = [TableOrder(topic=spec.topic, **fields | more)]
+        order = RunOrder(
+            run="r", name_servers=mq.name_servers, tables=tables, catalog={**catalog, "type": "sql"}, report="r"
+        )
+        (found,) = Run(order, lambda report: None).run().tables
+        return found.reason, found.message
+
+    changes: list[tuple[dict[str, Any], str]] = [
+        ({"json_schema": json.dumps(wide(name={"type": "integer"}))}, "field name is string in the table and int64"),
+        ({"partition_by": []}, "gantry.partition-by"),
+        ({"partition_by": ["day(rocketmq.timestamp)"]}, "gantry.partition-by"),
+        ({"kind": "Raw", "json_schema": None, "partition_by": list(parts)}, "gantry.schema-kind = JsonSchema, not Raw"),
+    ]
+    if catalog["type"] != "parquet":
+        changes.append(({"mode": "Upsert"}, "gantry.mode = Append, not Upsert"))
+    for change, words in changes:
+        reason, message = report(**change)
+        assert reason == "BadSchema"
+        assert words in message
+        assert "rebuild" in message
+    assert report() == ("Current", "")
+    assert report(json_schema=json.dumps(wide(total={"type": "number"}))) == ("Current", "")
+    found = TableJob(spec, None)
+    columns = [c["name"] for c in library.describe(found.catalog, found.find(), None)["columns"]]
+    assert "total" in columns, "a new field is a column before a message has it"
+    version = version_of(TableJob(spec, None))
+    assert report(json_schema=json.dumps(wide(total={"type": "number"}))) == ("Current", "")
+    assert report() == ("Current", ""), "a field that the schema lacks stays"
+    assert report() == ("Current", "")
+    after = version_of(TableJob(spec, None))
+    send(mq, spec.topic, [("b", b'{"id": 2, "name": "y", "total": 2.5}')])
+    assert report(json_schema=json.dumps(wide(total={"type": "number"}))) == ("Current", "")
+    assert {r["id"]: r["total"] for r in rows_of(found, spec.identifier)} == {1: None, 2: 2.5}
+    assert version == after, "a run without a change commits nothing"
+
+
+def version_of(job: TableJob) -> str:
+    table = job.find()
+    assert table is not None
+    return str(table.version if isinstance(table, ParquetTable) else table.metadata_location)
+
+
+@pytest.mark.parametrize("kind", ["Raw", "Inferred", "Avro", "Protobuf", "JsonSchema"])
+def test_a_run_without_messages_and_changes_commits_nothing(
+    mq: LocalBroker, catalog: dict[str, str], kind: str
+) -> None:
+    more: dict[str, Any] = {}
+    body = b'{"id": 1, "name": "x", "place": {"x": [1.5]}}'
+    if kind == "Avro":
+        more, body = {"definition": json.dumps(AVRO)}, avro(id=7, note="x", lines=[{"count": 3}], more={})
+    elif kind == "Protobuf":
+        text, made = descriptors()
+        more, body = {"definition": text, "message": "shop.Order"}, made(id=7).SerializeToString()
+    elif kind == "JsonSchema":
+        more = {"schema": wide(place={"type": "object", "properties": {"x": {"type": "array"}}})}
+    spec = spec_of(mq, catalog, kind=kind, **more)
+    send(mq, spec.topic, [("a", body)])
+    one_at_a_time(TableJob(spec, None))
+    assert len(rows_of(TableJob(spec, None), spec.identifier)) == 1
+    version = version_of(TableJob(spec, None))
+    for _ in range(2):
+        assert TableJob(spec, None).run() == []
+    assert version_of(TableJob(spec, None)) == version
+
+
+def test_partitions_that_a_schema_cannot_have_are_said_before_the_first_message(
+    mq: LocalBroker, catalog: dict[str, str]
+) -> None:
+    spec = spec_of(mq, catalog, kind="JsonSchema", schema=SCHEMA, partition_by=("day(name)",))
+    with pytest.raises(BadSchema, match="column name is string"):
+        TableJob(spec, None).run()
 
 
 def group_of_table(mq: LocalBroker, spec: TableSpec, group: str = "") -> int | None:
@@ -235,8 +325,9 @@ def test_the_group_that_a_table_had_before_follows_it(mq: LocalBroker, warehouse
     assert group_of_table(mq, spec) == group_of_table(mq, spec, spec.former_group) == 1
     tables = [TableOrder(topic=spec.topic, drop=True)]
     order = RunOrder(run="r", name_servers=mq.name_servers, tables=tables, catalog=warehouse, report="r")
-    Run(order, lambda report: None).run()
-    assert group_of_table(mq, spec) is group_of_table(mq, spec, spec.former_group) is None
+    assert [t.reason for t in Run(order, lambda report: None).run().tables] == ["Dropped"]
+    assert group_of_table(mq, spec) is None
+    assert group_of_table(mq, spec, spec.former_group) == 1, "a table of another catalog may have no other group"
 
 
 def test_only_the_table_of_the_topic_is_dropped(mq: LocalBroker, warehouse: dict[str, str]) -> None:

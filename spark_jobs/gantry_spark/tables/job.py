@@ -455,13 +455,15 @@ class TableJob:
         start = {**known, **moved}
         end = limited(start, target, most)
         if end == known and next_marks(before, end, target, closed, now_ms)[0] == before:
+            self._take_schema(table)
             return None
         # A queue that had ended and takes messages again is another one; of one that does not, messages were lost.
         others = {q for q, ended in before.ended.items() if ended == known.get(q) and q not in closed}
         first = {queue: bound.first for queue, bound in target.items()}
         found = plan(start, end, first, others)
         if table is None and not found.ranges:
-            return None  # A schema may have to be inferred.
+            self._take_schema(None)
+            return None
         for loss in found.losses:
             logger.warning("%s", loss)
         shape, table = self._table(table, found.ranges)
@@ -580,6 +582,46 @@ class TableJob:
         check_parts(parse_parts(spec.partition_by), iceberg_schema(shape.arrow()))
         return shape, table
 
+    def _take_schema(self, table: Table | None) -> None:
+        """Compare the table with a specification that may have changed, and add the columns that it lacks. Raises
+        BadSchema, NotContinued.
+
+        Without a table compare only what is given: a schema that is inferred needs messages.
+        """
+        spec = self.spec
+        if table is None:
+            if spec.kind != "Inferred":
+                check_parts(parse_parts(spec.partition_by), iceberg_schema(spec.shape(spec.fields()).arrow()))
+            return
+        shape, _ = self._table(table, ())
+        if isinstance(table, ParquetTable):
+            changed = self._schema_properties(table, shape)
+            if changed:
+                table.commit([], table.summary, table.properties | changed, now_ms=_now_ms())
+            return
+        transaction = table.transaction()
+        self._set_schema(transaction, table, shape)
+        _commit(transaction, table)
+
+    def _schema_properties(self, table: Table | ParquetTable, shape: Shape) -> dict[str, str]:
+        """Return the properties by which a table keeps its schema, as far as they change."""
+        if shape.fields is None:
+            return {}
+        text = orjson.dumps(to_schema(shape.fields)).decode()
+        if table.properties.get(SCHEMA) == text:
+            return {}
+        more = {DEFINITION: self.spec.definition, MESSAGE: self.spec.message} if self.spec.definition else {}
+        return {SCHEMA: text, **more}
+
+    def _set_schema(self, transaction: Transaction, table: Table, shape: Shape) -> None:
+        """Add columns and set the properties of the schema. Raises BadSchema, NotContinued."""
+        if table.properties.get("commit.retry.num-retries") != "0":
+            name = ".".join(self.spec.identifier)
+            raise NotContinued(f"table {name}: set its property commit.retry.num-retries to 0, as it was made with")
+        _add_columns(transaction, table, shape)
+        if changed := self._schema_properties(table, shape):
+            transaction.set_properties(changed)
+
     def _check_settings(self, table: Table) -> None:
         """Raise BadSchema if a table was made with other settings."""
         spec = self.spec
@@ -681,16 +723,9 @@ class TableJob:
             return self._commit_parquet(table, shape, parts, properties, losses)
         transaction = table.transaction()
         files = [file for part in parts for file in part.files]
-        _add_columns(transaction, table, shape)
+        self._set_schema(transaction, table, shape)
         if lost := with_losses(table.properties, losses, _now_ms()):
             transaction.set_properties(lost)
-        if shape.fields is not None:
-            text = orjson.dumps(to_schema(shape.fields)).decode()
-            if table.properties.get(SCHEMA) != text:
-                more = {DEFINITION: self.spec.definition, MESSAGE: self.spec.message} if self.spec.definition else {}
-                transaction.set_properties({SCHEMA: text, **more})
-        if table.properties.get("commit.retry.num-retries") != "0":
-            raise NotContinued(f"table {name}: set its property commit.retry.num-retries to 0, as it was made with")
         if self.spec.partition_by and table.properties.get(_PLAIN_PATHS[0]) != _PLAIN_PATHS[1]:
             transaction.set_properties(dict([_PLAIN_PATHS, _HASHED_PATHS]))
         if not self.spec.staged:
@@ -725,10 +760,7 @@ class TableJob:
     ) -> int:
         files = [file for part in parts for file in part.files]
         own = table.properties | with_losses(table.properties, losses, _now_ms())
-        if shape.fields is not None:
-            own[SCHEMA] = orjson.dumps(to_schema(shape.fields)).decode()
-            if self.spec.definition:
-                own |= {DEFINITION: self.spec.definition, MESSAGE: self.spec.message}
+        own |= self._schema_properties(table, shape)
         placed = files
         if self.spec.partition_by and files:
             rows = pa.concat_tables([_read_file(table, file) for file in files])

@@ -238,10 +238,13 @@ class Run:
 
 
 def _delete_group(job: TableJob) -> None:
-    """Delete the consumer group of a table that was dropped: no drain shall wait for it."""
+    """Delete the consumer group of a table that was dropped: no drain shall wait for it.
+
+    The group that tables of all catalogs had together stays. For a table of another catalog that has not run since, it
+    may be the only one, and nothing here says whether there is such a table.
+    """
     try:
-        for group in (job.spec.table_group, job.spec.former_group):
-            job.cluster.delete_group(job.spec.topic, group)
+        job.cluster.delete_group(job.spec.topic, job.spec.table_group)
     except SourceError as error:
         logger.warning("consumer group %s stays, and a drain waits for it: %s", job.spec.table_group, error)
 
