@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -138,6 +139,17 @@ async def test_requests_that_wait_in_tasks_are_bounded_by_their_bytes(
     waits.set()
     await until(lambda: len(bench.wire.frames) == 20 and bench.parts.processor._bytes_in_tasks.taken == 0)
     assert (await bench.ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "G"})).code == 0
+
+
+async def test_requests_that_a_closed_broker_never_began_are_let_go(
+    bench: Bench, recwarn: pytest.WarningsRecorder
+) -> None:
+    for _ in range(3):
+        bench.give(bench.frame(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "G"}))
+    await bench.parts.processor.close()
+    await asyncio.sleep(0)
+    gc.collect()
+    assert [str(one.message) for one in recwarn if "never awaited" in str(one.message)] == []
 
 
 async def test_no_address_takes_all_places_of_requests_that_wait(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

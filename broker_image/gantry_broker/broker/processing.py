@@ -243,6 +243,7 @@ class RequestProcessor:
         tasks.add(task)
 
         def ended(task: asyncio.Task[None]) -> None:
+            result.close()  # A task that is cancelled before it begins awaits nothing.
             tasks.discard(task)
             if not polls:
                 self._task_places.give_back(owners)
