@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from gantry_operator.cluster.timestamps import utc
 from gantry_operator.platforms.local import control, topics
 from gantry_operator.platforms.local.client_facts import client_facts
 from gantry_operator.platforms.local.process import start_mark
@@ -266,6 +267,31 @@ async def test_a_frozen_slave_delays_writes_only_briefly(cluster: Cluster) -> No
     await check_account(cluster, load)
     cluster.until("it is in sync again", cluster.whole)
     assert cluster.members()[slave["name"]]["pid"] == slave["pid"], "a slave that was only frozen is not replaced"
+
+
+def test_a_condition_has_the_time_at_which_it_changed(cluster: Cluster) -> None:
+    """Also while nobody looks: what is in the file is from the supervisor."""
+    cluster.until("all members are in sync", cluster.whole)
+    slave = next(m for m in cluster.members().values() if m["role"] == "Slave")
+
+    def degraded() -> dict[str, str]:
+        kept = json.loads(cluster.folder.conditions.read_text())["conditions"]
+        return next(c for c in kept if c["type"] == "Degraded")
+
+    before = utc()
+    kill(slave["pid"], signal.SIGSTOP)
+    try:
+        cluster.until("it is noticed", lambda: degraded()["status"] == "True")
+        seen = utc()
+    finally:
+        kill(slave["pid"], signal.SIGCONT)
+    began = degraded()["lastTransitionTime"]
+    assert before <= began <= seen
+    cluster.until("its end is noticed", lambda: degraded()["status"] == "False")
+    ended = degraded()["lastTransitionTime"]
+    cluster.until("another second has begun", lambda: utc() > ended)
+    shown = {c["type"]: c for c in cluster.resource()["status"]["conditions"]}["Degraded"]
+    assert (shown["status"], shown["lastTransitionTime"]) == ("False", ended)
 
 
 async def test_a_switchover_shows_no_error_to_senders(cluster: Cluster) -> None:

@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from gantry_operator.cluster.timestamps import utc
 from gantry_operator.platforms.local.process import start_mark
 
 from tests.local.cluster import Cluster, Load, check_account, kill, one_group, running, take_down
@@ -30,7 +31,10 @@ def test_down_leaves_nothing_running_and_up_brings_the_messages_back(tmp_path: P
         gone = cluster.gantry("status", check=False)
         assert gone.returncode == 3
         assert "no local cluster is running" in gone.stderr
+        again = utc()
         cluster.up()
+        times = {c["type"]: c["lastTransitionTime"] for c in cluster.resource()["status"]["conditions"]}
+        assert min(times["Ready"], times["Available"]) >= again, "meanwhile it was not there"
         assert cluster.name_servers == addresses, "clients keep their configuration"
         cluster.gantry("consume", "Kept", "--group", "g", "--count", "20", "--timeout", "20", "-q")
         assert "is deleted" in cluster.gantry("down", "--delete-data").stdout

@@ -24,8 +24,12 @@ KEEP = 200
 class EventLog:
     """Appends events to a file and shows them. An equal event within a minute only increases a count in memory."""
 
-    def __init__(self, path: Path, show: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self, path: Path, show: Callable[[str], None] | None = None, added: Callable[[], None] = lambda: None
+    ) -> None:
+        """Open it. `added` is called after each event."""
         self._path = path
+        self._added = added
         self._show = show if show is not None else lambda line: print(line, file=sys.stdout, flush=True)
         self._lines = 0
         self._last: dict[tuple[str, str], float] = {}
@@ -53,6 +57,7 @@ class EventLog:
         # The terminal may be gone.
         with suppress(OSError, ValueError):
             self._show(f"{time.strftime('%H:%M:%S')}  {reason:<18} {message}")
+        self._added()
 
     @staticmethod
     def _is_cut(file: BinaryIO) -> bool:

@@ -71,9 +71,10 @@ class LocalPlatform:
         retake: Callable[[], None],
         bring_up: Callable[[], Awaitable[None]],
         part_changed: Callable[[], None],
+        news: Callable[[], None],
     ) -> None:
         """`trusted`: the authorities of the members' certificates. `retake`: take the manifest again, after a change of
-        its groups. `bring_up`: start the processes of the spec. `part_changed`: see `Platform`.
+        its groups. `bring_up`: start the processes of the spec. `part_changed`, `news`: see `Platform`.
         """
         self.folder = folder
         self.events = events
@@ -97,6 +98,7 @@ class LocalPlatform:
         self._controllers: Mapping[str, LedGroup] = {}
         self._retake = retake
         self._part_changed = part_changed
+        self._news = news
         self._bring_up = bring_up
 
     def use(self, controllers: Mapping[str, LedGroup]) -> None:
@@ -171,7 +173,7 @@ class LocalPlatform:
         self.events.add(event.kind, event.reason, event.message, about)
 
     def news(self) -> None:
-        """No one follows: commands ask."""
+        self._news()
 
     def part_changed(self) -> None:
         self._part_changed()

@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from gantry_broker import logs
-from gantry_broker.tasks import end_tasks
+from gantry_broker.tasks import end_tasks, set_within
 from pydantic import ValidationError
 
 from gantry_operator.api.annotations import FENCED
 from gantry_operator.api.cluster import BrokerCluster, with_fence
+from gantry_operator.api.status import BrokerClusterStatus
 from gantry_operator.cluster import wall_clock
 from gantry_operator.cluster.access_control import LOOK_S
 from gantry_operator.cluster.control import ClusterControl
@@ -35,6 +36,7 @@ from gantry_operator.platforms.local.certificates import (
     client_options,
 )
 from gantry_operator.platforms.local.client_facts import client_facts
+from gantry_operator.platforms.local.condition_times import ConditionTimes
 from gantry_operator.platforms.local.events import EventLog
 from gantry_operator.platforms.local.folder import ClusterFolder
 from gantry_operator.platforms.local.leaving_members import surplus_processes
@@ -51,6 +53,8 @@ from gantry_operator.platforms.local.verification import LocalVerification
 log = logging.getLogger(__name__)
 
 READY_POLL_S = 0.05
+START_S = 10.0
+"""Seconds after which the conditions of a cluster that is not ready are looked at."""
 CERTIFICATES_AGAIN_S = 30.0
 """Seconds until the next try to write certificates."""
 REQUESTED = "requested by gantry switchover"
@@ -64,18 +68,21 @@ class Supervisor:
         self, folder: ClusterFolder, cluster: BrokerCluster, show: Callable[[str], None] | None = None
     ) -> None:
         self.folder = folder
-        self.events = EventLog(folder.events, show)
+        self._condition_times = ConditionTimes(self._status)
+        self.events = EventLog(folder.events, show, self._condition_times.wake)
         self.ready = False
         self.not_ready = "starting"
         self._certificates = LocalCertificates(folder)
         trusted = self._certificates.trusted
         self.platform = LocalPlatform(
-            folder, cluster, self.events, trusted, self._retake, self._bring_up_again, self._part_changed
-        )
+            folder, cluster, self.events, trusted, self._retake, self._bring_up_again, self._part_changed,
+            self._condition_times.wake,
+        )  # fmt: skip
         self.control = ClusterControl(self.platform, StallCompensatedClock())
         self.control.take(cluster)
         self._tasks: set[asyncio.Task[None]] = set()
         self._stop = asyncio.Event()
+        self._was_ready = asyncio.Event()
         self._started_at = time.monotonic()
         self._ready_after_s = 0.0
 
@@ -96,12 +103,15 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._stop.set)
+        if self.folder.conditions.exists():
+            await self._condition_times.look()  # Before the start: what ended with the last supervisor is dated.
         self.bring_up(await asyncio.to_thread(acquire_port_lock))
         server = await control.serve(self.folder, self.handle)
         self.control.start()
         self._spawn(self._report_ready())
         self._spawn(self._renew_certificates())
         self._spawn(self._follow_users())
+        self._spawn(self._keep_condition_times())
         self._spawn(LocalVerification(self.folder, lambda: self.wanted, self.events).run())
         try:
             await self._stop.wait()
@@ -183,6 +193,13 @@ class Supervisor:
     def _recorded_running(self, name: str) -> bool:
         return load_record(self.folder.process(name)) is not None
 
+    async def _keep_condition_times(self) -> None:
+        await set_within(self._was_ready, START_S)  # The start has the processors first.
+        await self._condition_times.run()
+
+    async def _status(self) -> BrokerClusterStatus:
+        return (await local_status(self.folder)).status
+
     async def _follow_users(self) -> None:
         while True:
             self._look_at_files()
@@ -204,6 +221,7 @@ class Supervisor:
                 break
             await asyncio.sleep(READY_POLL_S)
         self.ready = True
+        self._was_ready.set()
         seconds = self._ready_after_s = time.monotonic() - self._started_at
         if not self.cluster.spec.hibernate:
             reads_only = self.control.sites.reads_only
