@@ -13,6 +13,7 @@ from gantry_operator.actions.target import Clients, LoggedRemarks, Remarks, Wher
 if TYPE_CHECKING:
     from gantry_operator.api.cluster import BrokerCluster
     from gantry_operator.cluster.live_watch import Source
+    from gantry_operator.cluster.network import Link
     from gantry_operator.cluster.volume import Volume
 
 
@@ -99,6 +100,11 @@ class KubernetesTarget:
             yield Clients(
                 await target.name_servers(), await target.super_user(), await target.client_tls(), target.group_names
             )
+
+    async def network(self, limit_ms: float) -> list[Link]:
+        from gantry_operator.cluster.network_look import look
+
+        return await look(self.live(), limit_ms)
 
     @asynccontextmanager
     async def live(self) -> AsyncIterator[Source]:

@@ -14,12 +14,15 @@ from gantry_operator.platforms.local.folder import ClusterFolder
 if TYPE_CHECKING:
     from gantry_operator.api.cluster import BrokerCluster
     from gantry_operator.cluster.live_watch import Source
+    from gantry_operator.cluster.network import Link
     from gantry_operator.cluster.volume import Volume
 
 SWITCHOVER_S: Final = 20.0
 ALIVE_S: Final = 1.0
 STATUS_S: Final = 6.0
 """A status takes at most a second for each of four steps."""
+NETWORK_S: Final = 8.0
+"""A member has five seconds to answer."""
 
 
 class LocalTarget:
@@ -164,6 +167,18 @@ class LocalTarget:
         from gantry_operator.platforms.local.live import live_source
 
         return live_source(self.folder)
+
+    async def network(self, limit_ms: float) -> list[Link]:
+        from gantry_operator.cluster.network import Link
+        from gantry_operator.platforms.local import control
+
+        try:
+            found = (await control.ask(self.folder, "network", NETWORK_S, limitMs=limit_ms))["links"]
+            return [Link(**link) for link in found]
+        except (control.ControlError, KeyError, TypeError):  # None answers, or it is of another version.
+            from gantry_operator.cluster.network_look import look
+
+            return await look(self.live(), limit_ms)
 
     @asynccontextmanager
     async def users(self) -> AsyncIterator[Any]:

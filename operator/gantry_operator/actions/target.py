@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from gantry_operator.api.cluster import BrokerCluster
     from gantry_operator.cluster.live_watch import Source
+    from gantry_operator.cluster.network import Link
     from gantry_operator.cluster.volume import Volume
 
 log = logging.getLogger(__name__)
@@ -116,6 +117,10 @@ class Target(Protocol):
 
     def live(self) -> AbstractAsyncContextManager[Source]:
         """Where a live view has its figures from, while the context is open."""
+        ...
+
+    async def network(self, limit_ms: float) -> list[Link]:
+        """Return what the members say of the network between them. A longer round trip is slow."""
         ...
 
     def resources(self) -> AbstractAsyncContextManager[Any]:

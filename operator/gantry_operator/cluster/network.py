@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
-from gantry_broker.contracts.models import MemberStatus
+if TYPE_CHECKING:  # A command that has the links needs no models.
+    from gantry_broker.contracts.models import MemberStatus
 
-from gantry_operator.cluster.live import MemberPlace
+    from gantry_operator.cluster.live import MemberPlace
 
 SILENT_MS: Final = 5_000
 """A follower that has not fetched for this long does not reach its leader: a held fetch comes back each second."""
@@ -66,7 +67,7 @@ def _leader(members: Sequence[MemberPlace], statuses: Mapping[str, MemberStatus 
     masters = [
         (status.epoch, place.name)
         for place in members
-        if isinstance(status := statuses[place.name], MemberStatus) and status.role == "Master"
+        if not isinstance(status := statuses[place.name], str) and status.role == "Master"
     ]
     return max(masters, default=(0, ""))[1]
 
@@ -75,7 +76,7 @@ def _pair(
     one: MemberPlace, other: MemberPlace, lead: str, statuses: Mapping[str, MemberStatus | str], limit_ms: float
 ) -> Link:
     if lead not in (one.name, other.name):
-        follower = next((p for p in (one, other) if isinstance(statuses[p.name], MemberStatus)), None)
+        follower = next((p for p in (one, other) if not isinstance(statuses[p.name], str)), None)
         if follower is None:
             return Link(one.name, other.name, "unknown", None, "neither of them answers")
         peer = other if follower is one else one
@@ -87,7 +88,7 @@ def _pair(
         )
     leader, follower = (one, other) if one.name == lead else (other, one)
     status = statuses[leader.name]
-    assert isinstance(status, MemberStatus)
+    assert not isinstance(status, str)
     seen = next((f for f in status.followers if f.member.member == follower.number), None)
     said = _as_the_follower_says(follower, leader, statuses, limit_ms)
     if said is not None and said.level == "bad":

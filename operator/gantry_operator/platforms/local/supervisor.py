@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from gantry_operator.cluster import wall_clock
 from gantry_operator.cluster.access_control import LOOK_S
 from gantry_operator.cluster.control import ClusterControl
 from gantry_operator.cluster.group_controller import GroupController, SwitchoverFailed
+from gantry_operator.cluster.network_look import look
 from gantry_operator.cluster.second_site import Refused
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
 from gantry_operator.platforms.local import control, topics
@@ -40,6 +42,7 @@ from gantry_operator.platforms.local.condition_times import ConditionTimes
 from gantry_operator.platforms.local.events import EventLog
 from gantry_operator.platforms.local.folder import ClusterFolder
 from gantry_operator.platforms.local.leaving_members import surplus_processes
+from gantry_operator.platforms.local.live import live_source
 from gantry_operator.platforms.local.manifest import load_saved, refuse_change, save_manifest
 from gantry_operator.platforms.local.platform import LocalPlatform
 from gantry_operator.platforms.local.port_claims import PortAllocationLock, acquire_port_lock
@@ -253,6 +256,8 @@ class Supervisor:
             return self._info()
         if op == "status":
             return {"resource": (await local_status(self.folder)).to_object()}
+        if op == "network":
+            return await self._network(float(arguments["limitMs"]))
         if op == "stop":
             self._stop.set()
             return {"stopping": True}
@@ -293,6 +298,12 @@ class Supervisor:
             "siteWaits": self.control.sites.waits,
             "describe": self.describe_ready() if self.ready else "",
         }
+
+    async def _network(self, limit_ms: float) -> dict[str, Any]:
+        try:
+            return {"links": [asdict(link) for link in await look(live_source(self.folder), limit_ms)]}
+        except (OSError, LookupError, ValueError) as error:
+            raise control.ControlError(str(error)) from None
 
     async def _site(self, op: str, arguments: dict[str, Any]) -> dict[str, Any]:
         accept_loss, timeout_s = bool(arguments.get("acceptLoss")), float(arguments["timeout"])
