@@ -85,7 +85,7 @@ class RollingChange:
         self.progress: dict[str, str] = {}
         """By group: the step that is being done or waited for."""
         self.joining: set[str] = set()
-        """Members added to a group that ran already, until they are in sync."""
+        """Members added to a group that ran already, and replaced ones, until they are in sync."""
         self._platform = platform
         self._controllers = controllers
         self._on_event = on_event
@@ -99,7 +99,7 @@ class RollingChange:
     @property
     def reason(self) -> str:
         """The steps in progress and the reasons of waits; empty: everything is as planned."""
-        joining = [f"{name} has not joined its group yet" for name in sorted(self.joining)]
+        joining = [f"{name} is not in sync yet" for name in sorted(self.joining)]
         return self._requested or "; ".join([*self.progress.values(), *joining])
 
     def start(self, reason: str) -> None:
@@ -204,6 +204,7 @@ class RollingChange:
             await self._platform.remove_member(group, state.name)
         else:
             self._on_event(Event("Normal", "ReplacingMember", f"{state.name}: {step.reason}", group))
+            self.joining.add(state.name)
             await self._platform.replace_member(group, state.name)
 
     def _note(self, group: str, step: Step) -> None:
