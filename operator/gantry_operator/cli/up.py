@@ -13,7 +13,6 @@ from typing import IO, Any
 
 from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.api.manifest import Documents
-from gantry_operator.api.proxy import Proxy
 from gantry_operator.api.user import BrokerUser
 from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.examples import QUICKSTART, examples
@@ -28,6 +27,7 @@ from gantry_operator.platforms.local.folder import (
     make_private,
     read_json,
 )
+from gantry_operator.platforms.local.proxies import with_proxies
 from gantry_operator.platforms.local.supervisor_lock import AlreadySupervised, take_lock
 from gantry_operator.registry.disk_errors import in_words
 
@@ -54,7 +54,7 @@ def up(
     cluster = documents.cluster
     if tls:
         cluster.spec.security.tls.mode = "Required"
-    _choose_proxies(cluster, proxies)
+    cluster = with_proxies(cluster, proxies)
     folder = default_folder(cluster.name) if directory is None else ClusterFolder(directory.expanduser().resolve())
     _refuse_foreign(folder, cluster, directory)
     supervised = control.supervisor_of(folder)
@@ -90,15 +90,6 @@ def up(
             )  # fmt: skip
     if wait:
         _wait_ready(folder, timeout, child)
-
-
-def _choose_proxies(cluster: BrokerCluster, wanted: int | None) -> None:
-    if wanted is None and cluster.spec.proxy is None:
-        wanted = 1
-    if wanted is not None:
-        # No autoscaler runs on one machine.
-        changed = {"replicas": wanted, "autoscaling": None}
-        cluster.spec.proxy = (cluster.spec.proxy or Proxy()).model_copy(update=changed)
 
 
 def default_manifest(directory: Path | None) -> Path:

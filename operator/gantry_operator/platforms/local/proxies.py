@@ -1,13 +1,30 @@
-"""The proxies of a local cluster: whether they answer."""
+"""The proxies of a local cluster: how many there are, and whether they answer."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gantry_operator.api.proxy import Proxy
+
 if TYPE_CHECKING:
+    from gantry_operator.api.cluster import BrokerCluster
     from gantry_operator.cluster.member_http import httpx
 
 READY_S = 1.0
+
+
+def with_proxies(cluster: BrokerCluster, wanted: int | None = None) -> BrokerCluster:
+    """Return a cluster as `gantry up` runs it. `wanted`: proxies, whatever the manifest says; None: as it says, and one
+    if it says nothing.
+    """
+    if wanted is None and cluster.spec.proxy is None:
+        wanted = 1
+    if wanted is None:
+        return cluster
+    # No autoscaler runs on one machine.
+    changed = {"replicas": wanted, "autoscaling": None}
+    proxy = (cluster.spec.proxy or Proxy()).model_copy(update=changed)
+    return cluster.model_copy(update={"spec": cluster.spec.model_copy(update={"proxy": proxy})})
 
 
 async def why_no_proxy(client: httpx.AsyncClient, url: str) -> str:
