@@ -83,7 +83,7 @@ def test_users_come_and_change() -> None:
     ("call", "words"),
     [
         (lambda users: created(users, "x y", {"password": KEY}), "name"),
-        (lambda users: created(users, "x", {"password": "hidden"}), "keys"),
+        (lambda users: created(users, "x", {"password": "hidden"}), "the password must have 8"),
         (lambda users: created(users, "x", {}), "password is absent"),
         (lambda users: created(users, "x", {"password": KEY, "userType": "King"}), "userType is 'King'"),
         (lambda users: updated(users, "x", {"password": KEY}), "not exist"),

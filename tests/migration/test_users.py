@@ -90,13 +90,13 @@ def test_users_of_5_come_with_keys_and_rules() -> None:
 @pytest.mark.parametrize(
     ("found", "name", "why"),
     [
-        (read_plain(account("a", secretKey="short")), "a", "8 to 256 characters"),
+        (read_plain(account("a", secretKey="short")), "a", "secretKey must have 8 to 256 characters"),
         (read_plain(account("a", secretKey=None)), "a", "secretKey is absent"),
         (read_plain(account("a b")), "a b", "accessKey must have"),
         (read_plain(account("a", topicPerms=["x=ALL"])), "a", "has no permission of"),
         (read_plain("text"), "account 0", "is not a mapping"),
         (read_plain(account("admin")), "admin", "every cluster of Gantry has a super user of this name"),
-        (read_managed([user("a", password="short")], []), "a", "8 characters"),
+        (read_managed([user("a", password="short")], []), "a", "the password must have 8 to 256 characters"),
         (read_managed([user("a", password=None)], None), "a", "the password is absent"),
         (read_managed(["text"], []), "user 0", "no JSON object"),
         (read_managed([user("a")], [acl("a", entry("Namespace:x", "Pub"))]), "a", "the resource is 'Namespace:x'"),
@@ -108,6 +108,7 @@ def test_users_of_5_come_with_keys_and_rules() -> None:
 def test_who_has_no_counterpart_is_left_out_whole_and_named(found: Found, name: str, why: str) -> None:
     assert not found.users
     assert why in found.left_out[name]
+    assert f"({name})" not in found.left_out[name], "its name has a column"
     assert [row["comes"] for row in lines(found)] == [False]
 
 

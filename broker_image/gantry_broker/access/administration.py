@@ -33,6 +33,8 @@ def _changed(user: User, **values: Any) -> User:
 
 def _text(error: ValidationError) -> str:
     first = error.errors()[0]
+    if first["loc"][:1] == ("keys",):
+        return "the password must have 8 to 256 characters"
     return f"{'.'.join(str(part) for part in first['loc']) or 'the value'}: {first['msg']}"
 
 

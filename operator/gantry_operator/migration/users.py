@@ -74,7 +74,7 @@ def plain(body: bytes) -> Found:
         try:
             users[name] = account_user(name, account)
         except ValueError as error:
-            left_out[name] = str(error).removeprefix(f"{name}: ")
+            left_out[name] = str(error).removeprefix(f"{name} ({name}): ").removeprefix(f"{name}: ")
         else:
             if account.get("whiteRemoteAddress"):
                 notes.append(f"whiteRemoteAddress of {name}: with Gantry a request from there needs a signature, too")
