@@ -78,3 +78,31 @@ async def test_new_topics_are_registered_alone_and_all_topics_after_a_restart(
         await bench.parts.registrar.close()
         await bench.close()
         await server.close()
+
+
+async def test_the_leader_registers_again_where_a_sources_nameserver_has_dropped_it(
+    tmp_path: Path, make_bench: Callable[..., Bench]
+) -> None:
+    """RocketMQ's drops an address with the connection that has registered it last: perhaps a former leader's."""
+    server = NameServer(NameServerSettings("ns", "127.0.0.1", 0, 0, None, [], cluster="demo", registration_port=0))
+    await server.start()
+    bench = make_bench(tmp_path / "b", source_name_servers=[f"127.0.0.1:{server.registration_port}"])
+    bench.client._membership = Membership(Identity("demo", "demo-a", 0), None)
+    await bench.lead()
+    registrar, routes, requests = bench.parts.registrar, server.service.routes, server.service.requests
+    registrar.start()
+    try:
+        await until(routes.has_master)
+        await until(lambda: RequestCode.QUERY_DATA_VERSION in requests)
+        registered = requests[RequestCode.REGISTER_BROKER]
+        (entry,) = routes.groups["demo-a"].entries.values()
+        assert routes.connection_lost(entry.registration.source, registrar._clock.now_ms())
+        await until(lambda: requests[RequestCode.REGISTER_BROKER] > registered)
+        await until(routes.has_master)
+        asked, registered = requests[RequestCode.QUERY_DATA_VERSION], requests[RequestCode.REGISTER_BROKER]
+        await until(lambda: requests[RequestCode.QUERY_DATA_VERSION] > asked + 1)
+        assert requests[RequestCode.REGISTER_BROKER] == registered, "a NameServer that has it gets no topics again"
+    finally:
+        await registrar.close()
+        await bench.close()
+        await server.close()

@@ -4,6 +4,10 @@ The leader registers under the group's address as brokerId 0 (under its own whil
 its own. A refusal by a NameServer changes nothing here: anyone may have registered there before. Gantry's own fields:
 `gantryEpoch` keeps a former leader out of its successor's route, `gantryMember` identifies a member in all roles, and
 `gantryAddresses` are the addresses that each extra listener of the NameServer gives to its clients.
+
+NameServers of RocketMQ, at which the leader of a migrated cluster registers too, know no members. They drop an address
+when the connection ends by which it was registered last, and that may be a former leader's: one that was frozen
+registers once more before it sees its successor. So the leader asks them once a second whether they have its address.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from gantry_broker.protocol.bodies import DataVersion, TopicConfig
 from gantry_broker.protocol.codes import ACCESS_VERSION, CONTROL_TOPIC, GantryCode, Perm, RequestCode, ResponseCode
 from gantry_broker.protocol.digits import whole_number
 from gantry_broker.protocol.frame import Frame
-from gantry_broker.protocol.headers import Long, RegisterBrokerHeader, UnregisterBrokerHeader
+from gantry_broker.protocol.headers import Long, QueryDataVersionHeader, RegisterBrokerHeader, UnregisterBrokerHeader
 from gantry_broker.protocol.limits import SMALL_BODY
 from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.tasks import end_tasks, set_within
@@ -46,6 +50,8 @@ REGISTERED_S: Final = 1.0
 """The longest time in seconds that a change of a topic waits for slow NameServers. It waits for no failing one."""
 RETRY_S: Final = 1.0
 """Time until the next attempt after a failed one; brokers and NameServers may start in any order."""
+ASK_S: Final = 1.0
+"""Time between two questions to a source's NameServer whether it has the leader's address."""
 
 
 MOST_CHANGES: Final = 400
@@ -183,7 +189,34 @@ class Registrar:
                     done.set_result(None)
             if self._closing:
                 return
-            await set_within(wanted, delay)
+            if address in self._sources:
+                await self._until_lacking(address, wanted, delay)
+            else:
+                await set_within(wanted, delay)
+
+    async def _until_lacking(self, address: str, wanted: asyncio.Event, delay: float) -> None:
+        """Wait until the next registration at a source's NameServer is due, or the NameServer lacks this leader."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + delay
+        while (left := until - loop.time()) > 0 and not await set_within(wanted, min(left, ASK_S)):
+            try:
+                if self._role.leading and not await self._is_listed(address):
+                    return
+            except RemotingError:
+                return  # The next registration says what is wrong.
+
+    async def _is_listed(self, address: str) -> bool:
+        """Return whether a NameServer of RocketMQ has this leader's address, by a request of RocketMQ's own brokers.
+        Raises RemotingError.
+        """
+        if address not in self.last_ok_ms or RELEASED in self._meta.working.marks:
+            return True  # It is to have none.
+        leaving = self._leaving()
+        header = QueryDataVersionHeader(leaving.brokerName, leaving.brokerAddr, leaving.clusterName, leaving.brokerId)
+        body = orjson.dumps(self._meta.working.topic_version.to_json())
+        frame = Frame(RequestCode.QUERY_DATA_VERSION, ext=header.ext(), body=body)
+        answer = await self._client_of(address).request(address, frame, TIMEOUT_S)
+        return answer.ext.get("changed") != "true"
 
     def _header(self, body: bytes, since: DataVersion | None = None) -> RegisterBrokerHeader:
         config = self._config
