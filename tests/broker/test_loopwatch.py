@@ -55,7 +55,7 @@ async def test_a_blocked_loop_is_counted_and_logged_with_its_line(caplog: pytest
     held = [i for i, said in enumerate(caplog.messages) if "_hold < " in said]
     assert held, caplog.messages
     said, after = caplog.messages[held[0] : held[0] + 2]
-    assert "has stood still for 0." in said
+    assert re.search(r"has stood still for \d+\.\d+ s", said)
     assert "test_loopwatch.py:" in said
     assert re.fullmatch(r"the event loop stood still for (0\.[4-9]|[1-9]\.\d) s", after)
 
