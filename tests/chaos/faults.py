@@ -357,13 +357,21 @@ async def kill_alone(scene: Scene, step: Step) -> None:
 
 
 async def _store_fails(scene: Scene, step: Step, said: str, how: str, delay_s: float = 0.0) -> None:
-    """Let the object store fail until the faults are healed. Senders of a whole group notice nothing."""
+    """Let the object store fail until the faults are healed. Senders of a whole group whose master they reach notice
+    nothing.
+    """
     assert scene.cluster.store is not None
     scene.say(said)
     scene.cluster.store.fail(how, delay_s)
-    if await scene.cluster.whole():
+    if await scene.cluster.whole() and await _is_reached(scene):
         await scene.sends_again()
     await asyncio.sleep(step.seconds)
+
+
+async def _is_reached(scene: Scene) -> bool:
+    """Whether no fault before this one still keeps clients from the master."""
+    master = await scene.cluster.master()
+    return master is not None and not (scene.links.is_cut(CLIENTS, master) or scene.links.is_cut(master, CLIENTS))
 
 
 async def store_away(scene: Scene, step: Step) -> None:
