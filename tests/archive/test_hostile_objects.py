@@ -14,9 +14,10 @@ from typing import Any
 import orjson
 import pytest
 import zstandard
-from gantry_broker.archive import restore
+from gantry_broker.archive import chain, restore
 from gantry_broker.archive.chain import Archive, Identity
 from gantry_broker.archive.errors import ArchiveError, Damaged
+from gantry_broker.archive.inspection import prune
 from gantry_broker.archive.manifest import MAX_ENTRY, MAX_PART, WHOLE_EVERY, follow
 from gantry_broker.archive.numbers import MAX_LISTS
 from gantry_broker.archive.objects import Location, ObjectStore
@@ -25,6 +26,7 @@ from gantry_broker.archive.tiered import TieredLog
 from gantry_broker.archive.verified import Verification
 
 from tests.archive.test_tiered import Tiers, filled
+from tests.archive.test_topic_restore import Log
 
 Place = tuple[str | int, ...]
 BEYOND = (2**63, 2**64 - 1)
@@ -235,3 +237,23 @@ def test_an_object_that_grew_is_not_read_for_a_restore(tiers: Tiers, tmp_path: P
             restore.restore(tiers.archive.group("a"), tiers.state, restore.Target(), tmp_path / "store")
     finally:
         tiers.objects.objects[name] = before
+
+
+def test_a_manifest_that_no_reader_would_take_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Log(tmp_path)
+    monkeypatch.setattr(chain, "MAX_ENTRY", 8_000)
+
+    def grow() -> None:
+        for _ in range(WHOLE_EVERY):
+            log.put("T", 0, 150)
+            log.upload()
+
+    with pytest.raises(ArchiveError, match="the limit is 8000: remove old ones with `gantry archive prune"):
+        grow()
+    group = log.archive.group("a")
+    state = group.load()
+    assert len(state.parts) > 20
+    log.archive.objects.now_ms = 2 * log.now  # type: ignore[attr-defined]
+    prune(log.archive, group, state, 0, 2 * log.now)
+    log.upload()
+    assert group.load().end == log.store.log.end

@@ -5,6 +5,8 @@ groups/a/manifest/000000000001.json        entries of the manifest of group a
 groups/a/parts/START-END-EPOCH-RANDOM.gar  ranges of its log
 groups/a/clock/RANDOM                      exists for a moment: its time shows the store's clock
 groups/a/verified/NUMBER.json              what a verification found; the highest number counts
+
+An object with another name was put there by a person or another program. It is ignored, and nothing removes it.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import hashlib
 import logging
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -22,7 +24,7 @@ from gantry_broker.archive import manifest
 from gantry_broker.archive.errors import ArchiveError, Damaged, Fenced, Missing, Overtaken, Unavailable
 from gantry_broker.archive.manifest import MAX_ENTRY, WHOLE_EVERY, Change, Owner, Part, State
 from gantry_broker.archive.numbers import read_json, write_json
-from gantry_broker.archive.objects import Objects
+from gantry_broker.archive.objects import Found, Objects
 from gantry_broker.archive.sealing import SEALED, Plain, Sealer
 from gantry_broker.archive.segment import Directory, RangeReader
 from gantry_broker.archive.verified import MAX_SIZE, Verification
@@ -36,6 +38,10 @@ VERSION: Final = 1
 IDENTITY: Final = "identity/"
 GROUPS: Final = "groups/"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_PART: Final = re.compile(r"[0-9]{20}-[0-9]{20}-[0-9]{16}-[0-9a-f]{12}\.gar")
+_CLOCK: Final = re.compile(r"[0-9a-f]{12}")
+MAX_STRANGERS: Final = 100
+"""Names of other objects that are remembered, so that the log has each of them once."""
 MAX_PROBES: Final = 10_000
 """Entries behind those in the listing that are looked for one by one."""
 MAX_IDENTITY_TEXT: Final = 1_024
@@ -91,7 +97,7 @@ class Identity:
             if version != VERSION:
                 raise ArchiveError(f"{name}: it has format version {version!r}, this program reads version {VERSION}")
             number, at_ms = value["number"], value["atMs"]
-            if type(number) is not int or number != _number(name) or not 1 <= number <= MAX_IDENTITY:
+            if type(number) is not int or not 1 <= number <= MAX_IDENTITY or name != _identity_name(number):
                 raise ValueError(f"number {plausible.shown(number)}")
             plausible.offset("atMs", at_ms)
             texts = {field: value[field] for field in ("uid", "cluster", "reason", "token", "keyId")}
@@ -102,22 +108,56 @@ class Identity:
         return cls(number, texts["uid"], texts["cluster"], at_ms, texts["reason"], texts["token"], texts["keyId"])
 
 
+class _Folder:
+    """A folder of an archive: it lists those of its objects that have a name of the archive's own."""
+
+    def __init__(self, objects: Objects, strangers: set[str], prefix: str) -> None:
+        """`strangers`: names of other objects that the log has named."""
+        self._objects = objects
+        self._strangers = strangers
+        self._prefix = prefix
+
+    def numbered(self, digits: int, after: str = "") -> Iterator[tuple[int, Found]]:
+        """Yield the objects whose names are numbers of so many digits, in any order. Raises ArchiveError."""
+        for found in self._objects.list(self._prefix, after):
+            number = whole_number(found.name.removeprefix(self._prefix).removesuffix(".json"), 1)
+            if number is not None and found.name == f"{self._prefix}{number:0{digits}d}.json":
+                yield number, found
+            else:
+                self._note(found.name)
+
+    def named(self, pattern: re.Pattern[str]) -> Iterator[tuple[str, Found]]:
+        """Yield the objects whose names below the folder match, in any order. Raises ArchiveError."""
+        for found in self._objects.list(self._prefix):
+            name = found.name.removeprefix(self._prefix)
+            if pattern.fullmatch(name):
+                yield name, found
+            else:
+                self._note(found.name)
+
+    def _note(self, name: str) -> None:
+        if name not in self._strangers and len(self._strangers) < MAX_STRANGERS:
+            self._strangers.add(name)
+            log.warning("the archive: %s is none of its objects, and is ignored", repr(name))
+
+
 class Archive:
     """An archive behind an object store."""
 
     def __init__(self, objects: Objects, sealer: Sealer | None = None) -> None:
         self.objects = objects
         self.sealer: Sealer = sealer or Plain()
+        self._strangers: set[str] = set()
+
+    def folder(self, prefix: str) -> _Folder:
+        return _Folder(self.objects, self._strangers, prefix)
 
     # Identity
 
     def identity(self) -> Identity | None:
         """Return the newest identity; None: the archive is new. Raises ArchiveError."""
-        newest = None
-        for found in self.objects.list(IDENTITY):
-            newest = found.name
-        number = 0 if newest is None else _number(newest)
-        identity = None if newest is None else self._identity(newest)
+        number = max((n for n, _ in self.folder(IDENTITY).numbered(8)), default=0)
+        identity = self._identity(_identity_name(number)) if number else None
         for _ in range(MAX_PROBES):  # The listing may lag behind.
             number += 1
             name = _identity_name(number)
@@ -186,8 +226,9 @@ class Archive:
 
     def groups(self) -> list[str]:
         """Return the names of the groups. Raises ArchiveError."""
-        found = {f.name.split("/")[1] for f in self.objects.list(GROUPS) if f.name.count("/") == 3}
-        return sorted(found)
+        paths = (found.name.split("/") for found in self.objects.list(GROUPS))
+        names = {p[1] for p in paths if len(p) == 4 and p[2] in ("manifest", "parts")}
+        return sorted(name for name in names if _NAME.fullmatch(name))
 
     def group(self, name: str) -> GroupArchive:
         """Return the archive of a group. Raises ArchiveError for an impossible name."""
@@ -203,7 +244,11 @@ class GroupArchive:
         self.name = name
         self._objects = archive.objects
         self.sealer = archive.sealer
-        self._prefix = f"{GROUPS}{name}/"
+        self._prefix = prefix = f"{GROUPS}{name}/"
+        self._manifest = archive.folder(f"{prefix}manifest/")
+        self._parts = archive.folder(f"{prefix}parts/")
+        self._clocks = archive.folder(f"{prefix}clock/")
+        self._results = archive.folder(f"{prefix}verified/")
 
     # Manifest
 
@@ -230,11 +275,9 @@ class GroupArchive:
         raise ArchiveError(f"group {self.name}: its manifest has over {MAX_PROBES} entries that no listing has")
 
     def _load_from_listing(self) -> State:
-        names = [f.name for f in self._objects.list(f"{self._prefix}manifest/")]
-        numbers = [_number(name) for name in names]
-        if not numbers:
+        newest = max((n for n, _ in self._manifest.numbered(12)), default=0)
+        if newest == 0:
             return State()
-        newest = numbers[-1]
         begin = newest - newest % WHOLE_EVERY or 1
         state: State | None = None
         for n in range(begin, newest + 1):
@@ -250,7 +293,7 @@ class GroupArchive:
         """Whether there are entries behind `n`. If entry `n + 1` is not one of them, `forget_entries` has removed it: a
         member that knew `n` last has slept since, and must not write at a number that was used.
         """
-        return next(iter(self._objects.list(f"{self._prefix}manifest/", after=self._entry(n))), None) is not None
+        return any(found > n for found, _ in self._manifest.numbered(12, after=self._entry(n)))
 
     def append(self, state: State, change: Change, epochs: Sequence[EpochStart]) -> None:
         """Write the entry that leads to `state`. Raises Overtaken when another entry has its number, or had it until it
@@ -259,6 +302,11 @@ class GroupArchive:
         It reads the entry back: a store that only says that it has written it is found out.
         """
         data = manifest.encode(state, change, epochs)
+        if len(data) > MAX_ENTRY:  # No reader would take it, nor any entry behind it.
+            raise ArchiveError(
+                f"group {self.name}: its manifest would have {len(data)} bytes for {len(state.parts)} objects, the "
+                f"limit is {MAX_ENTRY}: remove old ones with `gantry archive prune --older-than`"
+            )
         name = self._entry(state.n)
         self._objects.create(name, data)
         try:
@@ -278,7 +326,7 @@ class GroupArchive:
         before `before_ms` of the store's clock. A list that lags by less shows entries from which all are there.
         Returns how many. Raises ArchiveError.
         """
-        entries = [(_number(found.name), found) for found in self._objects.list(f"{self._prefix}manifest/")]
+        entries = list(self._manifest.numbered(12))
         keep = max((n for n, found in entries if n % WHOLE_EVERY == 0 and found.modified_ms < before_ms), default=0)
         forgotten = [found.name for n, found in entries if n < keep]
         for name in forgotten:
@@ -346,12 +394,8 @@ class GroupArchive:
         store's clock: uploads that were broken off, and parts that were replaced. Raises ArchiveError.
         """
         known = {p.name for p in state.parts}
-        found = []
-        for item in self._objects.list(f"{self._prefix}parts/"):
-            name = item.name.rpartition("/")[2]
-            if name not in known and item.modified_ms < before_ms:
-                found.append(name)
-        return found
+        listed = self._parts.named(_PART)
+        return [name for name, found in listed if name not in known and found.modified_ms < before_ms]
 
     def clock_ms(self) -> int:
         """Return the store's time, Unix ms: what is removed because of its age is removed by this clock, since a
@@ -368,9 +412,8 @@ class GroupArchive:
 
     def forget_clocks(self, before_ms: int) -> None:
         """Remove what `clock_ms` wrote before this time and could not remove. Raises ArchiveError."""
-        for found in self._objects.list(f"{self._prefix}clock/"):
-            if found.modified_ms < before_ms:
-                self._objects.delete(found.name)
+        for name in [found.name for _, found in self._clocks.named(_CLOCK) if found.modified_ms < before_ms]:
+            self._objects.delete(name)
 
     # Verifications
 
@@ -403,9 +446,7 @@ class GroupArchive:
 
     def _verifications(self) -> list[int]:
         """Return the numbers of the results that the listing has, in order."""
-        names = [found.name for found in self._objects.list(f"{self._prefix}verified/")]
-        numbers = ((whole_number(name.rpartition("/")[2].removesuffix(".json")), name) for name in names)
-        return sorted(n for n, name in numbers if n is not None and self._verification(n) == name)
+        return sorted(n for n, _ in self._results.numbered(16))
 
     def _verification(self, number: int) -> str:
         return f"{self._prefix}verified/{number:016d}.json"
@@ -474,12 +515,3 @@ def take_over(
 
 def _identity_name(number: int) -> str:
     return f"{IDENTITY}{number:08d}.json"
-
-
-def _number(name: str) -> int:
-    """Return the number in a name. Raises Damaged."""
-    text = name.rpartition("/")[2].removesuffix(".json")
-    number = whole_number(text)
-    if number is None:
-        raise Damaged(f"{name}: it is no object of an archive")
-    return number

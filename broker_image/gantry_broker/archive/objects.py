@@ -94,7 +94,7 @@ class Objects(Protocol):
         ...
 
     def list(self, prefix: str, after: str = "") -> Iterator[Found]:
-        """Yield the objects below a prefix that ends with a slash, in the order of names, from behind `after` on."""
+        """Yield the objects below a prefix that ends with a slash, in any order, those with names behind `after`."""
         ...
 
     def delete(self, name: str) -> None:
@@ -197,13 +197,12 @@ class ObjectStore:
             return obstore.list(store, prefix, offset=after or None, chunk_size=1_000)
 
         stream = self._call(first, f"list {prefix}", new=True)
-        found: list[Found] = []
         while True:
             page = self._call(lambda _: next(iter(stream), None), f"list {prefix}", new=True)
             if page is None:
-                break
-            found += [Found(o["path"], int(o["size"]), int(o["last_modified"].timestamp() * 1000)) for o in page]
-        yield from sorted(found)
+                return
+            for o in page:
+                yield Found(o["path"], int(o["size"]), int(o["last_modified"].timestamp() * 1000))
 
     def delete(self, name: str) -> None:
         import obstore
