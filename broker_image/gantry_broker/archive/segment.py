@@ -353,7 +353,9 @@ class SegmentWriter:
         return blocks + sum(len(queue.rows) for queue in self._queues.values()) + len(self._keys)
 
     def finish(self) -> tuple[bytes, Directory]:
-        """Return the whole object and its directory."""
+        """Return the whole object and its directory. It frees what it has put into the object as it goes: the writer
+        is used up.
+        """
         out: list[bytes] = [MAGIC]
         size = len(MAGIC)
 
@@ -368,15 +370,20 @@ class SegmentWriter:
         for start, end, low, high, stored in self._added:
             at, length, crc = put(stored if isinstance(stored, bytes) else stored.result())
             blocks.append(Block(start, end, at, length, crc, low, high))
+        self._added.clear()
         queues: dict[tuple[str, int], Piece] = {}
-        for (topic, queue_id), queue in self._queues.items():
+        for topic, queue_id in list(self._queues):
+            queue = self._queues.pop((topic, queue_id))
             name = topic.decode("utf-8", "surrogateescape")
             columns = archived_columns(bytes(queue.rows))
             stored = self._stored(columns, _context(self.start, f"piece {name} {queue_id}", 0))
             queues[name, queue_id] = Piece(queue.first, queue.count, *put(stored))
+            del columns, queue
         by_hash = archived_keys(bytes(self._keys))
+        self._keys.clear()
         rows = len(by_hash) // _KEY_ROW
         keys = Keys(rows, *put(self._stored(by_hash, _context(self.start, "keys", 0))))
+        del by_hash
         directory = Directory(
             self.start,
             self.end,
