@@ -8,7 +8,13 @@ import time
 from pathlib import Path
 
 import pytest
-from gantry_broker.archive.restore import _LogFiles
+from gantry_broker.archive.chain import Archive
+from gantry_broker.archive.errors import Missing
+from gantry_broker.archive.inspection import prune
+from gantry_broker.archive.objects import Location, ObjectStore
+from gantry_broker.archive.restore import Target, _LogFiles, restore
+
+from tests.archive.test_topic_restore import Log
 
 SEGMENT = 64
 NAMES = [f"{base:020d}" for base in range(0, 5 * SEGMENT, SEGMENT)]
@@ -71,3 +77,28 @@ def write_and_flush(folder: Path, done: list[str]) -> None:
         files.write(0, bytes(3 * SEGMENT))
         files.flush(lambda: done.append("mark"))
         files.flushed()
+
+
+def test_a_restore_goes_on_after_retention_removed_what_it_needs(tmp_path: Path) -> None:
+    """docs/archive.md says so."""
+    log = Log(tmp_path / "log")
+    log.archive = log.archiver._archive = Archive(ObjectStore(Location((tmp_path / "bucket").as_uri())))
+    group = log.archiver._group = log.archive.group("a")
+    for _ in range(6):
+        log.put("T", 0, 100)
+        log.upload()
+    state, folder = group.load(), tmp_path / "restored"
+
+    def retain(fetched: int) -> None:
+        if fetched > state.parts[0].size:
+            prune(log.archive, group, group.load(), 0, 1 << 50)
+
+    with pytest.raises(Missing, match="there is no such object"):
+        restore(group, state, Target(), folder, progress=retain)
+    left = group.load()
+    assert state.start < left.start
+    assert restore(group, left, Target(), folder) == left.end == log.store.log.end
+    [name] = os.listdir(folder / "commitlog")
+    assert int(name) == left.start
+    [(_, data)] = log.store.log.chunks(left.start, left.end)
+    assert (folder / "commitlog" / name).read_bytes()[: len(data)] == data
