@@ -38,6 +38,7 @@ from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
 
 from benchmarks.rig.gantry import Cluster
+from benchmarks.rig.processes import peak
 from tests.archive.s3 import s3_server
 from tests.archive.test_topic_restore import Log
 
@@ -72,8 +73,7 @@ def timed(work: Callable[[], Any]) -> tuple[float, float]:
 
 def largest_mib() -> float:
     """The largest resident set of this program; getrusage has that of the process before it began this program."""
-    words = Path("/proc/self/status").read_text().split()
-    return int(words[words.index("VmHWM:") + 1]) / 1024
+    return peak(os.getpid()) / 2**20
 
 
 def measure(mib: int, folder: Path) -> dict[str, Any]:

@@ -7,7 +7,9 @@ A store is filled with messages of some hours ago, and copied. One broker of one
 one archives it to a real S3 server (versitygw on loopback), and retention removes it from the local disk. Then one
 connection per queue pulls the backlog from its beginning, 32 messages at a time, as clients do: first the local one.
 A line for each tenth: messages a second, the broker's CPU time for each, its resident memory. What is read from the
-archive is fetched at 64 MiB/s at most, which is the default. The last line compares both.
+archive is fetched at 64 MiB/s at most, which is the default. The line of each place has the broker's memory before its
+backlog is read, the largest of the tenths, and the largest since its start, `rss_peak_mib`: for the archive, also while
+it uploads.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from gantry_broker.store.types import Put, StoreConfig
 from benchmarks.archive_senders import archive_on
 from benchmarks.backlog import QUEUES, TOPIC, Tenth, drain, make_topic
 from benchmarks.rig.gantry import single, status
-from benchmarks.rig.processes import exit_on_sigterm, until, usage
+from benchmarks.rig.processes import exit_on_sigterm, peak, until, usage
 from benchmarks.rig.target import Target
 from benchmarks.rig.wire import Wire
 from tests.archive.s3 import s3_server
@@ -80,8 +82,10 @@ def remove_locally(target: Target, end: int) -> None:
         until("the backlog is in the archive only", is_removed, REMOVED_S, [])
 
 
-def measure(messages: int, size: int, folder: Path) -> Iterator[tuple[str, list[Tenth], float]]:
-    """Yield for each place: its name, the rows of its backlog, and the memory before, in MiB."""
+def measure(messages: int, size: int, folder: Path) -> Iterator[tuple[str, list[Tenth], float, float]]:
+    """Yield for each place: its name, the rows of its backlog, the memory before, and the most since the broker's
+    start, in MiB.
+    """
     local, kept = folder / "local", folder / "kept"
     fill(local / "demo-a-0", messages, size)
     shutil.copytree(local / "demo-a-0", kept / "demo-a-0")
@@ -89,13 +93,13 @@ def measure(messages: int, size: int, folder: Path) -> Iterator[tuple[str, list[
     with single(local, {**SETTINGS, "fileReservedTime": 72}) as target:
         make_topic(target.broker_address, TOPIC)
         before = usage(target.broker_pids[0]).rss / 2**20
-        yield "local disk", drain(target, messages), before
+        yield "local disk", drain(target, messages), before, peak(target.broker_pids[0]) / 2**20
     shutil.rmtree(local)
     with s3_server(folder) as server, single(kept, SETTINGS, archive=archive_on(server, folder)) as target:
         make_topic(target.broker_address, TOPIC)
         remove_locally(target, end)
         before = usage(target.broker_pids[0]).rss / 2**20
-        yield "archive", drain(target, messages), before
+        yield "archive", drain(target, messages), before, peak(target.broker_pids[0]) / 2**20
 
 
 def main() -> int:
@@ -106,12 +110,12 @@ def main() -> int:
     exit_on_sigterm()
     messages = options.messages // QUEUES * QUEUES
     with tempfile.TemporaryDirectory(prefix="archive-reads-") as folder:
-        for name, rows, before in measure(messages, options.size, Path(folder)):
+        for name, rows, before, most in measure(messages, options.size, Path(folder)):
             rates, costs = [row.per_second for row in rows], [row.cpu_us for row in rows]
             print(json.dumps({
                 "from": name, "messages": messages, "per_second": round(10 / sum(1 / rate for rate in rates)),
                 "cpu_us": round(sum(costs) / 10, 2), "rss_before_mib": round(before, 1),
-                "rss_mib": max(row.rss_mib for row in rows),
+                "rss_mib": max(row.rss_mib for row in rows), "rss_peak_mib": round(most, 1),
             }), flush=True)  # fmt: skip
     return 0
 

@@ -36,6 +36,12 @@ def usage(pid: int) -> Usage:
     return Usage((int(stat[11]) + int(stat[12])) / _TICKS, int(stat[21]) * _PAGE)
 
 
+def peak(pid: int) -> int:
+    """Return the largest resident set of a process since its start, in bytes. Raises OSError when it is gone."""
+    words = Path(f"/proc/{pid}/status").read_text().split()
+    return int(words[words.index("VmHWM:") + 1]) << 10
+
+
 def busy_s() -> float:
     """CPU seconds of all processes of this machine since its start."""
     words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
