@@ -470,14 +470,15 @@ def test_a_clock_that_is_ahead_removes_nothing(quick_dir: Path) -> None:
     world.run(150)
     before = world.settle()
     assert len(before.parts) > 1
-    world.objects.create("groups/a/parts/remains.gar", b"an upload that was broken off a moment ago")
+    remains = f"groups/a/parts/{0:020}-{9:020}-{1:016}-0123456789ab.gar"
+    world.objects.create(remains, b"an upload that was broken off a moment ago")
     world.now += 10 * 365 * 24 * 3_600_000
     archiver = world.archivers[world.leader]
     archiver._cleaned = archiver._compared = 0.0
     for _ in range(3):
         world.step(world.leader)
     assert world.group.load().start == before.start
-    assert "groups/a/parts/remains.gar" in world.objects.objects
+    assert remains in world.objects.objects
     inspection.prune(world.archive, world.group, before, 600_000, world.now)
     assert world.group.load().start == before.start
     world.objects.now_ms = world.now
@@ -485,7 +486,7 @@ def test_a_clock_that_is_ahead_removes_nothing(quick_dir: Path) -> None:
     for _ in range(3):
         world.step(world.leader)
     assert world.group.load().start > before.start, "now it is old by both clocks"
-    assert "groups/a/parts/remains.gar" not in world.objects.objects
+    assert remains not in world.objects.objects
     assert not [name for name in world.objects.objects if "/clock/" in name]
 
 
