@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import random
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fastavro
@@ -272,6 +274,46 @@ def test_a_drain_waits_for_a_table_that_has_nothing_yet(mq: LocalBroker, warehou
         with pytest.raises(Exception, match="unable to open database file"):
             TableJob(spec, None).run()
         assert group_of_table(mq, spec) == offset
+
+
+@pytest.mark.parametrize(
+    ("mode", "step"), [("Append", "plan"), ("Upsert", "plan"), ("Append", "write"), ("Upsert", "commit")]
+)
+async def test_a_failover_within_a_commit_repeats_no_message_and_misses_none(
+    make_group: MakeGroup, warehouse: dict[str, str], mode: str, step: str
+) -> None:
+    group = await make_group(2)
+    await group.lead(0)
+    await group.registered()
+    loop, chance = asyncio.get_running_loop(), random.Random(step)
+    servers: Any = SimpleNamespace(name_servers=group.name_server)
+    async with Admin(group.name_server) as admin:
+        await admin.create_topic("Orders", queues=2)
+    sent: list[tuple[str, bytes]] = []
+
+    def more(count: int) -> None:
+        some = [(chance.choice("abc"), json.dumps({"id": chance.choice([1, "x"])}).encode()) for _ in range(count)]
+        send(servers, "Orders", some)
+        sent.extend(some)
+
+    async def fail_over() -> None:
+        await group.all_in_sync()
+        await group.members[0].kill()
+        await group.lead(1, [1])
+
+    def after(name: str) -> None:
+        if name == step and not failed_over:
+            failed_over.append(name)
+            asyncio.run_coroutine_threadsafe(fail_over(), loop).result()
+            more(10)
+
+    failed_over: list[str] = []
+    spec = TableSpec("Orders", group.name_server, warehouse, mode=mode, kind="JsonSchema", schema=SCHEMA, per_commit=20)
+    await asyncio.to_thread(more, 60)
+    job = TableJob(spec, None, after)
+    await asyncio.to_thread(one_at_a_time, job)
+    assert failed_over == [step]
+    check(job, sent)
 
 
 async def test_a_table_whose_user_may_not_acknowledge_goes_on_and_says_so(
