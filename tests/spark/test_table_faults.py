@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import random
@@ -21,14 +22,17 @@ from gantry_broker.contracts.table_runs import RunOrder, TableOrder
 from gantry_broker.testing import LocalBroker
 from gantry_spark.errors import SourceError
 from gantry_spark.tables import fields as fields_module
+from gantry_spark.tables import job as job_module
 from gantry_spark.tables import library
 from gantry_spark.tables import rows as rows_module
 from gantry_spark.tables.decoders import as_field, decoder
 from gantry_spark.tables.fields import BadSchema, Rejected, Values, convert, infer, parse_schema, unknown_fields
 from gantry_spark.tables.job import SchemaProposed, TableJob, TableSpec, ends_of, open_catalog
 from gantry_spark.tables.maintenance import Rules, maintain, now_ms
+from gantry_spark.tables.offsets import NotContinued
 from gantry_spark.tables.parquet import ParquetTable
 from gantry_spark.tables.run import Run, reason_of
+from pyiceberg.types import LongType
 
 from tests.spark.test_authentication import ADMIN, secured
 from tests.spark.test_table_care import AVRO, avro, descriptors
@@ -108,6 +112,40 @@ def test_a_column_that_another_engine_takes_away_comes_back(
     assert len(rows_of(job, spec.identifier)) == 2
     maintain(job.find(), Rules(now_ms(), 0, 3_600_000), ends_of)
     assert len(rows_of(job, spec.identifier)) == 2, "a row whose time was taken away is not an old one"
+
+
+@pytest.mark.parametrize("mode", ["Append", "Upsert"])
+@pytest.mark.parametrize("fields", [{}, {"total": {"type": "number"}}], ids=["rows", "rows and a column"])
+def test_a_column_that_another_engine_adds_within_a_commit_stays(
+    mq: LocalBroker, warehouse: dict[str, str], monkeypatch: pytest.MonkeyPatch, mode: str, fields: dict[str, Any]
+) -> None:
+    spec = spec_of(mq, warehouse, mode=mode, kind="JsonSchema", schema=SCHEMA)
+    send(mq, spec.topic, [("a", b'{"id": 1}')])
+    one_at_a_time(TableJob(spec, None))
+    real, added = job_module._commit, False
+
+    def late(transaction: Any, table: Any) -> None:
+        nonlocal added
+        if not added:
+            added = True
+            other = TableJob(spec, None).find()
+            assert other is not None
+            with other.update_schema() as update:
+                update.add_column("theirs", LongType())
+        real(transaction, table)
+
+    monkeypatch.setattr(job_module, "_commit", late)
+    send(mq, spec.topic, [("b", b'{"id": 2}')])
+    spec = replace(spec, schema=wide(**fields))
+    with contextlib.suppress(NotContinued):  # Or it is made on top of the other one.
+        TableJob(spec, None).run()
+    one_at_a_time(TableJob(spec, None))
+    table = TableJob(spec, None).find()
+    assert table is not None
+    assert {"theirs", *fields} <= set(table.schema().column_names)
+    assert sorted((r["id"], r["theirs"]) for r in rows_of(TableJob(spec, None), spec.identifier)) == [
+        (1, None), (2, None),
+    ]  # fmt: skip
 
 
 def test_what_another_engine_makes_impossible_is_said(mq: LocalBroker, warehouse: dict[str, str]) -> None:
