@@ -124,8 +124,8 @@ class Aggregator:
         transaction = batch.column("transaction").dictionary_encode()
 
         def is_(kind: str) -> Any:
-            found = pc.fill_null(pc.equal(transaction.dictionary_decode(), kind), False)
-            return found.cast(pa.int64())
+            equal = pc.fill_null(pc.equal(transaction.dictionary_decode(), kind), False)
+            return equal.cast(pa.int64())
 
         table = pa.table(
             {
@@ -227,9 +227,9 @@ class Aggregator:
             yield from self._batches("bitmap", pa.concat_tables(self._bitmaps))
         self._counts, self._keys, self._sizes, self._bitmaps, self._key_rows = [], [], [], [], 0
 
-    def damage(self, found: Damage) -> Any:
+    def damage(self, damage: Damage) -> Any:
         """Return a damaged range as a row."""
-        table = pa.table({"phys": [found.start], "bytes": [found.end - found.start], "reason": [found.reason]})
+        table = pa.table({"phys": [damage.start], "bytes": [damage.end - damage.start], "reason": [damage.reason]})
         return next(self._batches("damage", table))
 
     def end(self, of: EndChecksum) -> Any:
@@ -289,18 +289,18 @@ class AggregatesReader(DataSourceReader):
         last: EndChecksum | None = None
         try:
             with log.open(part.segment) as source:
-                for found in scan(source, part.range, self.options.verify, names=property_names(_READ)):
-                    at = max(at, found.end)
-                    if isinstance(found, Damage):
+                for piece in scan(source, part.range, self.options.verify, names=property_names(_READ)):
+                    at = max(at, piece.end)
+                    if isinstance(piece, Damage):
                         if self.where.matches_all:
-                            yield aggregator.damage(found)
+                            yield aggregator.damage(piece)
                         continue
-                    last = end_checksum(found)
-                    keep = self.where.matching_rows(found)
-                    wanted = found if keep is None else found.where(keep)
-                    batch = batch_of(log.name, aggregator.segment, wanted, _READ, schema, RecordFilter())
+                    last = end_checksum(piece)
+                    keep = self.where.matching_rows(piece)
+                    counted = piece if keep is None else piece.where(keep)
+                    batch = batch_of(log.name, aggregator.segment, counted, _READ, schema, RecordFilter())
                     if batch is not None:
-                        aggregator.add(batch, wanted.store_ms)
+                        aggregator.add(batch, counted.store_ms)
                     if aggregator.should_flush:
                         yield from aggregator.rows()
         except Expired as gone:

@@ -41,59 +41,61 @@ class Environment:
 
 def read_environment(logs: Sequence[Any], token_file: str | None) -> Environment:
     """Read the environment from the brokers, or from the files beside the log."""
-    found = Environment()
+    environment = Environment()
     for log in logs:
         if isinstance(log, DirectoryLog):
-            _from_directory(found, log)
+            _from_directory(environment, log)
         elif isinstance(log, RemoteLog):
-            _from_cluster(found, log, token_file)
-    return found
+            _from_cluster(environment, log, token_file)
+    return environment
 
 
-def _add(found: Environment, log: str, table: dict[tuple[str, str, int], int]) -> None:
-    found.offsets += [GroupOffset(group, log, topic, queue, offset) for (group, topic, queue), offset in table.items()]
+def _add(environment: Environment, log: str, table: dict[tuple[str, str, int], int]) -> None:
+    environment.offsets += [
+        GroupOffset(group, log, topic, queue, offset) for (group, topic, queue), offset in table.items()
+    ]
 
 
-def _from_directory(found: Environment, log: DirectoryLog) -> None:
+def _from_directory(environment: Environment, log: DirectoryLog) -> None:
     root: Path = log.files.root
     if log.files.unrelated:
         listed = ", ".join(log.files.unrelated[:5]) + (" and more" if len(log.files.unrelated) > 5 else "")
-        found.notes.append(f"{log.name}: ignored files, not part of the log: {listed}")
+        environment.notes.append(f"{log.name}: ignored files, not part of the log: {listed}")
     usage = shutil.disk_usage(root)
-    found.disks.append(Disk(log.name, usage.total, usage.free, f"{DEVICE_PREFIX}{root.stat().st_dev}"))
+    environment.disks.append(Disk(log.name, usage.total, usage.free, f"{DEVICE_PREFIX}{root.stat().st_dev}"))
     path = root / "config" / "consumerOffset.json"
     try:
         if not is_there(path):
-            found.notes.append(f"{log.name}: no {path.name} beside the log: the report has no consumer groups")
-            found.missing.append(f"consumer groups of {log.name}")
-            found.without_offsets.add(log.name)
+            environment.notes.append(f"{log.name}: no {path.name} beside the log: the report has no consumer groups")
+            environment.missing.append(f"consumer groups of {log.name}")
+            environment.without_offsets.add(log.name)
             return
-        _add(found, log.name, remoting.parse_offsets(path.read_bytes(), str(path)))
+        _add(environment, log.name, remoting.parse_offsets(path.read_bytes(), str(path)))
     except (OSError, SourceError) as error:
-        found.notes.append(f"{log.name}: {error}")
-        found.missing.append(f"consumer groups of {log.name}")
-        found.without_offsets.add(log.name)
+        environment.notes.append(f"{log.name}: {error}")
+        environment.missing.append(f"consumer groups of {log.name}")
+        environment.without_offsets.add(log.name)
 
 
-def _from_cluster(found: Environment, log: RemoteLog, token_file: str | None) -> None:
+def _from_cluster(environment: Environment, log: RemoteLog, token_file: str | None) -> None:
     """Each part by itself: one that cannot be read does not take the others with it."""
     try:
         master = fetch_status(log.master, token_file, log.trust)
         if master.disk is not None:
             machine = urlsplit(base_url(log.master)).hostname or ""
-            found.disks.append(Disk(log.name, master.disk.total_bytes, master.disk.free_bytes, machine))
+            environment.disks.append(Disk(log.name, master.disk.total_bytes, master.disk.free_bytes, machine))
     except SourceError as error:
-        found.notes.append(f"{log.name}: the disk is not known: {error}")
-        found.missing.append(f"disk of {log.name}")
+        environment.notes.append(f"{log.name}: the disk is not known: {error}")
+        environment.missing.append(f"disk of {log.name}")
     try:
         tables = fetch_tables(log.master, token_file, log.trust)
-        _add(found, log.name, tables.offsets)
-        for topic, said in tables.compacted.items():
-            before = found.compacted.get(topic, Compacted())
-            found.compacted[topic] = Compacted._make(map(add, before, said))
+        _add(environment, log.name, tables.offsets)
+        for topic, counts in tables.compacted.items():
+            before = environment.compacted.get(topic, Compacted())
+            environment.compacted[topic] = Compacted._make(map(add, before, counts))
     except SourceError as error:
-        found.notes.append(f"{log.name}: the lag of consumer groups is not known: {error}")
-        found.missing.append(f"consumer groups of {log.name}")
-        found.without_offsets.add(log.name)
+        environment.notes.append(f"{log.name}: the lag of consumer groups is not known: {error}")
+        environment.missing.append(f"consumer groups of {log.name}")
+        environment.without_offsets.add(log.name)
     if log.reserved_hours is not None:
-        found.reserved_hours = log.reserved_hours
+        environment.reserved_hours = log.reserved_hours

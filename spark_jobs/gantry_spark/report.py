@@ -164,9 +164,9 @@ def run(spark: SparkSession, job: Job) -> ReportResult:
         counts = incremental.counts() if part else rows.filter("kind = 'count'")
         rows, topics = _select_topics(rows, counts, job.topics)
         keys_at = f"reports/{name}/keys"
-        found = summarize(rows)
-        found.spans = queue_spans(counts) if part else found.queues
-        newest_by_key(rows, found.keys_span_blocks).write.mode("overwrite").parquet(store.url(keys_at))
+        results = summarize(rows)
+        results.spans = queue_spans(counts) if part else results.queues
+        newest_by_key(rows, results.keys_span_blocks).write.mode("overwrite").parquet(store.url(keys_at))
         keys = spark.read.parquet(escape_glob(store.url(keys_at)))
         environment = read_environment(logs, job.token_file)
         missing = _missing(logs)
@@ -179,7 +179,7 @@ def run(spark: SparkSession, job: Job) -> ReportResult:
             disks=environment.disks,
             offsets=with_unread_queues(
                 [o for o in environment.offsets if topics is None or o.topic in topics],
-                found.spans,
+                results.spans,
                 environment.without_offsets,
             ),
             log_bytes=incremental.log_bytes,
@@ -192,8 +192,8 @@ def run(spark: SparkSession, job: Job) -> ReportResult:
             hours=_bytes_by_hour(counts) if part else None,
         )
         logger.info("found the newest record of each key, counting by topic")
-        summarize_keys(found, rows, keys, now_ms - context.tombstone_ms, job.top, context.offsets, counts)
-        report = build(found, context)
+        summarize_keys(results, rows, keys, now_ms - context.tombstone_ms, job.top, context.offsets, counts)
+        report = build(results, context)
         if not report["totals"]["records"] and not report["damage"]["ranges"]:
             report["notes"].append("The report covers no record: the log has none, or none in the window.")
         report["run"] = name
@@ -204,8 +204,8 @@ def run(spark: SparkSession, job: Job) -> ReportResult:
         for folder in (f"reports/{name}/", ""):
             store.write(f"{folder}report.json", data)
             store.write(f"{folder}report.html", page.encode())
-        store.write(f"reports/{name}/hours.parquet", _table(found.hours, ("topic", "hour", *HOUR_COLUMNS)))
-        store.write(f"reports/{name}/queues.parquet", _table(found.queues, ("log", "topic", "queue_id", *SUMS)))
+        store.write(f"reports/{name}/hours.parquet", _table(results.hours, ("topic", "hour", *HOUR_COLUMNS)))
+        store.write(f"reports/{name}/queues.parquet", _table(results.queues, ("log", "topic", "queue_id", *SUMS)))
         _delete_old_reports(store, job.history)
         return ReportResult(report, page, None if job.out is None else out)
 
@@ -328,8 +328,8 @@ class IncrementalScan:
         rows = self._rows_of(chosen.complete)
         if chosen.partial and since_ms is not None:
             ranges: dict[str, list[tuple[int, int]]] = {}
-            for known in chosen.partial:
-                ranges.setdefault(known.log, []).append((known.segment, known.end))
+            for segment in chosen.partial:
+                ranges.setdefault(segment.log, []).append((segment.segment, segment.end))
             self.scanned += sum(b - a for spans in ranges.values() for a, b in spans)
             at = f"reports/{self.run}/partial/run={self.run}"
             self._count(ranges, since_ms, at)
@@ -339,7 +339,7 @@ class IncrementalScan:
     def _require_known_logs(self, previous: scan_state.State) -> None:
         """Drop the counts of a missing log, but fail if its brokers may only be unreachable."""
         unreachable = unreachable_warnings(self.logs)
-        gone = {known.log for known in previous.segments} - {log.name for log in self.logs}
+        gone = {segment.log for segment in previous.segments} - {log.name for log in self.logs}
         if unreachable and gone:
             raise SourceError(
                 f"the last run read log {min(gone)}, and none of its members answers: {'; '.join(unreachable)}"
@@ -425,10 +425,10 @@ class IncrementalScan:
         whole.write.mode("overwrite").partitionBy("kind").parquet(self.store.url(f"{ROWS_DIR}/run={name}"))
         return scan_state.merged(state, name)
 
-    def _clean(self, wanted: set[str]) -> None:
+    def _clean(self, valid_runs: set[str]) -> None:
         """Delete rows that are not valid: of failed or merged runs, and of expired segments."""
         for name in self.store.names(ROWS_DIR):
-            if name.startswith("run=") and name.removeprefix("run=") not in wanted:
+            if name.startswith("run=") and name.removeprefix("run=") not in valid_runs:
                 self.store.delete(f"{ROWS_DIR}/{name}")
 
 
@@ -436,12 +436,12 @@ def _first_times(log: Any) -> list[int]:
     """Return the store time of each segment's first record, listed or read; -1: no record begins there."""
     times = []
     for index, segment in enumerate(log.segments):
-        found = segment.first_ms if segment.first_ms > 0 else None
-        if found is None:
+        first_ms = segment.first_ms if segment.first_ms > 0 else None
+        if first_ms is None:
             whole = Range(segment.start, segment.limit, segment.limit, segment.end, index == len(log.segments) - 1)
             with contextlib.suppress(Expired), log.open(index) as source:
-                found = store_time_at(source, segment.start, whole)
-        times.append(-1 if found is None else found)
+                first_ms = store_time_at(source, segment.start, whole)
+        times.append(-1 if first_ms is None else first_ms)
     return times
 
 
@@ -485,17 +485,17 @@ def _end_checksums(
     A broker may truncate the filler with the records before it. None: that happened, and uncounted records are there.
     """
     by_key = _segments_by_key(logs)
-    found: dict[tuple[str, int], int | None] = {}
-    for known, data in _segment_ends(logs, segments):
-        before = known.records_end - known.checksum_start
-        if data is not None and crc32(data[:before]) != known.checksum:
+    checksums: dict[tuple[str, int], int | None] = {}
+    for segment, data in _segment_ends(logs, segments):
+        before = segment.records_end - segment.checksum_start
+        if data is not None and crc32(data[:before]) != segment.checksum:
             data = None
         # A damaged record stays damaged, so only a valid one means a truncation.
         if data is not None and _is_message(data[before:]):
-            log, index = by_key[known.log, known.segment]
-            data = None if _has_record(log, index, [known.records_end], verify) else data
-        found[known.log, known.segment] = None if data is None else crc32(data)
-    return found
+            log, index = by_key[segment.log, segment.segment]
+            data = None if _has_record(log, index, [segment.records_end], verify) else data
+        checksums[segment.log, segment.segment] = None if data is None else crc32(data)
+    return checksums
 
 
 def _is_message(header: bytearray) -> bool:
@@ -520,17 +520,17 @@ def _segment_ends(
 ) -> Iterator[tuple[scan_state.CountedSegment, bytearray | None]]:
     """Yield the existing segments with the bytes around the end of their last counted record; None: not available."""
     by_key = _segments_by_key(logs)
-    for known in segments:
-        if (known.log, known.segment) in by_key:
-            yield known, _end_bytes(*by_key[known.log, known.segment], known)
+    for segment in segments:
+        if (segment.log, segment.segment) in by_key:
+            yield segment, _end_bytes(*by_key[segment.log, segment.segment], segment)
 
 
-def _end_bytes(log: Any, index: int, known: scan_state.CountedSegment) -> bytearray | None:
-    data = bytearray(min(known.end, known.records_end + FILLER_HEADER_BYTES) - known.checksum_start)
-    if known.checksum_start + len(data) > log.segments[index].limit:
+def _end_bytes(log: Any, index: int, segment: scan_state.CountedSegment) -> bytearray | None:
+    data = bytearray(min(segment.end, segment.records_end + FILLER_HEADER_BYTES) - segment.checksum_start)
+    if segment.checksum_start + len(data) > log.segments[index].limit:
         return None
     with contextlib.suppress(Expired), log.open(index) as source:
-        if source.read_into(known.checksum_start, memoryview(data)) == len(data):
+        if source.read_into(segment.checksum_start, memoryview(data)) == len(data):
             return data
     return None
 

@@ -108,17 +108,17 @@ def _grouped(rows: Iterable[Row]) -> dict[str, list[Row]]:
     return result
 
 
-def _compacted(said: Compacted | None) -> dict[str, int] | None:
+def _compacted(counts: Compacted | None) -> dict[str, int] | None:
     """Return what the brokers' own compaction has done; None: they do not compact the topic, or it is not known."""
-    if said is None:
+    if counts is None:
         return None
     return {
-        "seenRecords": said.seen_records,
-        "seenBytes": said.seen_bytes,
-        "keptRecords": said.kept_records,
-        "keptBytes": said.kept_bytes,
-        "savedRecords": said.seen_records - said.kept_records,
-        "savedBytes": said.seen_bytes - said.kept_bytes,
+        "seenRecords": counts.seen_records,
+        "seenBytes": counts.seen_bytes,
+        "keptRecords": counts.kept_records,
+        "keptBytes": counts.kept_bytes,
+        "savedRecords": counts.seen_records - counts.kept_records,
+        "savedBytes": counts.seen_bytes - counts.kept_bytes,
     }
 
 
@@ -262,12 +262,12 @@ def _groups(summary: Summary, context: Context, compactable: Collection[str]) ->
         if g["oldest"] is not None:
             key = (g["group"], g["topic"])
             oldest[key] = min(oldest.get(key, g["oldest"]), g["oldest"])
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+    by_group: dict[tuple[str, str], dict[str, Any]] = {}
     for o in context.offsets:
         end = ends.get((o.log, o.topic, o.queue_id))
         if end is None or topic_kind(o.topic) == "system":
             continue
-        entry = found.setdefault(
+        entry = by_group.setdefault(
             (o.group, o.topic),
             {
                 "group": o.group,
@@ -281,27 +281,27 @@ def _groups(summary: Summary, context: Context, compactable: Collection[str]) ->
         entry["expiredUnreadRecords"] += max(0, end["min_qo"] - o.offset)
         if o.topic in compactable:
             entry["compactedUnreadRecords"] += compacted_unread.get((o.group, o.log, o.topic, o.queue_id), 0)
-    for (group, topic), entry in found.items():
+    for (group, topic), entry in by_group.items():
         unread = oldest.get((group, topic))
         entry["lagHours"] = 0.0 if unread is None else round(max(0, context.now_ms - unread) / HOUR_MS, 2)
     return sorted(
-        found.values(), key=lambda g: (-g["compactedUnreadRecords"], -g["lagRecords"], g["group"], g["topic"])
+        by_group.values(), key=lambda g: (-g["compactedUnreadRecords"], -g["lagRecords"], g["group"], g["topic"])
     )
 
 
 def _retries(topics: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return retries and dead letters by consumer group."""
-    found: dict[str, dict[str, Any]] = {}
+    by_group: dict[str, dict[str, Any]] = {}
     for topic in topics:
         for prefix, column in ((RETRY_PREFIX, "retries"), (DLQ_PREFIX, "deadLetters")):
             if topic["topic"].startswith(prefix):
                 group = topic["topic"][len(prefix) :]
-                entry = found.setdefault(
+                entry = by_group.setdefault(
                     group, {"group": group, "retries": 0, "retryBytes": 0, "deadLetters": 0, "deadLetterBytes": 0}
                 )
                 entry[column] += topic["records"]
                 entry["retryBytes" if column == "retries" else "deadLetterBytes"] += topic["bytes"]
-    return sorted(found.values(), key=lambda g: (-g["deadLetters"], -g["retries"], g["group"]))
+    return sorted(by_group.values(), key=lambda g: (-g["deadLetters"], -g["retries"], g["group"]))
 
 
 def _totals(topics: Sequence[Mapping[str, Any]]) -> dict[str, int]:

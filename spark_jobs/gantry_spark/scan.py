@@ -104,7 +104,7 @@ class _BlockReader:
 
 
 def scan(
-    source: LogBytes, wanted: Range, verify: bool = True, block: int = BLOCK, names: Sequence[str] = ()
+    source: LogBytes, part_range: Range, verify: bool = True, block: int = BLOCK, names: Sequence[str] = ()
 ) -> Iterator[Records | Damage]:
     """Yield blocks of records and damaged ranges in log order.
 
@@ -112,23 +112,23 @@ def scan(
     will ask for, which are cheapest found at once. Raises OSError if the bytes cannot be read.
     """
     blocks = _BlockReader(source, block)
-    base = wanted.start
-    reach = wanted.stop
-    while base < wanted.stop:
+    base = part_range.start
+    reach = part_range.stop
+    while base < part_range.stop:
         buf, filled = blocks.at(base, reach)
         short = base + filled < reach and filled < blocks.size
-        ended = short or base + filled >= wanted.limit
-        plain = plain_records(buf, filled, base, wanted.stop - base, verify, names)
+        ended = short or base + filled >= part_range.limit
+        plain = plain_records(buf, filled, base, part_range.stop - base, verify, names)
         if plain is not None:
             yield plain
             base = plain.end
-            if base >= wanted.stop or (ended and base == plain.base + filled):
+            if base >= part_range.stop or (ended and base == plain.base + filled):
                 return
             if plain.base + filled >= reach:
-                reach = wanted.limit
+                reach = part_range.limit
             continue
         whole = np.frombuffer(buf, dtype=np.uint8)[:filled]
-        starts, after = find_record_boundaries(buf, filled, wanted.stop - base)
+        starts, after = find_record_boundaries(buf, filled, part_range.stop - base)
         good, damage = check(whole, base, starts, verify)
         used = after
         if good is not None:
@@ -138,24 +138,24 @@ def scan(
             records = good.records(malformed)
             yield from _in_order(records, [d for d in damage if d.start < base + used])
         verdict = "more"
-        if base + used < wanted.stop:
-            verdict = _classify(buf, base, used, filled, wanted, ended)
+        if base + used < part_range.stop:
+            verdict = _classify(buf, base, used, filled, part_range, ended)
             if verdict == "more" and used < after:
                 verdict = "damage"
         if verdict == "filler":
             return
         if verdict == "damage":
             place = base + used
-            found = next_record(source, place + 1, wanted)
-            yield from _damage_from(source, place, found, wanted)
-            base = wanted.limit if found is None else found
-            if found is None or found >= wanted.segment_end or _is_filler(source, found, wanted):
+            next_start = next_record(source, place + 1, part_range)
+            yield from _damage_from(source, place, next_start, part_range)
+            base = part_range.limit if next_start is None else next_start
+            if next_start is None or next_start >= part_range.segment_end or _is_filler(source, next_start, part_range):
                 return
             continue
-        if base + used >= wanted.stop or (ended and used == filled):
+        if base + used >= part_range.stop or (ended and used == filled):
             return
         if base + filled >= reach:
-            reach = wanted.limit
+            reach = part_range.limit
         if used == 0 and filled == blocks.size:
             blocks.size = max(2 * filled, min(_size_at(buf, 0)[0], MAX_RECORD) + MIN_RECORD)
         base += used
@@ -171,10 +171,10 @@ def plain_records(
     if not COMPILED:
         return None
     data = memoryview(buf)[:filled]
-    end, rows, topics, found = record_rows(data, base, min(stop, filled), verify, [name.encode() for name in names])
+    end, rows, topics, columns = record_rows(data, base, min(stop, filled), verify, [name.encode() for name in names])
     if not end:
         return None
-    properties = {name: nullable_strings(*column) for name, column in zip(names, found, strict=True)}
+    properties = {name: nullable_strings(*column) for name, column in zip(names, columns, strict=True)}
     core = CoreColumns(data, strings(*topics), properties)
     whole = np.frombuffer(data, dtype=np.uint8)
     return Records(whole, base or 0, np.frombuffer(rows, dtype="<i8").reshape(ROW_COLUMNS, -1), core)
@@ -186,7 +186,7 @@ def _in_order(records: Records, damage: list[Damage]) -> Iterator[Records | Dama
         yield records
 
 
-def _classify(buf: Buffer, base: int, at: int, filled: int, wanted: Range, ended: bool) -> str:
+def _classify(buf: Buffer, base: int, at: int, filled: int, part_range: Range, ended: bool) -> str:
     """Return the reason for a stop at `at`: "more" (bytes are missing), "filler" (end of the segment) or "damage"."""
     left = filled - at
     if left < FILLER_HEADER_BYTES:
@@ -194,28 +194,28 @@ def _classify(buf: Buffer, base: int, at: int, filled: int, wanted: Range, ended
             return "more"
         return "more" if left == 0 else "damage"
     size, magic = _size_magic_at(buf, at)
-    if magic == MAGIC_BLANK and base + at + size == wanted.segment_end:
+    if magic == MAGIC_BLANK and base + at + size == part_range.segment_end:
         return "filler"
     if left < MIN_RECORD:
         return "damage" if ended else "more"
     plausible = (
         MIN_RECORD <= size <= MAX_RECORD
-        and base + at + size <= wanted.limit
+        and base + at + size <= part_range.limit
         and magic in (MAGIC_V1, MAGIC_V2)
         and _phys_at(buf, at + _PHYS_AT)[0] == base + at
     )
     return "more" if plausible and not ended else "damage"
 
 
-def _damage_from(source: LogBytes, place: int, found: int | None, wanted: Range) -> Iterator[Damage]:
+def _damage_from(source: LogBytes, place: int, next_start: int | None, part_range: Range) -> Iterator[Damage]:
     """Yield the damage from `place` to the next valid record, unless that range is unwritten space."""
-    end = wanted.limit if found is None else found
+    end = part_range.limit if next_start is None else next_start
     written = last_nonzero_end(source, place, end)
-    if found is not None:
+    if next_start is not None:
         yield Damage(place, end, "no records" if written is not None else "zeros between records")
     elif written is not None:
-        yield Damage(place, end if not wanted.last else written, "a torn tail" if wanted.last else "no records")
-    elif not wanted.last and wanted.limit == wanted.segment_end:
+        yield Damage(place, end if not part_range.last else written, "a torn tail" if part_range.last else "no records")
+    elif not part_range.last and part_range.limit == part_range.segment_end:
         yield Damage(place, end, "zeros before the end of the segment")
 
 
@@ -235,20 +235,20 @@ def last_nonzero_end(source: LogBytes, start: int, end: int) -> int | None:
     return result
 
 
-def next_record(source: LogBytes, start: int, wanted: Range, until: int | None = None) -> int | None:
+def next_record(source: LogBytes, start: int, part_range: Range, until: int | None = None) -> int | None:
     """Return the first offset in [start, until) at which a record or the segment's filler begins, or None."""
-    end = wanted.limit if until is None else min(until, wanted.limit)
+    end = part_range.limit if until is None else min(until, part_range.limit)
     at = start
     buf = bytearray(_WINDOW)
     while at < end:
-        got = source.read_into(at, memoryview(buf)[: min(_WINDOW, wanted.limit - at)])
+        got = source.read_into(at, memoryview(buf)[: min(_WINDOW, part_range.limit - at)])
         if got < FILLER_HEADER_BYTES:
             return None
         for candidate in _candidates(bytes(buf[:got])):
             offset = at + candidate - 4
             if offset >= end:
                 return None
-            if offset >= start and is_record(source, offset, wanted):
+            if offset >= start and is_record(source, offset, part_range):
                 return offset
         if got < _WINDOW:
             return None
@@ -269,28 +269,28 @@ def _candidates(data: bytes) -> Iterator[int]:
             blank = data.find(_BLANK_BYTES, blank + 1)
 
 
-def _is_filler(source: LogBytes, offset: int, wanted: Range) -> bool:
+def _is_filler(source: LogBytes, offset: int, part_range: Range) -> bool:
     raw = bytearray(FILLER_HEADER_BYTES)
     if source.read_into(offset, memoryview(raw)) < FILLER_HEADER_BYTES:
         return False
     size, magic = _size_magic_at(raw, 0)
-    return bool(magic == MAGIC_BLANK and offset + size == wanted.segment_end)
+    return bool(magic == MAGIC_BLANK and offset + size == part_range.segment_end)
 
 
-def is_record(source: LogBytes, offset: int, wanted: Range) -> bool:
+def is_record(source: LogBytes, offset: int, part_range: Range) -> bool:
     """Return whether a record with a valid structure, or the segment's filler, begins at `offset`."""
-    return _is_filler(source, offset, wanted) or is_good_record(source, offset, wanted, None)
+    return _is_filler(source, offset, part_range) or is_good_record(source, offset, part_range, None)
 
 
-def is_good_record(source: LogBytes, offset: int, wanted: Range, verify: bool | None) -> bool:
+def is_good_record(source: LogBytes, offset: int, part_range: Range, verify: bool | None) -> bool:
     """Return whether `scan` with this `verify` accepts a record at `offset`. None: ignore body and topic."""
     header = bytearray(MIN_RECORD)
-    if source.read_into(offset, memoryview(header)[: max(0, wanted.limit - offset)]) < MIN_RECORD:
+    if source.read_into(offset, memoryview(header)[: max(0, part_range.limit - offset)]) < MIN_RECORD:
         return False
     size, magic = _size_magic_at(header, 0)
     if magic not in (MAGIC_V1, MAGIC_V2) or _phys_at(header, _PHYS_AT)[0] != offset:
         return False
-    if not MIN_RECORD <= size <= MAX_RECORD or offset + size > wanted.limit:
+    if not MIN_RECORD <= size <= MAX_RECORD or offset + size > part_range.limit:
         return False
     raw = bytearray(size)
     if source.read_into(offset, memoryview(raw)) < size:
@@ -299,10 +299,10 @@ def is_good_record(source: LogBytes, offset: int, wanted: Range, verify: bool | 
     return checked is not None and bool(checked.structure[0]) and (verify is None or bool(checked.content[0]))
 
 
-def store_time_at(source: LogBytes, offset: int, wanted: Range) -> int | None:
+def store_time_at(source: LogBytes, offset: int, part_range: Range) -> int | None:
     """Return the store time of the record at `offset` in Unix milliseconds, or None if no record begins there."""
     header = bytearray(MIN_RECORD)
-    if source.read_into(offset, memoryview(header)[: max(0, wanted.limit - offset)]) < MIN_RECORD:
+    if source.read_into(offset, memoryview(header)[: max(0, part_range.limit - offset)]) < MIN_RECORD:
         return None
     fields = np.frombuffer(header, dtype=np.uint8)[: RECORD_HEADER.itemsize].view(RECORD_HEADER)[0]
     if int(fields["magic"]) not in (MAGIC_V1, MAGIC_V2) or int(fields["phys"]) != offset:
@@ -311,18 +311,18 @@ def store_time_at(source: LogBytes, offset: int, wanted: Range) -> int | None:
     return int(_phys_at(header, 56 + moved)[0])
 
 
-def store_time_after(source: LogBytes, offset: int, wanted: Range) -> int | None:
+def store_time_after(source: LogBytes, offset: int, part_range: Range) -> int | None:
     """Return the store time of the record that follows the one at `offset`, as `store_time_at`."""
     raw = bytearray(4)
     if source.read_into(offset, memoryview(raw)) < len(raw) or _size_at(raw, 0)[0] < MIN_RECORD:
         return None
-    return store_time_at(source, offset + _size_at(raw, 0)[0], wanted)
+    return store_time_at(source, offset + _size_at(raw, 0)[0], part_range)
 
 
-def last_boundary(source: LogBytes, wanted: Range, block: int = BLOCK) -> int:
+def last_boundary(source: LogBytes, part_range: Range, block: int = BLOCK) -> int:
     """Return the offset after the last valid record of a range: the present end of a log in use."""
-    end = wanted.start
-    for found in scan(source, wanted, verify=False, block=block):
-        if isinstance(found, Records) and len(found):
-            end = found.end
+    end = part_range.start
+    for piece in scan(source, part_range, verify=False, block=block):
+        if isinstance(piece, Records) and len(piece):
+            end = piece.end
     return end

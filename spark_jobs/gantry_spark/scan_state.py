@@ -49,7 +49,7 @@ class State:
 
     @property
     def runs(self) -> set[str]:
-        return {run for known in self.segments for run, _ in known.runs}
+        return {run for segment in self.segments for run, _ in segment.runs}
 
     def to_json(self) -> bytes:
         rows = [
@@ -129,13 +129,13 @@ def pending_scan(
     An expired segment is dropped. A segment is read again from its start if it is shorter than its counted part, begins
     with another record, or has another checksum: the end of the log was truncated and rewritten.
     """
-    known = {(k.log, k.segment): k for k in state.segments}
+    counted = {(k.log, k.segment): k for k in state.segments}
     kept: list[CountedSegment] = []
     ranges: dict[str, list[tuple[int, int]]] = {}
     for log in logs:
         spans: list[tuple[int, int]] = []
         for segment, first_ms in zip(log.segments, log.first_ms, strict=True):
-            have = known.get((log.log, segment.start))
+            have = counted.get((log.log, segment.start))
             if have is not None and (
                 have.end > segment.limit
                 or have.first_ms != first_ms
@@ -183,18 +183,20 @@ def advance(
             new = counted.get((log.log, segment.start))
             last = index == len(log.segments) - 1
             end = segment.limit if not last else max(new.end if new else 0, old.end if old else segment.start)
-            known = old or CountedSegment(
+            segment_state = old or CountedSegment(
                 log.log, segment.start, end, first_ms, -1, -1, (), segment.start, segment.start, crc32(b"")
             )
             if new is not None:
-                low = new.min_ms if known.min_ms < 0 else min(known.min_ms, new.min_ms)
-                known = replace(known, min_ms=low, max_ms=max(known.max_ms, new.max_ms), records_end=new.end)
-                known = replace(known, checksum_start=new.checksum_start, checksum=new.checksum)
+                low = new.min_ms if segment_state.min_ms < 0 else min(segment_state.min_ms, new.min_ms)
+                segment_state = replace(
+                    segment_state, min_ms=low, max_ms=max(segment_state.max_ms, new.max_ms), records_end=new.end
+                )
+                segment_state = replace(segment_state, checksum_start=new.checksum_start, checksum=new.checksum)
             unread_from = segment.start if old is None else old.end
             if unread_from < segment.limit:
-                known = replace(known, runs=(*known.runs, (run, end)))
-            places = (*known.damaged, *(at for at in damaged.get((log.log, segment.start), ()) if at < end))
-            result.append(replace(known, end=end, damaged=places))
+                segment_state = replace(segment_state, runs=(*segment_state.runs, (run, end)))
+            places = (*segment_state.damaged, *(at for at in damaged.get((log.log, segment.start), ()) if at < end))
+            result.append(replace(segment_state, end=end, damaged=places))
     return State(tuple(result))
 
 

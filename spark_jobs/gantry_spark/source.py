@@ -195,35 +195,35 @@ class ExpiredPartition(InputPartition):
         self.damage = Damage(start, end, "expired before the read")
 
 
-def read_parts(partition: InputPartition, wanted: StructType, where: RecordFilter, options: Options) -> Iterator[Any]:
+def read_parts(partition: InputPartition, columns: StructType, where: RecordFilter, options: Options) -> Iterator[Any]:
     """Yield the batches of one partition."""
     if isinstance(partition, ExpiredPartition) and options.damage_rows:
         lost = partition.damage
-        batch = damage_batch(partition.log, lost.start, lost, wanted.fieldNames(), arrow_schema(wanted), where)
+        batch = damage_batch(partition.log, lost.start, lost, columns.fieldNames(), arrow_schema(columns), where)
         if batch is not None:
             yield batch
     if isinstance(partition, LogPartition):
         for part in partition.parts:
-            yield from _read(partition.log, part, wanted, where, options)
+            yield from _read(partition.log, part, columns, where, options)
 
 
 def _read(
-    log: Any, part: partitioning.LogRange, wanted: StructType, where: RecordFilter, options: Options
+    log: Any, part: partitioning.LogRange, row_type: StructType, where: RecordFilter, options: Options
 ) -> Iterator[Any]:
-    columns, schema = wanted.fieldNames(), arrow_schema(wanted)
+    columns, schema = row_type.fieldNames(), arrow_schema(row_type)
     names = property_names(columns)
     segment = log.segments[part.segment].start
     at = part.range.start
     try:
         with log.open(part.segment) as source:
-            for found in scan(source, part.range, options.verify, names=names):
-                at = max(at, found.end)
-                if isinstance(found, Damage):
+            for piece in scan(source, part.range, options.verify, names=names):
+                at = max(at, piece.end)
+                if isinstance(piece, Damage):
                     if not options.damage_rows:
                         continue
-                    batch = damage_batch(log.name, segment, found, columns, schema, where)
+                    batch = damage_batch(log.name, segment, piece, columns, schema, where)
                 else:
-                    batch = batch_of(log.name, segment, found, columns, schema, where)
+                    batch = batch_of(log.name, segment, piece, columns, schema, where)
                 if batch is not None:
                     yield batch
     except Expired as gone:
@@ -242,14 +242,14 @@ def partitions_of(options: Options, where: RecordFilter) -> list[InputPartition]
     gone = {name for name, spans in (options.ranges or {}).items() if spans} - {log.name for log in logs}
     if gone:
         raise SourceError(f"log {min(gone)} is no longer available")
-    found: list[InputPartition] = []
+    partitions: list[InputPartition] = []
     total = sum(s.limit - s.start for log in logs for s in log.segments)
     target = options.partition_bytes or partitioning.partition_bytes_for(total, options.parallelism)
     for log in logs:
         within = None if options.ranges is None else options.ranges.get(log.name, [])
         parts = partitioning.plan_ranges(log, target, where, within, options.slack_ms)
-        found += [LogPartition(log, task) for task in partitioning.pack_tasks(parts, target)]
-    return found
+        partitions += [LogPartition(log, task) for task in partitioning.pack_tasks(parts, target)]
+    return partitions
 
 
 class CommitLogReader(DataSourceReader):
@@ -311,7 +311,7 @@ class CommitLogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return result
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
-        found: list[InputPartition] = []
+        partitions: list[InputPartition] = []
         logs = self.options.logs()
         gone = {name for name in end if end[name] != start.get(name)} - {log.name for log in logs}
         if gone:
@@ -324,13 +324,13 @@ class CommitLogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             lost = (start.get(log.name, first), min(first, end[log.name]))
             if lost[0] < lost[1]:
                 logger.warning("%s: bytes %d to %d expired before the stream read them", log.name, *lost)
-                found.append(ExpiredPartition(log.name, *lost))
+                partitions.append(ExpiredPartition(log.name, *lost))
             spans = [(begin, end[log.name])]
             size = end[log.name] - begin
             target = self.options.partition_bytes or partitioning.partition_bytes_for(size, self.options.parallelism)
             parts = partitioning.plan_ranges(log, target, RecordFilter(), spans, self.options.slack_ms)
-            found += [LogPartition(log, task) for task in partitioning.pack_tasks(parts, target)]
-        return found
+            partitions += [LogPartition(log, task) for task in partitioning.pack_tasks(parts, target)]
+        return partitions
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return read_parts(partition, self.schema, RecordFilter(), self.options)

@@ -36,8 +36,8 @@ MUTANTS = tuple(
             ("base_behind_the_first_part", log, "= stored.queue_offset", "= stored.queue_offset + 1"),
             (
                 "renewed_messages_expire", state,
-                "if offset not in queue.moved:\n                        found",
-                "if True:\n                        found",
+                "if offset not in queue.moved:\n                        expired",
+                "if True:\n                        expired",
             ),
             (
                 "handles_of_any_delivery", service,
@@ -60,7 +60,7 @@ MUTANTS = tuple(
             ("committed_offset_is_the_next_pop", log, "low = queue.lowest()", "low = queue.next"),
             (
                 "retry_arrivals_wake_nobody", service,
-                "or (topic != asked and request.order):", "or topic != asked:",
+                "or (topic != popped and request.order):", "or topic != popped:",
             ),
             (
                 "a_new_leaders_clock_goes_back", clock,

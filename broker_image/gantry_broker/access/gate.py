@@ -105,28 +105,28 @@ class _SignedUser:
 class Caller:
     """One connection. `address`: the peer's IP address."""
 
-    __slots__ = ("_again", "_known", "_policy", "address", "ends")
+    __slots__ = ("_again", "_policy", "_signed", "address", "ends")
 
     def __init__(self, address: str) -> None:
         self.address = address
         self.ends = False
         """No request of it counts any more, and it closes in a moment."""
         self._policy: Policy | None = None
-        self._known: dict[str, _SignedUser] = {}
+        self._signed: dict[str, _SignedUser] = {}
         self._again: dict[str, dict[int, Check]] = {}
 
     @property
     def user(self) -> str | None:
         """The first user that signed here under the policy in force; None: nobody has signed."""
-        return next(iter(self._known), None)
+        return next(iter(self._signed), None)
 
-    def known(self, policy: Policy) -> dict[str, _SignedUser]:
+    def signed_users(self, policy: Policy) -> dict[str, _SignedUser]:
         """Return the users that signed here under this policy."""
         if self._policy is not policy:
             self._policy = policy
-            self._known = {}
+            self._signed = {}
             self._again = {}
-        return self._known
+        return self._signed
 
     def again(self, policy: Policy | None) -> dict[str, dict[int, Check]]:
         """Return, by access key and code, the checks of requests like those that were allowed here under this policy.
@@ -134,7 +134,7 @@ class Caller:
         Where none of them passes, `Gate.check` decides.
         """
         if policy is not None:
-            self.known(policy)
+            self.signed_users(policy)
         return self._again
 
 
@@ -183,9 +183,9 @@ class Gate:
 
     def check(self, caller: Caller, frame: Frame, now: float, time_ms: int) -> Refused | None:
         """Return the refusal, or None. `now`: seconds of a monotonic clock; `time_ms`: Unix, for the audit log."""
-        found = self._check(caller, frame, now)
-        if found is not None:
-            self.refused[found.reason] = self.refused.get(found.reason, 0) + 1
+        refused = self._check(caller, frame, now)
+        if refused is not None:
+            self.refused[refused.reason] = self.refused.get(refused.reason, 0) + 1
             if frame.is_oneway:
                 self.dropped += 1
         elif frame.code not in ADMINISTRATIVE or self.mode == DISABLED:
@@ -193,13 +193,13 @@ class Gate:
         self.audit.write(
             now,
             time_ms,
-            reason="" if found is None else found.reason,
+            reason="" if refused is None else refused.reason,
             user=frame.ext.get(ACCESS_KEY),
             address=caller.address,
             code=frame.code,
-            resource=_named(frame, self._records) if found is None else found.resource,
+            resource=_named(frame, self._records) if refused is None else refused.resource,
         )
-        return found
+        return refused
 
     def takes_sends(self) -> bool:
         """Whether plain sends of one read may pass together: `passes` decides then."""
@@ -216,13 +216,13 @@ class Gate:
             return False
         if sends.user is None:
             return policy.mode == PERMISSIVE
-        known = caller.known(policy).get(sends.user)
-        if known is None or not known.user.enabled or known.user.quota is not None:
+        signed = caller.signed_users(policy).get(sends.user)
+        if signed is None or not signed.user.enabled or signed.user.quota is not None:
             return False
-        granted = known.granted.get(sends.code, ())
-        if not known.user.super and not all([topic[0] in granted for topic in sends.topics]):
+        granted = signed.granted.get(sends.code, ())
+        if not signed.user.super and not all([topic[0] in granted for topic in sends.topics]):
             return False
-        return known.keys.signed(sends.signed)
+        return signed.keys.signed(sends.signed)
 
     def _check(self, caller: Caller, frame: Frame, now: float) -> Refused | None:
         policy = self.policy
@@ -239,30 +239,30 @@ class Gate:
             name = ""
         if policy is None:
             return _NO_TABLE
-        all_known = caller.known(policy)
-        known = all_known.get(name)
-        user = policy.users.get(name) if known is None else known.user
+        signed_users = caller.signed_users(policy)
+        signed = signed_users.get(name)
+        user = policy.users.get(name) if signed is None else signed.user
         if not is_valid(ext, frame.body, user.keys if user is not None and user.enabled else ()) or user is None:
             return Refused(_NO_PERMISSION, WRONG, "signature", ends=self.guesses.too_many(caller.address, now))
-        if known is None:
+        if signed is None:
             if not self._enter(caller, user):
                 return Refused(
                     _BUSY, f"user {user.name} has {user.connections} connections, which is the limit", "connections"
                 )
-            if len(all_known) >= MAX_USERS:
+            if len(signed_users) >= MAX_USERS:
                 self.closed(caller)
-                all_known.clear()
+                signed_users.clear()
                 caller.again(policy).clear()
                 self._enter(caller, user)
-            known = all_known[name] = _SignedUser(user)
-            caller.again(policy)[name] = known.repeated
+            signed = signed_users[name] = _SignedUser(user)
+            caller.again(policy)[name] = signed.repeated
         if not user.super:
-            refused = self._without_right(caller, known, frame)
+            refused = self._without_right(caller, signed, frame)
             if refused is not None:
                 return refused
         if user.quota is None and not policy.topic_quotas:
             if frame.code in NAMES and frame.code not in ADMINISTRATIVE:
-                known.repeat(frame)
+                signed.repeat(frame)
             return None
         return self._over_quota(user, frame, now)
 
@@ -275,7 +275,7 @@ class Gate:
         ends = self.unsigned.too_many(caller.address, now)
         return Refused(_NO_PERMISSION, "the request is not signed", "anonymous", ends=ends)
 
-    def _without_right(self, caller: Caller, known: _SignedUser, frame: Frame) -> Refused | None:
+    def _without_right(self, caller: Caller, signed: _SignedUser, frame: Frame) -> Refused | None:
         names = NAMES.get(frame.code)
         named = None
         if names is not None:
@@ -284,31 +284,31 @@ class Gate:
             except KeyError:
                 pass  # an absent name counts as an empty one
             else:
-                if named in known.granted.get(frame.code, ()):
+                if named in signed.granted.get(frame.code, ()):
                     return None
         right = RIGHTS.get(frame.code)
         if right is None:
             return Refused(
-                _NO_PERMISSION, f"request {frame.code} is for super users, not for {known.user.name}", "permission"
+                _NO_PERMISSION, f"request {frame.code} is for super users, not for {signed.user.name}", "permission"
             )
         try:
             needs = right(frame, self._records)
         except (BodyError, BadField) as error:
             return Refused(int(ResponseCode.SYSTEM_ERROR), str(error), "malformed")
-        decisions = known.decisions
+        decisions = signed.decisions
         for need in needs:
             if len(need.name) > MAX_NAME or (not need.name and frame.code in PLACES):
-                return self._no_right(known.user, need, frame)
+                return self._no_right(signed.user, need, frame)
             allowed = decisions.get(need)
             if allowed is None:
                 if len(decisions) >= MAX_DECISIONS:
                     decisions.clear()
                 name = self.cluster if need.kind == "Cluster" else need.name
-                allowed = decisions[need] = known.user.may(need.kind, name, need.actions, caller.address)
+                allowed = decisions[need] = signed.user.may(need.kind, name, need.actions, caller.address)
             if not allowed:
-                return self._no_right(known.user, need, frame)
+                return self._no_right(signed.user, need, frame)
         if named is not None:
-            known.grant(frame.code, named)
+            signed.grant(frame.code, named)
         return None
 
     def _no_right(self, user: User, need: Need, frame: Frame) -> Refused:
@@ -333,7 +333,7 @@ class Gate:
         policy = self.policy
         if policy is None:
             return
-        for name in caller.known(policy):
+        for name in caller.signed_users(policy):
             connections = self._connections.get(name)
             if connections is not None:
                 connections.discard(caller)
@@ -349,11 +349,11 @@ class Gate:
             return True
         if policy is None:
             return False
-        users = [known.user for known in caller.known(policy).values()] if caller is not None else []
+        users = [signed.user for signed in caller.signed_users(policy).values()] if caller is not None else []
         if not users:
             return policy.mode == PERMISSIVE
-        wanted = tuple(actions)
-        return any(user.may(kind, name, wanted, caller.address) for user in users if caller is not None)
+        one_of = tuple(actions)
+        return any(user.may(kind, name, one_of, caller.address) for user in users if caller is not None)
 
     # ---- quotas
 

@@ -445,7 +445,7 @@ class ArchiveReads:
                 if self._loop.time() < self._away_until:
                     raise busy(self.error)
                 try:
-                    found = await self._in_thread(self._store_slots, partial(call, offline=False))
+                    result = await self._in_thread(self._store_slots, partial(call, offline=False))
                 except (Replaced, Missing, Damaged, TooWide):
                     raise
                 except (ArchiveError, OSError) as error:
@@ -455,7 +455,7 @@ class ArchiveReads:
                     self._away_until = self._loop.time() + pause * (0.5 + random.random() / 2)
                     raise
                 self._failures, self._away_until, self.error = 0, 0.0, ""
-                return found
+                return result
             except NotCached:
                 with_store = True
             except Replaced:

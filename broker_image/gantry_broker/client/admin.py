@@ -209,8 +209,8 @@ class Admin:
             except RemotingError as error:
                 failure = error
                 continue
-            found = parse(answer.body, "topic").map("attributes")
-            return {str(name): str(value) for name, value in found.items()}
+            attributes = parse(answer.body, "topic").map("attributes")
+            return {str(name): str(value) for name, value in attributes.items()}
         raise failure or ClientError(f"no broker group of the topic {topic} has a master")
 
     async def create_topic(
@@ -288,23 +288,23 @@ class Admin:
 
     async def topic_stats(self, topic: str) -> dict[MessageQueue, TopicOffset]:
         """Return the first and last offsets of every queue."""
-        found: dict[MessageQueue, TopicOffset] = {}
+        offsets: dict[MessageQueue, TopicOffset] = {}
         for address in self._masters_of(await self.topic_route(topic)):
             answer = await self._call(
                 address, RequestCode.GET_TOPIC_STATS_INFO, TopicHeader(topic), f"offsets of {topic}"
             )
-            found |= topic_stats_from_json(answer.body)
-        return dict(sorted(found.items()))
+            offsets |= topic_stats_from_json(answer.body)
+        return dict(sorted(offsets.items()))
 
     async def topic_consumers(self, topic: str) -> list[str]:
         """Return the groups that consume a topic, or have consumed it."""
-        found: set[str] = set()
+        groups: set[str] = set()
         for address in self._masters_of(await self.topic_route(topic)):
             answer = await self._call(
                 address, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, TopicHeader(topic), f"consumers of {topic}"
             )
-            found |= set(parse(answer.body, "groups").texts("groupList"))
-        return sorted(found)
+            groups |= set(parse(answer.body, "groups").texts("groupList"))
+        return sorted(groups)
 
     # Groups and offsets
 
@@ -340,7 +340,7 @@ class Admin:
 
     async def consume_stats(self, group: str, topic: str | None = None) -> dict[MessageQueue, ConsumeOffset]:
         """Return a group's offsets in every queue that it consumes."""
-        found: dict[MessageQueue, ConsumeOffset] = {}
+        offsets: dict[MessageQueue, ConsumeOffset] = {}
         masters = await self._select_masters(None, None)
         for address in masters.values():
             try:
@@ -351,8 +351,8 @@ class Admin:
                 if error.code in (ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, ResponseCode.TOPIC_NOT_EXIST):
                     continue
                 raise
-            found |= consume_stats_from_json(answer.body)[0]
-        return dict(sorted(found.items()))
+            offsets |= consume_stats_from_json(answer.body)[0]
+        return dict(sorted(offsets.items()))
 
     async def consumer_connections(self, group: str) -> GroupConnections | None:
         """Return the clients that consume as a group now; None: the group has no clients."""
@@ -400,13 +400,13 @@ class Admin:
             address, RequestCode.GET_CONSUMER_RUNNING_INFO, header, f"subscriptions of {client_id}"
         )
         fields = parse(answer.body, "running")
-        found = [SubscriptionData.from_json(item) for item in fields.items("subscriptionSet")]
+        subscriptions = [SubscriptionData.from_json(item) for item in fields.items("subscriptionSet")]
         held = (queue for queue in fields.map("mqTable") if isinstance(queue, MessageQueue))
-        return ClientState({data.topic: data.expression for data in found}, tuple(sorted(held)[:MAX_HELD]))
+        return ClientState({data.topic: data.expression for data in subscriptions}, tuple(sorted(held)[:MAX_HELD]))
 
     async def producer_connections(self, group: str, topic: str) -> list[ClientConnection]:
         """Return the clients that produce as a group now, as the brokers of a topic know them."""
-        found: dict[str, ClientConnection] = {}
+        by_client: dict[str, ClientConnection] = {}
         for address in self._masters_of(await self.topic_route(topic)):
             try:
                 answer = await self._call(
@@ -421,8 +421,8 @@ class Admin:
                 raise
             for item in parse(answer.body, "connections").items("connectionSet"):
                 connection = ClientConnection.from_json(item)
-                found[connection.client_id] = connection
-        return list(found.values())
+                by_client[connection.client_id] = connection
+        return list(by_client.values())
 
     async def offset(self, group: str, queue: MessageQueue) -> int | None:
         """Return the committed offset of a group in a queue; None: it has none."""
@@ -444,14 +444,14 @@ class Admin:
         """Reset a group to a time (milliseconds since 1970), -1: to the end. Connected members continue from there
         at once.
         """
-        found: dict[MessageQueue, int] = {}
+        new_offsets: dict[MessageQueue, int] = {}
         for address in self._masters_of(await self.topic_route(topic)):
             header = ResetOffsetHeader(topic, group, Long(timestamp_ms), True)
             answer = await self._call(
                 address, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header, f"reset of {group} in {topic}"
             )
-            found |= offset_table(answer.body)
-        return dict(sorted(found.items()))
+            new_offsets |= offset_table(answer.body)
+        return dict(sorted(new_offsets.items()))
 
     async def set_request_mode(self, mode: RequestMode) -> None:
         """Says whether a group's clients that let brokers assign queues shall pull a topic's messages or pop them."""
@@ -473,7 +473,7 @@ class Admin:
         unique: bool = False,
     ) -> list[ReceivedMessage]:
         """Return the messages with a key, or with a unique key of a producer."""
-        found = []
+        messages = []
         route = await self.topic_route(topic)
         header = QueryMessageHeader(topic, key, count, Long(begin_ms), Long(end_ms), unique, "U" if unique else None)
         for broker in route.brokers:
@@ -486,8 +486,8 @@ class Admin:
                 if error.code == ResponseCode.QUERY_NOT_FOUND:
                     continue
                 raise
-            found += [ReceivedMessage(record, broker.name) for record in decode_records(answer.body)]
-        return found
+            messages += [ReceivedMessage(record, broker.name) for record in decode_records(answer.body)]
+        return messages
 
     async def view(self, message_id: str, topic: str | None = None) -> ReceivedMessage:
         """Return the message with an offset id. Raises ValueError for a malformed id."""
@@ -581,11 +581,11 @@ class Admin:
     async def _select_masters(self, cluster: str | None, groups: Iterable[str] | None) -> dict[str, str]:
         masters = await self.masters(cluster)
         if groups is not None:
-            wanted = list(groups)
-            unknown = [group for group in wanted if group not in masters]
+            chosen = list(groups)
+            unknown = [group for group in chosen if group not in masters]
             if unknown:
                 raise NoRoute(f"group {unknown[0]} has no master; groups with one are {', '.join(masters) or 'none'}")
-            masters = {group: masters[group] for group in wanted}
+            masters = {group: masters[group] for group in chosen}
         if not masters:
             where = f"cluster {cluster}" if cluster is not None else "any cluster"
             raise NoRoute(f"no broker group of {where} has a master")
@@ -612,9 +612,9 @@ def _loads(body: bytes, what: str) -> object:
 
 def parse_java_properties(text: str) -> dict[str, str]:
     """Parse lines of `key=value`, without comments."""
-    found = {}
+    properties = {}
     for line in text.splitlines():
         key, separator, value = line.partition("=")
         if separator and not key.lstrip().startswith(("#", "!")):
-            found[key.strip()] = value.strip()
-    return found
+            properties[key.strip()] = value.strip()
+    return properties

@@ -221,13 +221,13 @@ class Producer(Started):
             return await self._send_by_grpc(self._grpc, [message], key, timeout)
         if selector is None and key is not None:
             selector = select_by_hash
-        wanted = timeout or self.timeout
+        timeout_s = timeout or self.timeout
         if self._spans is None and self._trace is None:
             frame, unique_key = self._frame(message)
-            return await self._deliver(frame, message, unique_key, queue, selector, key, wanted)
+            return await self._deliver(frame, message, unique_key, queue, selector, key, timeout_s)
         async with self._watched([message]) as watch:
             frame, unique_key = self._frame(message, watch.properties)
-            result = await self._deliver(frame, message, unique_key, queue, selector, key, wanted)
+            result = await self._deliver(frame, message, unique_key, queue, selector, key, timeout_s)
             watch.result = result
         return result
 
@@ -239,13 +239,13 @@ class Producer(Started):
             if queue is not None or len({message.topic for message in messages}) != 1:
                 raise InvalidMessage("by gRPC a batch has messages of one topic, and the proxy chooses the queue")
             return await self._send_by_grpc(self._grpc, messages, None, timeout)
-        wanted = timeout or self.timeout
+        timeout_s = timeout or self.timeout
         if self._spans is None and self._trace is None:
             frame, unique_keys = self._batch_frame(messages)
-            return await self._deliver(frame, messages[0], ",".join(unique_keys), queue, None, None, wanted)
+            return await self._deliver(frame, messages[0], ",".join(unique_keys), queue, None, None, timeout_s)
         async with self._watched(messages) as watch:
             frame, unique_keys = self._batch_frame(messages, watch.properties)
-            result = await self._deliver(frame, messages[0], ",".join(unique_keys), queue, None, None, wanted)
+            result = await self._deliver(frame, messages[0], ",".join(unique_keys), queue, None, None, timeout_s)
             watch.result = result
         return result
 
@@ -309,11 +309,11 @@ class Producer(Started):
         The body stays as stored, compressed or not. Raises as `send`.
         """
         body, keys = message.record.body, properties.get(Prop.KEYS, "")
-        wanted = Message(topic, body, keys=keys, flag=message.record.flag, deletes_key=not body)
-        wanted.check(self._max_body)
-        ext = self._ext(wanted, pack_properties(properties).decode(), message.record.sys_flag & _BODY_FLAGS)
-        frame = Frame(RequestCode.SEND_MESSAGE_V2, ext=ext, body=wanted.body)
-        return await self._deliver(frame, wanted, message.id, None, None, None, timeout or self.timeout)
+        copy = Message(topic, body, keys=keys, flag=message.record.flag, deletes_key=not body)
+        copy.check(self._max_body)
+        ext = self._ext(copy, pack_properties(properties).decode(), message.record.sys_flag & _BODY_FLAGS)
+        frame = Frame(RequestCode.SEND_MESSAGE_V2, ext=ext, body=copy.body)
+        return await self._deliver(frame, copy, message.id, None, None, None, timeout or self.timeout)
 
     async def forward(
         self,
@@ -342,9 +342,9 @@ class Producer(Started):
         Give the outcome to `forward` when its answer is not one of success (`finished`).
         """
         session = self.session
-        known = session.cached_route(topic)
+        route = session.cached_route(topic)
         cached = self._cache.get(topic)
-        if cached is None or cached[0] is not known or session.remoting.fell_silent(AVOID_SILENT_SECONDS):
+        if cached is None or cached[0] is not route or session.remoting.fell_silent(AVOID_SILENT_SECONDS):
             return None
         queues = cached[1]
         elsewhere = False
@@ -483,9 +483,9 @@ class Producer(Started):
             cached = self._cache.get(topic)
             if cached is not None and cached[0] is known:
                 return cached[1]
-            until, made = self._auto_created.get(topic, (0.0, []))
+            until, assumed = self._auto_created.get(topic, (0.0, []))
             if known is None and time.monotonic() < until:
-                return made
+                return assumed
         self._auto_created.pop(topic, None)
         ask = self.session.route_after_failure if failed else self.session.route
         route = await ask(topic)
@@ -586,8 +586,8 @@ class Producer(Started):
 
     def _others(self, topic: str, failed: set[str]) -> set[str]:
         """Return the brokers that accept messages for a topic, by the cached route, without those that failed."""
-        known = self.session.cached_route(topic)
-        return set() if known is None else {queue.broker for queue in writable_queues(topic, known)} - failed
+        route = self.session.cached_route(topic)
+        return set() if route is None else {queue.broker for queue in writable_queues(topic, route)} - failed
 
     def _silent_brokers(self, queues: Sequence[MessageQueue]) -> set[str]:
         """Return the brokers of these queues that were silent a short while ago."""

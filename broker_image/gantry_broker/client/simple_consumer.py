@@ -269,9 +269,9 @@ class SimpleConsumer(Started):
         deadline = loop.time() + wait
         pause = BACKOFF_FIRST
         while True:
-            found = self._take(max_messages, invisible)
-            if found:
-                return found
+            messages = self._take(max_messages, invisible)
+            if messages:
+                return messages
             places = await self._places()
             self._arrived.clear()
             left = max(deadline - loop.time(), 0.0)
@@ -302,12 +302,12 @@ class SimpleConsumer(Started):
     def _take(self, most: int, invisible_s: float) -> list[PoppedMessage]:
         """Take kept messages that are invisible long enough; the broker delivers the others again."""
         now = asyncio.get_running_loop().time()
-        found: list[PoppedMessage] = []
-        while self._kept and len(found) < most:
+        messages: list[PoppedMessage] = []
+        while self._kept and len(messages) < most:
             message = self._kept.popleft()
             if message.visible_at - now >= LEAST_LEFT * invisible_s:
-                found.append(message)
-        return found
+                messages.append(message)
+        return messages
 
     async def _places(self) -> list[TopicAtGroup]:
         """Return the topics and broker groups to ask, another one first each time. Raises NoRoute."""
@@ -388,14 +388,14 @@ class SimpleConsumer(Started):
             return []
         if answer.code != ResponseCode.SUCCESS:
             raise BrokerError(f"pop of {topic}", answer.code, answer.remark)
-        found = PopAnswerHeader.parse(answer)
-        counts = _order_counts(found.orderCountInfo)
-        starts = _starts(found.startOffsetInfo)
+        pop = PopAnswerHeader.parse(answer)
+        counts = _order_counts(pop.orderCountInfo)
+        starts = _starts(pop.startOffsetInfo)
         messages, visible_at = [], loop.time() + invisible_s
         for record in decode_records(answer.body):
             text = record.props.get(Prop.POP_CK) if _POP_CK in record.properties else None
-            stated = of_delivery(text, found.popTime, found.invisibleTime, broker, record.queue_offset)
-            handle = stated or _handle(record, broker, found, starts)
+            stated = of_delivery(text, pop.popTime, pop.invisibleTime, broker, record.queue_offset)
+            handle = stated or _handle(record, broker, pop, starts)
             record.reconsume_times = counts.get(f"qo{record.queue_id}%{record.queue_offset}", record.reconsume_times)
             message = PoppedMessage(record, broker, topic, handle, visible_at)
             if data.expression_type != "TAG" or wanted(message, data):
@@ -414,8 +414,8 @@ class SimpleConsumer(Started):
         """
         if self._grpc is not None:
             if await self._ack_by_grpc(self._grpc, message.topic, [message]):
-                said = "its invisible time was over, and it is delivered again"
-                raise BrokerError(f"ack of {message.id}", ResponseCode.NO_MESSAGE, said)
+                reason = "its invisible time was over, and it is delivered again"
+                raise BrokerError(f"ack of {message.id}", ResponseCode.NO_MESSAGE, reason)
             return
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         place = message.topic, message.broker
@@ -597,28 +597,28 @@ def _offset_of(message: PoppedMessage) -> int:
     return int(words[7]) if len(words) > 7 else message.queue_offset
 
 
-def _handle(record: Record, broker: str, found: PopAnswerHeader, starts: dict[tuple[int, int], int]) -> Handle:
+def _handle(record: Record, broker: str, header: PopAnswerHeader, starts: dict[tuple[int, int], int]) -> Handle:
     kind, queue, offset = topic_type(record.topic), record.queue_id, record.queue_offset
     start = starts.get((kind, queue), offset)
-    return Handle(start, found.popTime, found.invisibleTime, found.reviveQid, kind, broker, queue, offset)
+    return Handle(start, header.popTime, header.invisibleTime, header.reviveQid, kind, broker, queue, offset)
 
 
 def _starts(text: str | None) -> dict[tuple[int, int], int]:
     """Return the first offset of each queue's messages, by the type of the topic and the queue."""
-    found = {}
+    starts = {}
     for part in (text or "").split(";"):
         words = part.split(" ")
         kind, queue_id, start = (whole_number(word) for word in (*words, "", "", "")[:3])
         if len(words) == 3 and kind is not None and queue_id is not None and start is not None:
-            found[kind, queue_id] = start
-    return found
+            starts[kind, queue_id] = start
+    return starts
 
 
 def _order_counts(text: str | None) -> dict[str, int]:
     """Earlier deliveries of the messages of an orderly pop, by `qoQUEUE%OFFSET`."""
-    found = {}
+    counts = {}
     for part in (text or "").split(";"):
         words = part.split(" ")
         if len(words) == 3 and (count := whole_number(words[2])) is not None:
-            found[words[1]] = count
-    return found
+            counts[words[1]] = count
+    return counts

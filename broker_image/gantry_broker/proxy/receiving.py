@@ -151,10 +151,10 @@ def polling_ms(asked: int | None, request_timeout_ms: int, left_ms: int | None, 
     """Return how long a receive waits for messages. Raises Refusal. Pure."""
     if left_ms is None:
         return min(max(MAX_POLL_MS if asked is None else asked, MIN_POLL_MS), MAX_POLL_MS)
-    wanted = left_ms - request_timeout_ms // 2 if asked is None else asked
-    wanted = min(max(wanted, MIN_POLL_MS), MAX_POLL_MS)
-    if wanted <= left_ms:
-        return wanted
+    poll_ms = left_ms - request_timeout_ms // 2 if asked is None else asked
+    poll_ms = min(max(poll_ms, MIN_POLL_MS), MAX_POLL_MS)
+    if poll_ms <= left_ms:
+        return poll_ms
     if left_ms >= MIN_POLL_MS:
         return left_ms
     code = Code.ILLEGAL_POLLING_TIME if _version(version) >= _SINCE_5_0_3 else Code.BAD_REQUEST
@@ -202,24 +202,24 @@ def read_pop(answer: Frame, broker: str) -> Popped:
 
 
 def _by_queue(text: str | None) -> dict[tuple[int, int], int]:
-    found = {}
+    starts = {}
     for part in (text or "").split(";"):
         words = part.split(" ")
         if len(words) != 3:
             continue
         kind, queue_id, start = [whole_number(word) for word in words]
         if kind is not None and queue_id is not None and start is not None:
-            found[kind, queue_id] = start
-    return found
+            starts[kind, queue_id] = start
+    return starts
 
 
 def _order_counts(text: str | None) -> dict[str, int]:
-    found = {}
+    counts = {}
     for part in (text or "").split(";"):
         key, _, count = part.rpartition(" ")
         if key and (number := whole_number(count)) is not None:
-            found[key] = number
-    return found
+            counts[key] = number
+    return counts
 
 
 def log_offset_of(handle: str) -> int | None:
@@ -368,16 +368,16 @@ class Receiving:
         await call.send(self.last_part())
 
     async def _pop_in_turn(
-        self, asked: str, masters: list[str], topic: str, group: str, ext: dict[str, str], poll_ms: int
+        self, first: str, masters: list[str], topic: str, group: str, ext: dict[str, str], poll_ms: int
     ) -> tuple[Popped | None, Code, str]:
         """Pop for a simple consumer, which asks one broker group after another: while it waits at one, a message may
         come to another (9145). So the proxy looks at the others from time to time.
         """
         ends = time.monotonic() + poll_ms / 1_000
-        others = [master for master in masters if master != asked]
+        others = [master for master in masters if master != first]
         random.shuffle(others)
         waits = itertools.chain(FIRST_TURNS_MS, itertools.repeat(TURN_MS))
-        answer = await self._pop(asked, topic, group, ext | {"bname": asked}, 0)
+        answer = await self._pop(first, topic, group, ext | {"bname": first}, 0)
         while answer[0] is None:
             for other in others:
                 try:
@@ -389,7 +389,7 @@ class Receiving:
             left_ms = int((ends - time.monotonic()) * 1_000)
             if left_ms <= 0:
                 break
-            answer = await self._pop(asked, topic, group, ext | {"bname": asked}, min(left_ms, next(waits)))
+            answer = await self._pop(first, topic, group, ext | {"bname": first}, min(left_ms, next(waits)))
             if time.monotonic() >= ends:
                 break
         return answer
@@ -469,7 +469,7 @@ class Receiving:
         """Return the messages for the client: those whose tag only has the same hash are acknowledged, and those that
         were delivered too often become dead letters.
         """
-        wanted = []
+        kept = []
         for item in items:
             record, properties, handle, attempt = item
             if tags is not None and properties.get(Prop.TAGS) not in tags:
@@ -478,8 +478,8 @@ class Receiving:
                 message_id = record.uniq_key or record.offset_id
                 self._spawn(self._quietly(self._to_dead_letters(group, topic, handle, message_id, attempts - 1)))
             else:
-                wanted.append(item)
-        return wanted
+                kept.append(item)
+        return kept
 
     def _give_back(self, group: str, topic: str, handles: Iterable[str]) -> None:
         """Let others have messages that their client did not get: that is no attempt."""
@@ -510,8 +510,8 @@ class Receiving:
         handles: dict[str, dict[str, Handle]] = {}
         for _, text in given:
             try:
-                known = self.renewals.find(group, topic, text) is None
-                handle = parse_handle(text if known else await self._done_with(group, topic, text))
+                unrenewed = self.renewals.find(group, topic, text) is None
+                handle = parse_handle(text if unrenewed else await self._done_with(group, topic, text))
             except BadHandle as error:
                 results[text] = Code.INTERNAL_SERVER_ERROR, str(error)
             else:
@@ -524,11 +524,11 @@ class Receiving:
         if all([result is _ACKED for result in results.values()]):
             code = Code.OK
             status = status_bytes(code, OK)
-            found = [(message_id, text, status) for message_id, text in given]
+            rows = [(message_id, text, status) for message_id, text in given]
         else:
             code = overall([results[text][0] for _, text in given])
-            found = [(message_id, text, status_bytes(*results[text])) for message_id, text in given]
-        return Answer(code, ack_answer(status_bytes(code, code.name), found))
+            rows = [(message_id, text, status_bytes(*results[text])) for message_id, text in given]
+        return Answer(code, ack_answer(status_bytes(code, code.name), rows))
 
     async def _ack_all(
         self, group: str, topic: str, handles: dict[str, Handle], results: dict[str, tuple[Code, str]]
@@ -554,8 +554,8 @@ class Receiving:
                     left = [(text, handle) for text, handle in left if handle in void]
                     results |= dict.fromkeys(handles, _ACKED)
         # The rest one by one: the broker says of each what is wrong with it.
-        found = await asyncio.gather(*(self._ack_one(group, topic, handle) for _, handle in left))
-        results |= {text: result for (text, _), result in zip(left, found, strict=True)}
+        answers = await asyncio.gather(*(self._ack_one(group, topic, handle) for _, handle in left))
+        results |= {text: result for (text, _), result in zip(left, answers, strict=True)}
 
     async def _ack_one(self, group: str, topic: str, handle: Handle) -> tuple[Code, str]:
         try:
@@ -630,10 +630,10 @@ class Receiving:
         frame = Frame(RequestCode.VIEW_MESSAGE_BY_ID, ext=header.ext() | {"bname": handle.broker})
         answer = await self._checked(handle.broker, topic, frame, f"dead letter of {topic}")
         try:
-            found = decode_record(answer.body)
+            stored = decode_record(answer.body)
         except RecordError as error:
             raise BrokerError(f"dead letter of {topic}", answer.code, f"its answer cannot be read: {error}") from None
-        if (found.topic, found.queue_id, found.queue_offset) != (header.topic, handle.queue_id, handle.offset):
+        if (stored.topic, stored.queue_id, stored.queue_offset) != (header.topic, handle.queue_id, handle.offset):
             raise BadHandle(f"the handle {text[:80]!r} names the place of another message")
 
     async def _to_dead_letters(self, group: str, topic: str, text: str, message_id: str, attempts: int) -> None:

@@ -120,12 +120,12 @@ class Service:
                 self._sync_lite_subscription,
             ),
         }
-        found = {}
+        methods = {}
         for name, parts in unary.items():
             admit = self._admit(name, self._refused_answer(name, parts[1]))
-            found[name] = Method(unary=self._unary(name, *parts), most=limit_of(name).size, admit=admit)
+            methods[name] = Method(unary=self._unary(name, *parts), most=limit_of(name).size, admit=admit)
         refuse = self._refused_answer("SendMessage", v2.SendMessageResponse)
-        found["SendMessage"] = Method(
+        methods["SendMessage"] = Method(
             direct=self._send,
             most=limit_of("SendMessage").size,
             admit=self._admit("SendMessage", refuse),
@@ -133,20 +133,20 @@ class Service:
                 Refusal(Code.MESSAGE_BODY_TOO_LARGE, f"message body cannot exceed the max {MAX_BODY}")
             ),
         )
-        found["ReceiveMessage"] = Method(
+        methods["ReceiveMessage"] = Method(
             streaming=self._receive,
             most=limit_of("ReceiveMessage").size,
             admit=self._admit("ReceiveMessage", self._refused_receive),
         )
-        found["Telemetry"] = Method(
+        methods["Telemetry"] = Method(
             conversing=lambda line: Telemetry(self, line),
             most=limit_of("Telemetry").size,
             admit=self._admit("Telemetry", Telemetry.refused),
         )
         for name in UNIMPLEMENTED:
             text = f"Method {SERVICE[1:]}{name} is unimplemented"
-            found[name] = Method(admit=_constant(Refused(status=GrpcStatus.UNIMPLEMENTED, text=text)))
-        return {SERVICE + name: method for name, method in found.items()}
+            methods[name] = Method(admit=_constant(Refused(status=GrpcStatus.UNIMPLEMENTED, text=text)))
+        return {SERVICE + name: method for name, method in methods.items()}
 
     def start(self) -> None:
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
@@ -226,14 +226,14 @@ class Service:
     def caller(self, call: Call) -> Caller:
         """Return who makes a call. Raises Refusal."""
         policy = self.authentication.policy
-        known: Caller | None = call.caller
-        if known is not None and known.policy is policy:
-            return known
+        cached: Caller | None = call.caller
+        if cached is not None and cached.policy is policy:
+            return cached
         client_id = call.metadata.get("x-mq-client-id", "")
         _check_client_id(client_id)
         user = self.authentication.user(call.metadata, call.peer)
-        call.caller = found = Caller(call, client_id, user, policy)
-        return found
+        call.caller = caller = Caller(call, client_id, user, policy)
+        return caller
 
     def allow(self, caller: Caller, *needs: Need) -> None:
         """Check the rights of a caller. Raises Refusal."""
@@ -288,15 +288,15 @@ class Service:
             raise Refusal(Code.FORBIDDEN, "no readable queue")
         return Answer(Code.OK, b"".join(parts))
 
-    def _place(self, asked: Any) -> bytes:
+    def _place(self, endpoints: Any) -> bytes:
         """Return the endpoints of every broker: those of this proxy, as the client reaches it. Raises Refusal."""
         if self._advertise is not None:
             return self._advertise
-        place = known_endpoints(asked)
+        place = known_endpoints(endpoints)
         if not place.scheme:
             place.scheme = AddressScheme.IPv4
-        found: bytes = place.SerializeToString()
-        return found
+        place_bytes: bytes = place.SerializeToString()
+        return place_bytes
 
     async def _heartbeat(self, caller: Caller, request: Any) -> Any:
         if request.HasField("group"):
@@ -528,9 +528,9 @@ def queue_permissions(data: QueueData) -> list[tuple[int, Permission]]:
     writes = data.write_queues if data.perm & Perm.WRITE else 0
     both = min(reads, writes)
     more = Permission.READ if reads > writes else Permission.WRITE
-    found = [(number, Permission.READ_WRITE) for number in range(both)]
-    found += [(number, more) for number in range(both, max(reads, writes))]
-    return found or [(0, Permission.NONE)]
+    permissions = [(number, Permission.READ_WRITE) for number in range(both)]
+    permissions += [(number, more) for number in range(both, max(reads, writes))]
+    return permissions or [(0, Permission.NONE)]
 
 
 def _endpoints(address: str) -> Any:
@@ -540,6 +540,6 @@ def _endpoints(address: str) -> Any:
         scheme = AddressScheme.IPv6
     elif whole_number(host.replace(".", "")) is not None:
         scheme = AddressScheme.IPv4
-    found = v2.Endpoints(scheme=scheme)
-    found.addresses.add(host=host, port=port)
-    return found
+    endpoints = v2.Endpoints(scheme=scheme)
+    endpoints.addresses.add(host=host, port=port)
+    return endpoints

@@ -130,14 +130,14 @@ def decide(state: AccessState, seen: Observed, now: float, new_key: Callable[[],
     return Decision(following, {"version": version, **body}, writes, results, notes, min(ends, default=None))
 
 
-def _add_fitting(users: list[dict[str, Any]], made: Sequence[dict[str, Any]]) -> list[str]:
+def _add_fitting(users: list[dict[str, Any]], created: Sequence[dict[str, Any]]) -> list[str]:
     """Add the users of mqadmin that the table has room for; return the names of the others.
 
     Members refuse a larger table as a whole, and no later change would reach them.
     """
     left_out = []
     rules = sum(len(user["rules"]) for user in users)
-    for user in made:
+    for user in created:
         if len(users) >= MAX_USERS or rules + len(user["rules"]) > MAX_ALL_RULES:
             left_out.append(str(user["name"]))
         else:

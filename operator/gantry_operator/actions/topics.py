@@ -61,10 +61,10 @@ async def create_topic(
             return sorted(masters)
         attributes_of(settings)  # A wrong value changes nothing at all.
         for address in masters.values():
-            known = (await admin.topic_config(address)).topics.get(topic)
+            present = (await admin.topic_config(address)).topics.get(topic)
             number = settings["queuesPerGroup"]
-            config = replace(known or TopicConfig(topic), read_queues=number, write_queues=number)
-            await _put(admin, address, config, known, settings)
+            config = replace(present or TopicConfig(topic), read_queues=number, write_queues=number)
+            await _put(admin, address, config, present, settings)
         return sorted(masters)
 
 
@@ -83,13 +83,13 @@ def attribute_changes(now: Mapping[str, str], settings: Mapping[str, Any]) -> li
 
 
 async def _put(
-    admin: Admin, address: str, config: TopicConfig, known: TopicConfig | None, settings: Mapping[str, Any]
+    admin: Admin, address: str, config: TopicConfig, present: TopicConfig | None, settings: Mapping[str, Any]
 ) -> None:
     """Write a topic on one broker, with permission and attributes of the settings. Raises ActionError."""
     if settings.get("permission") is not None:
         config = replace(config, perm=(config.perm & ~READ_WRITE) | PERMISSIONS[settings["permission"]])
-    changes = attribute_changes({} if known is None else known.attributes, settings)
-    if known is not None and not changes and replace(config, attributes={}) == replace(known, attributes={}):
+    changes = attribute_changes({} if present is None else present.attributes, settings)
+    if present is not None and not changes and replace(config, attributes={}) == replace(present, attributes={}):
         return
     try:
         await admin.create_topic_at(address, config, changes)
@@ -103,23 +103,23 @@ async def topic_settings(target: Target, topic: str) -> dict[str, Any]:
     `settings`: fields of a BrokerTopic's spec; `resource`: the name of the one that manages it, or empty; `digest`: for
     `change_topic`.
     """
-    found = await describe_topic(target, topic)
-    resource = found["resource"]
+    described = await describe_topic(target, topic)
+    resource = described["resource"]
     if resource is not None:
         fields = ("queues", "queuesPerGroup", "permission", "messageType", "retention", "config")
         settings = {f: resource["spec"][f] for f in fields if resource["spec"].get(f) is not None}
     else:
-        settings = {"config": dict(found["attributes"])}
+        settings = {"config": dict(described["attributes"])}
         kind, retention = settings["config"].pop(MESSAGE_TYPE, ""), settings["config"].pop(RETENTION, "")
-        queues = {row["writeQueues"] for row in found["groups"]}
+        queues = {row["writeQueues"] for row in described["groups"]}
         if len(queues) == 1:  # Otherwise a person decides whether they become equal.
             settings["queuesPerGroup"] = queues.pop()
-        permissions = {row["permission"] for row in found["groups"]}
+        permissions = {row["permission"] for row in described["groups"]}
         if len(permissions) == 1:
             settings["permission"] = permissions.pop()
-        known = {name.upper(): name for name in get_args(MessageType)}
-        if kind in known:
-            settings["messageType"] = known[kind]
+        types = {name.upper(): name for name in get_args(MessageType)}
+        if kind in types:
+            settings["messageType"] = types[kind]
         if retention:
             settings["retention"] = f"{int(retention) // 1000}s"
     owner = "" if resource is None else str(resource["metadata"]["name"])
@@ -197,16 +197,16 @@ async def compact_topic(target: Target, topic: str, tombstones: str, off: bool =
         except ValueError as error:
             raise ActionError(f"--tombstones {tombstones}: {error}", Cause.BAD_INPUT) from None
     async with admin_of(target, whole=True) as admin:
-        found = {}
+        changed = {}
         for group, address in (await admin.masters()).items():
             config = (await admin.topic_config(address)).topics.get(topic)
             if config is not None:
-                found[group] = address, replace(config, attributes=change)
-        if not found:
+                changed[group] = address, replace(config, attributes=change)
+        if not changed:
             raise ActionError(f"there is no topic {topic}: `gantry topic list` shows those that exist")
-        for address, config in found.values():
+        for address, config in changed.values():
             await admin.create_topic_at(address, config)
-    return sorted(found)
+    return sorted(changed)
 
 
 async def list_topics(target: Target, all_topics: bool) -> list[dict[str, Any]]:
@@ -284,10 +284,10 @@ async def _compaction(target: Target, topic: str, groups: int) -> dict[str, int]
     async with target.live() as source:
         urls = [member.url for member in (await source.facts()).members]
         answers = await asyncio.gather(*(_compaction_at(source.client, url, topic) for url in urls))
-    found = [numbers for numbers in answers if numbers is not None]
-    if len(found) < groups:
-        target.remarks.incomplete(f"what compaction has saved is known of {len(found)} of {groups} broker groups")
-    return {name: sum(numbers[name] for numbers in found) for name in SAVED} if found else None
+    answered = [numbers for numbers in answers if numbers is not None]
+    if len(answered) < groups:
+        target.remarks.incomplete(f"what compaction has saved is known of {len(answered)} of {groups} broker groups")
+    return {name: sum(numbers[name] for numbers in answered) for name in SAVED} if answered else None
 
 
 async def _compaction_at(http: httpx.AsyncClient, url: str, topic: str) -> dict[str, int] | None:

@@ -87,13 +87,13 @@ def load_users(path: Path | str, cluster: str) -> list[BrokerUser]:
 
 def _documents(path: Path | str) -> list[Any]:
     try:
-        found = [d for d in load_all(Path(path).read_text(encoding="utf-8")) if d is not None]
+        documents = [d for d in load_all(Path(path).read_text(encoding="utf-8")) if d is not None]
     except (NotYaml, UnicodeDecodeError) as error:
         raise ManifestError([Problem("(file)", None, _one_line(error))], str(path)) from None
-    problems = [p for number, d in enumerate(found, 1) if (p := _foreign(d, number)) is not None]
+    problems = [p for number, d in enumerate(documents, 1) if (p := _foreign(d, number)) is not None]
     if problems:
         raise ManifestError(problems, str(path))
-    return found
+    return documents
 
 
 def _foreign(document: Any, number: int) -> Problem | None:
@@ -117,17 +117,17 @@ def _foreign(document: Any, number: int) -> Problem | None:
 def _cluster_in(documents: Sequence[Any], source: str) -> BrokerCluster:
     ours = [d for d in documents if isinstance(d, dict) and d.get("kind") == KIND] or documents[:1]
     if len(ours) != 1:
-        found = f"{len(ours)} clusters" if ours else "nothing"
+        count = f"{len(ours)} clusters" if ours else "nothing"
         raise ManifestError(
-            [Problem("(file)", None, f"holds {found}: write exactly one document of kind {KIND}")], source
+            [Problem("(file)", None, f"holds {count}: write exactly one document of kind {KIND}")], source
         )
     return parse_manifest(ours[0], source)
 
 
 def _of_kind(documents: Sequence[Any], kind: str, parse: Callable[[Any, str], R], cluster: str, source: str) -> list[R]:
-    found = [parse(d, source) for d in documents if isinstance(d, dict) and d.get("kind") == kind]
+    resources = [parse(d, source) for d in documents if isinstance(d, dict) and d.get("kind") == kind]
     names: set[str] = set()
-    for one in found:
+    for one in resources:
         if one.spec.cluster != cluster:
             message = f"the file is about {cluster}: write that name, or move the {kind} to the other cluster's file"
             raise ManifestError([Problem(f"{one.name}: spec.cluster", one.spec.cluster, message)], source)
@@ -135,7 +135,7 @@ def _of_kind(documents: Sequence[Any], kind: str, parse: Callable[[Any, str], R]
             message = f"two documents of kind {kind} have it: give each its own name"
             raise ManifestError([Problem("metadata.name", one.name, message)], source)
         names.add(one.name)
-    return found
+    return resources
 
 
 def parse_manifest(document: Any, source: str = "") -> BrokerCluster:
@@ -228,13 +228,13 @@ def _plain(kind: str, context: dict[str, Any], fallback: str) -> str:
 
 def _unknown_field(root: type[BaseModel], loc: tuple[int | str, ...]) -> str:
     model = _model_at(root, loc[:-1])
-    known = sorted(model.model_fields) if model is not None else []
-    near = difflib.get_close_matches(str(loc[-1]), known, n=1, cutoff=0.6)
-    lowered = {k.lower(): k for k in known}
+    fields = sorted(model.model_fields) if model is not None else []
+    near = difflib.get_close_matches(str(loc[-1]), fields, n=1, cutoff=0.6)
+    lowered = {k.lower(): k for k in fields}
     guess = lowered.get(str(loc[-1]).lower()) or (near[0] if near else None)
     if guess is not None:
         return f"there is no such field: did you mean {guess}?"
-    return f"there is no such field: write one of {', '.join(known)}" if known else "there is no such field"
+    return f"there is no such field: write one of {', '.join(fields)}" if fields else "there is no such field"
 
 
 def _wanted(root: type[BaseModel], loc: tuple[int | str, ...], text: str) -> str:
@@ -248,8 +248,8 @@ def _values(root: type[BaseModel], loc: tuple[int | str, ...]) -> str:
     """Return the values of a field that has but a few; empty: it may have others."""
     parent = _model_at(root, loc[:-1])
     field = None if parent is None else parent.model_fields.get(str(loc[-1]))
-    found = get_args(field.annotation) if field is not None and get_origin(field.annotation) is Literal else ()
-    return " or ".join(map(repr, found))
+    choices = get_args(field.annotation) if field is not None and get_origin(field.annotation) is Literal else ()
+    return " or ".join(map(repr, choices))
 
 
 def _model_at(root: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseModel] | None:
@@ -268,9 +268,9 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     for argument in get_args(annotation):
-        found = _model_in(argument)
-        if found is not None:
-            return found
+        inner = _model_in(argument)
+        if inner is not None:
+            return inner
     return None
 
 

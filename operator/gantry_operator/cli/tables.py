@@ -163,18 +163,18 @@ def _reached(directory: Path | None, name: str | None) -> tuple[str, dict[str, s
     from gantry_operator.cli.target import find_target
 
     async def clients() -> Any:
-        async with find_target(directory, name, None, None).clients() as found:
-            return found
+        async with find_target(directory, name, None, None).clients() as access:
+            return access
 
-    found = asyncio.run(clients())
+    access = asyncio.run(clients())
     options: dict[str, str] = {}
-    if found.credentials is not None:
-        options |= {"accessKey": found.credentials.access_key, "secretKey": found.credentials.secret_key}
-    if found.tls is not None:
+    if access.credentials is not None:
+        options |= {"accessKey": access.credentials.access_key, "secretKey": access.credentials.secret_key}
+    if access.tls is not None:
         options["tls"] = "true"
-        if isinstance(found.tls, TlsOptions) and found.tls.ca_file is not None:
-            options["caFile"] = str(found.tls.ca_file)
-    return found.name_servers, options
+        if isinstance(access.tls, TlsOptions) and access.tls.ca_file is not None:
+            options["caFile"] = str(access.tls.ca_file)
+    return access.name_servers, options
 
 
 def _seconds(text: str, option: str = "--every") -> float:
@@ -265,7 +265,7 @@ def _session() -> Any:
 
 
 def _run(spec: TableSpec, as_json: bool, with_spark: bool = False) -> None:
-    from gantry_spark.tables import known, library
+    from gantry_spark.tables import entry_cache, library
     from gantry_spark.tables.job import TableJob
 
     count: list[tuple[int, int | None]] = [(0, None)]
@@ -277,7 +277,7 @@ def _run(spec: TableSpec, as_json: bool, with_spark: bool = False) -> None:
                 lambda done, total: count.__setitem__(0, (done, total)), is_kept=spec.freeze or spec.kind != "Inferred"
             )
             if (table := job.find()) is not None:
-                known.keep(spec.catalog, library.entries(job.catalog, table))
+                entry_cache.keep(spec.catalog, library.entries(job.catalog, table))
     finally:
         if spark is not None:
             spark.stop()
@@ -337,20 +337,20 @@ def _described(
     properties = _catalog(catalog, directory, name)
     if only is None and _has_none(properties):
         return []
-    from gantry_spark.tables import known
+    from gantry_spark.tables import entry_cache
 
-    found = None if properties.get("type") == "parquet" else known.read(properties, namespace)
-    if found is not None and only is not None:
+    entries = None if properties.get("type") == "parquet" else entry_cache.read(properties, namespace)
+    if entries is not None and only is not None:
         # By name an Iceberg table comes before one of Parquet. Without any, the library says which there are.
-        found = [one for one in found if one["name"] == only][:1] or None
-    if found is None:
-        found = _read(properties, namespace, only)
+        entries = [one for one in entries if one["name"] == only][:1] or None
+    if entries is None:
+        entries = _read(properties, namespace, only)
     cluster = None
     try:
         cluster = _cluster(directory, name)
     except CliError as error:
         note(f"how far tables are behind is not known: {error}")
-    return [known.with_behind(one, cluster) | {"group": _group(one, namespace, properties)} for one in found]
+    return [entry_cache.with_behind(one, cluster) | {"group": _group(one, namespace, properties)} for one in entries]
 
 
 def _group(facts: dict[str, Any], namespace: str, properties: dict[str, str]) -> str:
@@ -362,13 +362,13 @@ def _group(facts: dict[str, Any], namespace: str, properties: dict[str, str]) ->
 
 def _read(properties: dict[str, str], namespace: str, only: str | None) -> list[dict[str, Any]]:
     """Read the tables, and keep what they hold for the next command."""
-    from gantry_spark.tables import known, library
+    from gantry_spark.tables import entry_cache, library
 
     if only is None:
         entries = library.all_entries(library.catalogs(properties), namespace)
     else:
         entries = library.entries(*library.find(properties, only, namespace))
-    known.keep(properties, entries)
+    entry_cache.keep(properties, entries)
     return [one.facts for one in entries if one.facts is not None]
 
 
@@ -531,10 +531,10 @@ def rebuild_table(
         if library.is_parquet(former):
             properties = _in_format(properties, "Parquet")
         spec = library.spec_of(former, _spec(properties, directory, name, topic=table, namespace=namespace))
-        wanted = _of_resource(directory, name, spec.topic) if catalog is None else {}
+        changes = _of_resource(directory, name, spec.topic) if catalog is None else {}
         if schema is not None:
-            wanted |= {"schema": None, "definition": "", "message": ""} | _schema(schema, message)
-        spec = replace(spec, **wanted)
+            changes |= {"schema": None, "definition": "", "message": ""} | _schema(schema, message)
+        spec = replace(spec, **changes)
         if not spec.cluster().queues(spec.topic):
             raise CliError(
                 f"no NameServer knows topic {spec.topic}: it does not exist, or no broker runs; its table stays"

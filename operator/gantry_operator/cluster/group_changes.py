@@ -106,7 +106,7 @@ class GroupChanges:
         self._memory: dict[str, Progress] = {}
         self._next_look: dict[str, float] = {}
         """By leaving group: when it is looked at again (monotonic seconds)."""
-        self._said: dict[str, str] = {}
+        self._reported: dict[str, str] = {}
         self._wake = asyncio.Event()
 
     def wake(self) -> None:
@@ -120,12 +120,12 @@ class GroupChanges:
             busy = True
             try:
                 busy = await self._pass()
-                self._said.pop("", None)
+                self._reported.pop("", None)
             except Exception as error:
-                if self._said.get("") != repr(error):
+                if self._reported.get("") != repr(error):
                     log.exception("groups that come and go")
                     self._event("Warning", "GroupChangeFailed", repr(error), "")
-                self._said[""] = repr(error)
+                self._reported[""] = repr(error)
             if before != (self.drains, self.progress):
                 self._on_news()
             await set_within(self._wake, BUSY_S if busy else IDLE_S)
@@ -307,12 +307,12 @@ class GroupChanges:
 
     def _report_blocked(self, group: str, row: DrainRow) -> None:
         message = row.message if row.blocked else ""
-        if message and self._said.get(group) is None:
+        if message and self._reported.get(group) is None:
             self._event("Warning", "DrainBlocked", message, group)
         if message:
-            self._said[group] = message
+            self._reported[group] = message
         else:
-            self._said.pop(group, None)
+            self._reported.pop(group, None)
 
     def _others(self, wanted: WantedGroups) -> str:
         """Why the staying groups cannot take over now."""
@@ -414,11 +414,11 @@ class GroupChanges:
         try:
             await work
         except MemberRefused as error:
-            if self._said.get(about) != str(error):
+            if self._reported.get(about) != str(error):
                 log.warning("group %s: %s; it is tried again", group, error)
-            self._said[about] = str(error)
+            self._reported[about] = str(error)
         else:
-            self._said.pop(about, None)
+            self._reported.pop(about, None)
 
     def _event(self, kind: str, reason: str, message: str, group: str) -> None:
         self._on_event(Event("Warning" if kind == "Warning" else "Normal", reason, message, group))

@@ -110,9 +110,9 @@ class Hibernation:
             self._failed.clear()
             return
         if self.running is None:
-            found = self._platform.processes()
-            self.running = {g.name: min(g.members, found.groups.get(g.name, 0)) for g in cluster.spec.brokerGroups}
-            self.others = found.others
+            processes = self._platform.processes()
+            self.running = {g.name: min(g.members, processes.groups.get(g.name, 0)) for g in cluster.spec.brokerGroups}
+            self.others = processes.others
         self.running = {g.name: self.running.get(g.name, 0) for g in cluster.spec.brokerGroups}
         self._wanted.set()
 

@@ -36,28 +36,28 @@ def links(
 
     `statuses`: by member; a text says why there is none.
     """
-    found: list[Link] = []
+    pairs: list[Link] = []
     groups = sorted({place.group for place in places})
     for group in groups:
         members = sorted((p for p in places if p.group == group), key=lambda p: p.number)
         lead = _leader(members, statuses)
-        found += [_pair(one, other, lead, statuses, limit_ms) for one, other in combinations(members, 2)]
+        pairs += [_pair(one, other, lead, statuses, limit_ms) for one, other in combinations(members, 2)]
     for place in places:
-        found += _name_servers(place.name, statuses[place.name], limit_ms)
-    return found
+        pairs += _name_servers(place.name, statuses[place.name], limit_ms)
+    return pairs
 
 
-def verdict(found: Sequence[Link]) -> str:
+def verdict(links: Sequence[Link]) -> str:
     """One sentence about all of them."""
 
     def names(level: Level) -> str:
-        return ", ".join(f"{link.one} to {link.other}" for link in found if link.level == level)
+        return ", ".join(f"{link.one} to {link.other}" for link in links if link.level == level)
 
     if bad := names("bad"):
         return f"not everything is reached: {bad}"
     if slow := names("fair"):
         return f"all that is known is reached; slow: {slow}"
-    if any(link.level == "unknown" for link in found):
+    if any(link.level == "unknown" for link in links):
         return "all that is known is reached within the limit"
     return "everything is reached within the limit"
 
@@ -90,18 +90,18 @@ def _pair(
     status = statuses[leader.name]
     assert not isinstance(status, str)
     seen = next((f for f in status.followers if f.member.member == follower.number), None)
-    said = _as_the_follower_says(follower, leader, statuses, limit_ms)
-    if said is not None and said.level == "bad":
-        return said
+    claim = _as_the_follower_says(follower, leader, statuses, limit_ms)
+    if claim is not None and claim.level == "bad":
+        return claim
     if seen is None:
-        return said or Link(
+        return claim or Link(
             follower.name, leader.name, "unknown", None, f"{leader.name} has not heard of it since it leads"
         )
     if seen.last_fetch_ms > SILENT_MS:
         words = f"{follower.name} has not asked for records for {seen.last_fetch_ms / 1000:,.0f} s"
         return Link(follower.name, leader.name, "bad", None, words)
-    if said is not None and said.rtt_ms is not None and (seen.rtt_us < 0 or said.rtt_ms * 1000 < seen.rtt_us):
-        return said
+    if claim is not None and claim.rtt_ms is not None and (seen.rtt_us < 0 or claim.rtt_ms * 1000 < seen.rtt_us):
+        return claim
     return _reached(follower.name, leader.name, seen.rtt_us, limit_ms)
 
 
@@ -126,15 +126,15 @@ def _name_servers(name: str, status: MemberStatus | str, limit_ms: float) -> lis
         return [Link(name, "NameServers", "unknown", None, f"{name} does not say: {status}")]
     if not status.name_servers:
         return [Link(name, "NameServers", "unknown", None, f"{name} does not say: it runs an older version")]
-    found = []
+    links = []
     for server in status.name_servers:
         if server.state == "connected":
-            found.append(_reached(name, server.address, server.rtt_us, limit_ms))
+            links.append(_reached(name, server.address, server.rtt_us, limit_ms))
         elif server.state == "unknown":
-            found.append(Link(name, server.address, "unknown", None, "it has not registered there yet"))
+            links.append(Link(name, server.address, "unknown", None, "it has not registered there yet"))
         else:
-            found.append(Link(name, server.address, "bad", None, "it cannot register there"))
-    return found
+            links.append(Link(name, server.address, "bad", None, "it cannot register there"))
+    return links
 
 
 def _reached(one: str, other: str, rtt_us: int, limit_ms: float) -> Link:

@@ -75,10 +75,10 @@ def body_view(
         plain = _inflated(body, 4 * limit)
         if plain is not None:
             body, note = plain, f"{content.encoding} undone"
-    found = _view(body, kind or _kind_of(content), limit, content.charset)
+    view = _view(body, kind or _kind_of(content), limit, content.charset)
     if not note:
-        return found
-    return BodyView(found.kind, found.text, size, size if found.shown == len(body) else found.shown, note)
+        return view
+    return BodyView(view.kind, view.text, size, size if view.shown == len(body) else view.shown, note)
 
 
 def _kind_of(content: Content) -> Kind | None:
@@ -140,18 +140,18 @@ def _protobuf(data: bytes, depth: int = 0) -> list[str] | None:
     lines: list[str] = []
     at = 0
     while at < len(data):
-        made = _varint(data, at)
-        if made is None or len(lines) > MAX_FIELDS:
+        decoded = _varint(data, at)
+        if decoded is None or len(lines) > MAX_FIELDS:
             return None
-        tag, at = made
+        tag, at = decoded
         number, wire = tag >> 3, tag & 7
         if not 0 < number < 1 << 29:
             return None
         if wire == 0:
-            made = _varint(data, at)
-            if made is None:
+            decoded = _varint(data, at)
+            if decoded is None:
                 return None
-            value, at = made
+            value, at = decoded
             lines.append(f"{number}: {value}")
         elif wire in (1, 5):
             width = 8 if wire == 1 else 4
@@ -160,10 +160,10 @@ def _protobuf(data: bytes, depth: int = 0) -> list[str] | None:
             lines.append(f"{number}: 0x{int.from_bytes(data[at : at + width], 'little'):0{2 * width}x}")
             at += width
         elif wire == 2:
-            made = _varint(data, at)
-            if made is None or made[1] + made[0] > len(data):
+            decoded = _varint(data, at)
+            if decoded is None or decoded[1] + decoded[0] > len(data):
                 return None
-            inside, at = data[made[1] : made[1] + made[0]], made[1] + made[0]
+            inside, at = data[decoded[1] : decoded[1] + decoded[0]], decoded[1] + decoded[0]
             lines += _protobuf_bytes(number, inside, depth)
         else:
             return None

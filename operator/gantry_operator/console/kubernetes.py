@@ -199,7 +199,7 @@ class KubernetesAccess:
         token = form.get("bearer", "").removeprefix("Bearer ").strip()
         if self._user_header or not token or len(token) > MAX_TOKEN:
             return None
-        if self._known(_digest(token)) is None:
+        if self._cached_person(_digest(token)) is None:
             if not self._sign_ins.has_some(self._now()):
                 raise HTTPException(429, "too many people sign in: try again in a second", {"Retry-After": "1"})
             self._sign_ins.take(1)
@@ -212,14 +212,14 @@ class KubernetesAccess:
     async def may_write(self, session: Session, key: ClusterKey) -> bool:
         return await self._may(session, "update", key)
 
-    def _known(self, mark: str) -> tuple[float, Person | None] | None:
+    def _cached_person(self, mark: str) -> tuple[float, Person | None] | None:
         """Return what an answer that still counts says of a token."""
-        known = self._people.get(mark)
-        return known if known is not None and known[0] > self._now() else None
+        cached = self._people.get(mark)
+        return cached if cached is not None and cached[0] > self._now() else None
 
     async def _person(self, token: str) -> Person | None:
         mark = token if self._user_header else _digest(token)
-        cached = self._known(mark)
+        cached = self._cached_person(mark)
         if cached is not None:
             return cached[1]
         if self._user_header:
@@ -274,12 +274,12 @@ class PauseAnnotation:
         self._api = api
         self._key = key
 
-    def command(self, wanted: bool) -> str:
-        change = PAUSED + ("=true" if wanted else "-")
+    def command(self, paused: bool) -> str:
+        change = PAUSED + ("=true" if paused else "-")
         return shlex.join(["kubectl", "annotate", "bc", self._key.name, "-n", self._key.space, "--overwrite", change])
 
-    async def pause(self, wanted: bool) -> None:
-        patch = {"metadata": {"annotations": {PAUSED: "true" if wanted else None}}}
+    async def pause(self, paused: bool) -> None:
+        patch = {"metadata": {"annotations": {PAUSED: "true" if paused else None}}}
         try:
             await self._api.merge(BROKER_CLUSTER, self._key.space, self._key.name, patch)
         except (ApiError, ApiUnavailable) as error:
@@ -300,12 +300,12 @@ class ConfigMapHistory:
 
     async def read(self, now: float) -> tuple[Point, ...] | None:
         try:
-            found = await self._api.get(CONFIG_MAP, self._place.space, self._place.name)
+            config_map = await self._api.get(CONFIG_MAP, self._place.space, self._place.name)
         except (ApiError, ApiUnavailable) as error:
             self._report("read", error)
             return None
         try:
-            return points_of(orjson.loads(((found or {}).get("data") or {}).get(self._entry) or "[]"), now)
+            return points_of(orjson.loads(((config_map or {}).get("data") or {}).get(self._entry) or "[]"), now)
         except orjson.JSONDecodeError:
             return ()
 
@@ -350,11 +350,11 @@ class KubernetesSource:
 
     async def resource(self) -> dict[str, Any]:
         try:
-            found = await self.target.resource()
+            resource = await self.target.resource()
         except ActionError as error:
             raise SourceError(str(error)) from error
-        self._resource = found
-        return found
+        self._resource = resource
+        return resource
 
     async def members(self) -> list[MemberUrl]:
         if self._resource is None:
@@ -373,8 +373,8 @@ class KubernetesSource:
     async def _read_secrets(self) -> None:
         secret = await self._api.get(SECRET, self.key.space, names.admin_secret(self.key.name))
         self._token = None if secret is None else tokens.token_of(secret)
-        found = decoded(await self._api.get(SECRET, self.key.space, names.ca_cert_secret(self.key.name)))
-        self._trusted = found.get(AUTHORITIES) or found.get(CERTIFICATE, b"")
+        authorities = decoded(await self._api.get(SECRET, self.key.space, names.ca_cert_secret(self.key.name)))
+        self._trusted = authorities.get(AUTHORITIES) or authorities.get(CERTIFICATE, b"")
         self._secrets_until = time.monotonic() + LIST_EVERY_S
 
     async def audit(self) -> AuditView:
@@ -414,7 +414,7 @@ class Clusters:
         self._api = api
         self._history = history
         self._namespaces: Sequence[str | None] = namespaces or (None,)
-        self.known: dict[ClusterKey, Collector] = {}
+        self.collectors: dict[ClusterKey, Collector] = {}
         self._tasks: dict[ClusterKey, asyncio.Task[None]] = {}
         self._histories: dict[ClusterKey, ConfigMapHistory] = {}
 
@@ -427,7 +427,7 @@ class Clusters:
                     log.warning("BrokerClusters cannot be listed: %s", error)
                 await asyncio.sleep(LIST_EVERY_S)
         finally:
-            for key in list(self.known):
+            for key in list(self.collectors):
                 await self._forget(key)
 
     async def look(self) -> None:
@@ -435,20 +435,20 @@ class Clusters:
         listed: list[Object] = []
         for namespace in self._namespaces:
             listed += (await self._api.list(BROKER_CLUSTER, namespace))[0]
-        wanted = {ClusterKey(o["metadata"]["namespace"], o["metadata"]["name"]) for o in listed}
-        for key in set(self.known) - wanted:
+        there = {ClusterKey(o["metadata"]["namespace"], o["metadata"]["name"]) for o in listed}
+        for key in set(self.collectors) - there:
             await self._forget(key)
             if history := self._histories.pop(key, None):
                 await history.forget()
-        for key in sorted(wanted - set(self.known), key=lambda k: (k.space, k.name)):
+        for key in sorted(there - set(self.collectors), key=lambda k: (k.space, k.name)):
             if self._history is not None:
                 self._histories[key] = ConfigMapHistory(self._api, self._history, f"{key.space}.{key.name}")
             collector = Collector(KubernetesSource(self._api, key, self._histories.get(key)))
             self._tasks[key] = asyncio.create_task(collector.run())
-            self.known[key] = collector
+            self.collectors[key] = collector
 
     async def _forget(self, key: ClusterKey) -> None:
-        collector = self.known.pop(key)
+        collector = self.collectors.pop(key)
         await end_tasks(self._tasks.pop(key))
         await collector.source.close()
 
@@ -477,8 +477,8 @@ async def serve() -> None:
         )
         following = asyncio.create_task(clusters.run())
         try:
-            app = make_app(lambda: clusters.known, access, sessions)
-            await Server(app, lambda: clusters.known).serve(sockets=[bound])
+            app = make_app(lambda: clusters.collectors, access, sessions)
+            await Server(app, lambda: clusters.collectors).serve(sockets=[bound])
         finally:
             await end_tasks(following)
 

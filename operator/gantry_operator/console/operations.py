@@ -132,10 +132,10 @@ async def find_by_id(source: Source, topic: str, message_id: str) -> list[Receiv
 async def message_at(source: Source, topic: str, broker: str, queue: int, offset: int) -> ReceivedMessage | None:
     """Read one message by its place. Raises OperationError."""
     async with one_line_errors(), _admin(source) as admin:
-        wanted = [q for q in await admin.readable_queues(topic) if (q.broker, q.queue_id) == (broker, queue)]
-        if not wanted:
+        queues = [q for q in await admin.readable_queues(topic) if (q.broker, q.queue_id) == (broker, queue)]
+        if not queues:
             return None
-        result = await admin.puller().pull(wanted[0], offset, subscription(topic, "*"), count=1, suspend_ms=0)
+        result = await admin.puller().pull(queues[0], offset, subscription(topic, "*"), count=1, suspend_ms=0)
         return next((m for m in result.messages if m.queue_offset == offset), None)
 
 
@@ -143,10 +143,10 @@ async def message_at(source: Source, topic: str, broker: str, queue: int, offset
 
 
 async def _letters_of(source: Source, group: str, count: int) -> list[ReceivedMessage]:
-    found: list[ReceivedMessage] = []
+    letters: list[ReceivedMessage] = []
     async with one_line_errors():
-        await read_letters(source.target, Choice(group, (), None, count, False), found.append)
-    return found
+        await read_letters(source.target, Choice(group, (), None, count, False), letters.append)
+    return letters
 
 
 async def letter(source: Source, group: str, message_id: str) -> ReceivedMessage | None:
@@ -157,8 +157,8 @@ async def letter(source: Source, group: str, message_id: str) -> ReceivedMessage
         DeadLetters(c.name_servers, credentials=c.credentials, tls=c.tls) as dead,
     ):
         await leave_out_silent(dead.admin, c.groups)
-        found = await dead.find(group, message_id)
-        return found[-1] if found else None
+        letters = await dead.find(group, message_id)
+        return letters[-1] if letters else None
 
 
 async def resend(source: Source, group: str, ids: Sequence[str]) -> str:
@@ -173,12 +173,12 @@ async def resend(source: Source, group: str, ids: Sequence[str]) -> str:
 async def export(source: Source, group: str) -> bytes:
     """Return a line of JSON for each letter, of the first `EXPORTED` ones. Raises OperationError."""
     letters = await _letters_of(source, group, EXPORTED)
-    return "".join(exported(group, found) for found in letters).encode()
+    return "".join(exported(group, letter) for letter in letters).encode()
 
 
-def exported(group: str, found: ReceivedMessage) -> str:
+def exported(group: str, letter: ReceivedMessage) -> str:
     """As `gantry dlq read -o json` prints it."""
-    return printable_json(json.dumps(letter_fields(group, found), ensure_ascii=False)) + "\n"
+    return printable_json(json.dumps(letter_fields(group, letter), ensure_ascii=False)) + "\n"
 
 
 # Offsets

@@ -42,34 +42,34 @@ class Resends:
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._known: dict[str, Resend] = {}
+        self._runs: dict[str, Resend] = {}
 
     def of(self, group: str) -> Resend | None:
         """Return the run of a group, or its last one; None: there was none."""
-        return self._known.get(group)
+        return self._runs.get(group)
 
     def start(self, group: str) -> Resend:
         """Start a run; one that is under way goes on."""
-        found = self._known.get(group)
-        if found is not None and found.running:
-            return found
-        self._known.pop(group, None)
-        ended = [name for name, run in self._known.items() if not run.running]
-        for name in ended[: max(len(self._known) - KEPT + 1, 0)]:
-            del self._known[name]
-        found = self._known[group] = Resend(group)
-        found.task = asyncio.create_task(self._run(found))
-        return found
+        started = self._runs.get(group)
+        if started is not None and started.running:
+            return started
+        self._runs.pop(group, None)
+        ended = [name for name, run in self._runs.items() if not run.running]
+        for name in ended[: max(len(self._runs) - KEPT + 1, 0)]:
+            del self._runs[name]
+        started = self._runs[group] = Resend(group)
+        started.task = asyncio.create_task(self._run(started))
+        return started
 
     def stop(self, group: str) -> None:
         """Stop a run after the letters that are under way: those behind them still wait."""
-        found = self._known.get(group)
-        if found is not None:
-            found.stopping = True
+        run = self._runs.get(group)
+        if run is not None:
+            run.stopping = True
 
     async def close(self) -> None:
         """End all runs. Letters that were sent since the last mark are sent once more by the next run."""
-        await end_tasks(*(run.task for run in self._known.values()))
+        await end_tasks(*(run.task for run in self._runs.values()))
 
     async def _run(self, run: Resend) -> None:
         def counted(done: int, total: int) -> None:

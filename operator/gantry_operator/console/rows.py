@@ -150,7 +150,7 @@ def combine(parts: Mapping[str, GroupTables], before: Mapping[str, GroupTables])
     dead = _dead(parts, topics)
     groups, clients = _groups(parts)
     received = sent = 0.0
-    known = False
+    has_rates = False
     newest = max((part.at for part in parts.values()), default=0.0)
     for name, part in parts.items():
         earlier = before.get(name)
@@ -161,7 +161,7 @@ def combine(parts: Mapping[str, GroupTables], before: Mapping[str, GroupTables])
         seconds = (part.data["now_ms"] - earlier.data["now_ms"]) / 1000
         if seconds <= 0:
             continue
-        known = True
+        has_rates = True
         for topic, new in part.data["topics"].items():
             old = earlier.data["topics"].get(topic)
             grown = new["in"] - (old["in"] if old is not None else 0)
@@ -176,7 +176,7 @@ def combine(parts: Mapping[str, GroupTables], before: Mapping[str, GroupTables])
             group = groups[lag["group"]]
             group.rate = (group.rate or 0.0) + rate
             sent += 0.0 if group.system else rate
-    return Tables(parts, topics, groups, clients, dead, received if known else None, sent if known else None)
+    return Tables(parts, topics, groups, clients, dead, received if has_rates else None, sent if has_rates else None)
 
 
 def _topics(parts: Mapping[str, GroupTables]) -> dict[str, TopicRow]:
@@ -241,12 +241,12 @@ def _groups(parts: Mapping[str, GroupTables]) -> tuple[dict[str, ConsumerGroupRo
             row = groups[name] = ConsumerGroupRow(name, system)
         return row
 
-    def client_of(found: Mapping[str, str]) -> ClientRow:
-        client = clients.get(found["id"])
+    def client_of(entry: Mapping[str, str]) -> ClientRow:
+        client = clients.get(entry["id"])
         if client is None:
-            client = ClientRow(found["id"], found["address"], found["language"], found["version"])
-            clients[found["id"]] = client
-        client.addresses.add(found["address"])
+            client = ClientRow(entry["id"], entry["address"], entry["language"], entry["version"])
+            clients[entry["id"]] = client
+        client.addresses.add(entry["address"])
         return client
 
     for broker, part in parts.items():
@@ -264,13 +264,13 @@ def _groups(parts: Mapping[str, GroupTables]) -> tuple[dict[str, ConsumerGroupRo
                 queue_row = QueueRow(lag["topic"], broker, queue, first, end, committed)
                 row.queues.append(queue_row)
                 row.lag += queue_row.lag
-        for name, found in part.data["consumers"].items():
+        for name, group in part.data["consumers"].items():
             row = row_of(name)
-            row.model = found["model"]
-            row.inconsistent = row.inconsistent or bool(found["inconsistent"])
-            row.subscriptions |= {t: e for t, e in found["subscriptions"].items() if not t.startswith(RETRY_PREFIX)}
+            row.model = group["model"]
+            row.inconsistent = row.inconsistent or bool(group["inconsistent"])
+            row.subscriptions |= {t: e for t, e in group["subscriptions"].items() if not t.startswith(RETRY_PREFIX)}
             reading[name] |= set(row.subscriptions)
-            for entry in found["clients"]:
+            for entry in group["clients"]:
                 client = client_of(entry)
                 row.clients[client.id] = client
                 if name not in client.consumes:

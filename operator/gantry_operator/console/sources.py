@@ -65,11 +65,11 @@ class SourceError(Exception):
 class Pausing(Protocol):
     """Pauses and resumes the changes of one cluster."""
 
-    def command(self, wanted: bool) -> str:
+    def command(self, paused: bool) -> str:
         """Return the equivalent command; `wanted`: True pauses."""
         ...
 
-    async def pause(self, wanted: bool) -> None:
+    async def pause(self, paused: bool) -> None:
         """Pause changes, or let them go on. Raises ActionError."""
         ...
 
@@ -131,9 +131,9 @@ class LocalSource:
 
     async def resource(self) -> dict[str, Any]:
         try:
-            found = (await local_status(self.folder)).to_object()
-            found["status"]["events"] = await asyncio.to_thread(last_events, self.folder.events, KEEP)
-            return found
+            resource = (await local_status(self.folder)).to_object()
+            resource["status"]["events"] = await asyncio.to_thread(last_events, self.folder.events, KEEP)
+            return resource
         except Exception as error:  # Any damage of the folder is shown, and the other figures stay.
             raise SourceError(str(error) or type(error).__name__) from error
 
@@ -152,10 +152,10 @@ class LocalSource:
         return AuditView(lines, f"grep gantry.audit {self.folder.root}/log/*.log")
 
     def _audit_lines(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
+        entries: list[dict[str, Any]] = []
         for path in sorted((self.folder.root / "log").glob("*.log")):
-            found += [line | {"member": path.stem} for line in audit_lines(_end_of(path))]
-        return sorted(found, key=lambda line: -line["time_ms"])[:AUDIT_LINES]
+            entries += [line | {"member": path.stem} for line in audit_lines(_end_of(path))]
+        return sorted(entries, key=lambda line: -line["time_ms"])[:AUDIT_LINES]
 
     @property
     def _report(self) -> Path:
@@ -182,7 +182,7 @@ class MemberAudit:
 
     def __init__(self, http: httpx.AsyncClient) -> None:
         self._http = http
-        self._known: dict[str, list[dict[str, Any]]] = {}
+        self._lines_of: dict[str, list[dict[str, Any]]] = {}
         self._read_at = -math.inf
         self._reading: asyncio.Task[None] | None = None
 
@@ -190,12 +190,12 @@ class MemberAudit:
         """Return the lines, newest first; None: no member has answered yet."""
         if self._reading is None and time.monotonic() - self._read_at >= AUDIT_EVERY_S:
             self._reading = asyncio.create_task(self._read(members))
-        if self._reading is not None and not self._known:
+        if self._reading is not None and not self._lines_of:
             await asyncio.wait([self._reading], timeout=AUDIT_WAIT_S)
-        if not self._known:
+        if not self._lines_of:
             return None
-        found = [line | {"member": name} for name, lines in self._known.items() for line in lines]
-        return sorted(found, key=lambda line: -line["time_ms"])[:AUDIT_LINES]
+        entries = [line | {"member": name} for name, lines in self._lines_of.items() for line in lines]
+        return sorted(entries, key=lambda line: -line["time_ms"])[:AUDIT_LINES]
 
     async def close(self) -> None:
         """End a reading."""
@@ -205,10 +205,12 @@ class MemberAudit:
         try:
             chosen = await members()
             answers = await asyncio.gather(*map(self._of, chosen))
-            before = self._known
+            before = self._lines_of
             # A member that does not answer now has the lines that it had.
-            found = {m.name: a if a is not None else before.get(m.name) for m, a in zip(chosen, answers, strict=True)}
-            self._known = {name: lines for name, lines in found.items() if lines is not None}
+            lines_of = {
+                m.name: a if a is not None else before.get(m.name) for m, a in zip(chosen, answers, strict=True)
+            }
+            self._lines_of = {name: lines for name, lines in lines_of.items() if lines is not None}
         except SourceError:
             pass  # The page says that the cluster cannot be read.
         finally:
@@ -246,7 +248,7 @@ def _end_of(path: Path) -> str:
 
 def audit_lines(text: str) -> list[dict[str, Any]]:
     """Return the lines of the audit in a log. Other lines are ignored, and damaged ones."""
-    found = []
+    entries = []
     for line in text.splitlines():
         at = line.find('{"time_ms":')
         if at < 0 or "gantry.audit" not in line[:at]:
@@ -256,5 +258,5 @@ def audit_lines(text: str) -> list[dict[str, Any]]:
         except ValueError:
             continue
         if _is_line(entry):
-            found.append(entry)
-    return found
+            entries.append(entry)
+    return entries

@@ -123,11 +123,11 @@ def _closing(progress: Progress, seen: LeavingGroup, report: DrainReport) -> tup
 
 
 def _draining(progress: Progress, seen: LeavingGroup, report: DrainReport) -> tuple[Progress, DrainStep]:
-    found = obstacles(report, seen.policy)
-    if found or not report.settled:
-        if not found:
-            found = [Obstacle("NotSettled", "its log still changes")]
-        return replace(progress, proof=None), DrainStep("wait", "Draining", tuple(found))
+    left = obstacles(report, seen.policy)
+    if left or not report.settled:
+        if not left:
+            left = [Obstacle("NotSettled", "its log still changes")]
+        return replace(progress, proof=None), DrainStep("wait", "Draining", tuple(left))
     proof = progress.proof
     if proof is None or proof[:2] != (report.epoch, report.end):
         proof = (report.epoch, report.end, seen.now)
@@ -152,12 +152,12 @@ def obstacles(report: DrainReport, policy: Policy) -> list[Obstacle]:
 
     Retention concerns messages that consumers could have read. It never removes one that was not delivered yet.
     """
-    found = []
+    left = []
     if report.delayed:
-        found.append(Obstacle("Delayed", f"{report.delayed} delayed messages are not delivered yet"))
+        left.append(Obstacle("Delayed", f"{report.delayed} delayed messages are not delivered yet"))
     if report.timers:
         far = report.timers_until_ms - report.now_ms > FAR_AHEAD_MS
-        found.append(
+        left.append(
             Obstacle(
                 "TimersFarAhead" if far else "Timers",
                 f"{report.timers} messages have a delivery time, the last one {at(report.timers_until_ms)}",
@@ -165,18 +165,18 @@ def obstacles(report: DrainReport, policy: Policy) -> list[Obstacle]:
             )
         )
     if report.half:
-        found.append(Obstacle("HalfMessages", f"{report.half} messages of transactions have no decision yet"))
+        left.append(Obstacle("HalfMessages", f"{report.half} messages of transactions have no decision yet"))
     if report.in_flight:
-        found.append(Obstacle("InFlight", f"{report.in_flight} messages are with pop consumers"))
+        left.append(Obstacle("InFlight", f"{report.in_flight} messages are with pop consumers"))
     if expired(report):
-        return found
+        return left
     if policy == "WhenExpired":
         until = at(ends_at_ms(report))
-        found.append(Obstacle("Retention", f"spec.drain is WhenExpired: its newest message is kept until {until}"))
-        return found
-    found += [unread_obstacle(row) for row in report.unread]
+        left.append(Obstacle("Retention", f"spec.drain is WhenExpired: its newest message is kept until {until}"))
+        return left
+    left += [unread_obstacle(row) for row in report.unread]
     if report.dead_letters:
-        found.append(
+        left.append(
             Obstacle(
                 "DeadLetters",
                 f"{report.dead_letters} messages in dead letter topics were read by no one: send them again with "
@@ -184,7 +184,7 @@ def obstacles(report: DrainReport, policy: Policy) -> list[Obstacle]:
                 blocks=True,
             )
         )
-    return found
+    return left
 
 
 def unread_obstacle(row: Unread) -> Obstacle:
@@ -200,22 +200,22 @@ def unread_obstacle(row: Unread) -> Obstacle:
             f"that is suspended; if the table is not kept any more, write "
             f"`gantry group delete {row.consumer_group} --force`",
         )
-    said = f"{row.messages} messages of topic {row.topic} that consumer group {row.consumer_group} has not acknowledged"
+    text = f"{row.messages} messages of topic {row.topic} that consumer group {row.consumer_group} has not acknowledged"
     if row.broadcast:
-        return Obstacle("Broadcast", f"{said}: it reads by broadcast, so no one knows what its consumers have", True)
+        return Obstacle("Broadcast", f"{text}: it reads by broadcast, so no one knows what its consumers have", True)
     if not row.connected:
-        return Obstacle("NotConnected", f"{said}: it has no connected consumer", True)
-    return Obstacle("Unread", said)
+        return Obstacle("NotConnected", f"{text}: it has no connected consumer", True)
+    return Obstacle("Unread", text)
 
 
 def compacted_obstacle(topic: str, group: str) -> Obstacle:
     """`group`: the one that leaves. That its messages were read, or are old, says nothing: they are a state."""
-    said = (
+    text = (
         f"topic {topic} is compacted, and group {group} has the newest message of some keys: send those again to the "
         f"other groups, then compact it no more (cleanupPolicy: Delete, or `gantry topic compact {topic} --off`) until "
         f"the group is gone; or delete the topic, or write group {group} back into spec.brokerGroups"
     )
-    return Obstacle(COMPACTED, said, blocks=True)
+    return Obstacle(COMPACTED, text, blocks=True)
 
 
 def at(unix_ms: int) -> str:

@@ -142,10 +142,10 @@ def _differences(now: SubscriptionGroup | None, wanted: SubscriptionGroup) -> li
 def _deletion(w: WantedGroup, seen: Observed, steps: list[Step], notes: list[Note]) -> Result:
     answering = {g: t for g, t in seen.tables.items() if t is not None}
     silent = [g for g, t in seen.tables.items() if t is None]
-    found = {g: c for g, t in answering.items() if (c := t.consumer_group(w.group)) is not None}
-    rows = {g: row_of(c) for g, c in found.items()}
+    configs = {g: c for g, t in answering.items() if (c := t.consumer_group(w.group)) is not None}
+    rows = {g: row_of(c) for g, c in configs.items()}
     retry = [g for g, t in answering.items() if t.topic(RETRY_PREFIX + w.group) is not None]
-    if not w.delete or (not found and not retry and not silent):
+    if not w.delete or (not configs and not retry and not silent):
         return Result(DELETED, DELETED, w.known)
     members, lag, _ = figures = _figures(w.group, answering.values())
     if seen.paused:
@@ -158,7 +158,7 @@ def _deletion(w: WantedGroup, seen: Observed, steps: list[Step], notes: list[Not
             "False", "InUse", f"{w.group} is not deleted: {members} clients consume as it; stop them, or write "
             f"spec.force: true; {TO_KEEP}",
         )  # fmt: skip
-    elif lag and found and not w.force:
+    elif lag and configs and not w.force:
         state = State(
             "False", "Unread", f"{w.group} is not deleted: {lag} messages are unread; read them, reset its offsets to "
             f"latest, or write spec.force: true; {TO_KEEP}",

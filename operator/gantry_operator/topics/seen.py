@@ -71,7 +71,7 @@ class BrokerTables:
         self._topics: Mapping[str, Any] = topics
         self._groups: Mapping[str, Any] = groups
         self._consumers: Mapping[str, Any] = consumers
-        self._known: dict[str, SeenTopic | None] = {}
+        self._topics_read: dict[str, SeenTopic | None] = {}
         self._committed: dict[str, dict[str, dict[int, int]]] = {}
         self._topics_of: dict[str, set[str]] = {}
         for row in rows:
@@ -85,41 +85,41 @@ class BrokerTables:
 
     def topic(self, name: str) -> SeenTopic | None:
         """None: the broker group has no such topic. Raises BadTables."""
-        if name not in self._known:
-            self._known[name] = self._read_topic(name)
-        return self._known[name]
+        if name not in self._topics_read:
+            self._topics_read[name] = self._read_topic(name)
+        return self._topics_read[name]
 
     def _read_topic(self, name: str) -> SeenTopic | None:
-        found = self._topics.get(name)
-        if found is None:
+        entry = self._topics.get(name)
+        if entry is None:
             return None
         try:
-            config = TopicConfig.from_json(found["config"], name, stored=True)
-            queues = tuple(Queue(_number(first), _number(end)) for first, end in found["queues"])
+            config = TopicConfig.from_json(entry["config"], name, stored=True)
+            queues = tuple(Queue(_number(first), _number(end)) for first, end in entry["queues"])
         except (BodyError, KeyError, TypeError, ValueError) as error:
             raise BadTables(f"topic {name}: {error!r}") from None
         return SeenTopic(config, queues)
 
     def consumer_group(self, name: str) -> SubscriptionGroup | None:
         """None: it has no configuration here. Raises BadTables."""
-        found = self._groups.get(name)
-        if not isinstance(found, Mapping) or "config" not in found:
+        entry = self._groups.get(name)
+        if not isinstance(entry, Mapping) or "config" not in entry:
             return None
         try:
-            return SubscriptionGroup.from_json(found["config"], name, stored=True)
+            return SubscriptionGroup.from_json(entry["config"], name, stored=True)
         except BodyError as error:
             raise BadTables(f"group {name}: {error}") from None
 
     def members(self, group: str) -> Members:
         """Of a consumer group; without clients: no one is connected."""
-        found = self._consumers.get(group)
-        if not isinstance(found, Mapping):
+        entry = self._consumers.get(group)
+        if not isinstance(entry, Mapping):
             return Members(frozenset(), False, frozenset())
-        clients = found.get("clients") or ()
+        clients = entry.get("clients") or ()
         return Members(
             frozenset(str(c.get("id", "")) for c in clients if isinstance(c, Mapping)),
-            found.get("model") == "BROADCASTING",
-            frozenset(map(str, found.get("subscriptions") or ())),
+            entry.get("model") == "BROADCASTING",
+            frozenset(map(str, entry.get("subscriptions") or ())),
         )
 
     def topics_of(self, group: str) -> Iterable[str]:
@@ -158,12 +158,12 @@ class BrokerTables:
         for name in self._topics:
             if name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
                 continue
-            known = {*self.readers(name), *self._table_groups(name)}
+            readers_here = {*self.readers(name), *self._table_groups(name)}
             away = (g for tables in others for g in (*tables.readers(name), *tables._table_groups(name)))
             for group in dict.fromkeys(away):
-                found = None if group in known else self._unread(name, 0, [group])
-                if found is not None:
-                    yield name, group, found.messages
+                unread = None if group in readers_here else self._unread(name, 0, [group])
+                if unread is not None:
+                    yield name, group, unread.messages
 
     def _table_groups(self, topic: str) -> Iterator[str]:
         """Yield the groups of tables with offsets in a topic. They have no settings."""
@@ -186,15 +186,15 @@ class BrokerTables:
             old = retry_topic_v1(group, name)  # It may also be that of a group `group_name`.
             is_old = self.consumer_group(f"{group}_{name}") is None
             for retry in (retry_topic_v2(group, name), old) if is_old else (retry_topic_v2(group, name),):
-                found = self._unread(retry, 0, [group])
-                if found is not None:
-                    return found
+                unread = self._unread(retry, 0, [group])
+                if unread is not None:
+                    return unread
         return None
 
     def undelivered(self, name: str) -> str | None:
         """Return what is not delivered to the topic yet: none, delayed, half, or unknown. None: no one has asked."""
-        found = self._undelivered.get(name)
-        return found if found is None else str(found)
+        kind = self._undelivered.get(name)
+        return kind if kind is None else str(kind)
 
     def _unread(self, name: str, below: int, groups: Iterable[str]) -> Unread | None:
         topic = self.topic(name)

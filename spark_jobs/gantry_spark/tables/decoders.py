@@ -55,10 +55,10 @@ def decoder(kind: str, definition: str, message: str) -> Decoder:
 def json_text(value: Any) -> str:
     """Return any decoded value as JSON text. Bytes are Base64."""
 
-    def other(found: Any) -> Any:
-        if isinstance(found, bytes):
-            return base64.b64encode(found).decode()
-        return str(found)
+    def other(leaf: Any) -> Any:
+        if isinstance(leaf, bytes):
+            return base64.b64encode(leaf).decode()
+        return str(leaf)
 
     return orjson.dumps(value, default=other, option=orjson.OPT_NON_STR_KEYS).decode()
 
@@ -90,10 +90,10 @@ def _avro_parsed(definition: str) -> Any:
 
 def _avro_fields(definition: str) -> Field:
     parsed = _avro_parsed(definition)
-    found = _Avro().field("rocketmq", parsed, required=False)
-    if found.kind != "object":
+    record = _Avro().field("rocketmq", parsed, required=False)
+    if record.kind != "object":
         raise BadSchema("the Avro schema is no record: write type record with at least one field")
-    return found
+    return record
 
 
 class _Avro:
@@ -182,13 +182,13 @@ def _avro_decoder(definition: str) -> Decoder:
     def decode(body: bytes) -> dict[str, Any]:
         stream = io.BytesIO(body)
         try:
-            found = fastavro.schemaless_reader(stream, parsed, None)
+            record = fastavro.schemaless_reader(stream, parsed, None)
         except Exception as error:  # The library raises whatever the bytes lead to.
             raise Rejected(f"the body is not of the Avro schema: {type(error).__name__}: {error}"[:500]) from None
         if rest := stream.read():
             raise Rejected(f"the body has {len(rest)} bytes behind its Avro record")
-        assert isinstance(found, dict)
-        return found
+        assert isinstance(record, dict)
+        return record
 
     return decode
 
@@ -199,12 +199,12 @@ def _with_decimals(schema: Any) -> Any:
         return [_with_decimals(one) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    found = {n: _with_decimals(v) if n in ("type", "items", "values") else v for n, v in schema.items()}
+    changed = {n: _with_decimals(v) if n in ("type", "items", "values") else v for n, v in schema.items()}
     if "fields" in schema:
-        found["fields"] = [_with_decimals(one) for one in schema["fields"]]
+        changed["fields"] = [_with_decimals(one) for one in schema["fields"]]
     if schema.get("logicalType") == "decimal":
-        found["logicalType"] = _DECIMAL
-    return found
+        changed["logicalType"] = _DECIMAL
+    return changed
 
 
 def _decimal(data: bytes, schema: Any, _: Any = None) -> Decimal:
@@ -239,21 +239,21 @@ def _protobuf_message(definition: str, message: str) -> Any:
         files = descriptor_pb2.FileDescriptorSet.FromString(data)
         for file in files.file:
             pool.Add(file)
-        found = pool.FindMessageTypeByName(message)
+        descriptor = pool.FindMessageTypeByName(message)
     except (DecodeError, TypeError, KeyError, ValueError) as error:
-        known = sorted(f"{f.package}.{m.name}".lstrip(".") for f in files.file for m in f.message_type)
+        names = sorted(f"{f.package}.{m.name}".lstrip(".") for f in files.file for m in f.message_type)
         raise BadSchema(
             f"message {message!r} cannot be read from the Protobuf descriptors ({error}); they have "
-            f"{', '.join(known[:20]) or 'no message'}; write them with protoc --include_imports -o"
+            f"{', '.join(names[:20]) or 'no message'}; write them with protoc --include_imports -o"
         ) from None
-    return message_factory.GetMessageClass(found)
+    return message_factory.GetMessageClass(descriptor)
 
 
 def _protobuf_fields(definition: str, message: str) -> Field:
-    found = _message_field("rocketmq", _protobuf_message(definition, message).DESCRIPTOR, ())
-    if found.kind != "object":
+    root = _message_field("rocketmq", _protobuf_message(definition, message).DESCRIPTOR, ())
+    if root.kind != "object":
         raise BadSchema(f"message {message} has no fields")
-    return found
+    return root
 
 
 def _message_field(name: str, descriptor: Any, inside: tuple[str, ...]) -> Field:
@@ -301,29 +301,29 @@ def _protobuf_kind(one: Any) -> str:
 def _protobuf_decoder(definition: str, message: str) -> Decoder:
     from google.protobuf.message import DecodeError
 
-    made = _protobuf_message(definition, message)
+    message_class = _protobuf_message(definition, message)
 
     def decode(body: bytes) -> dict[str, Any]:
         try:
-            found: dict[str, Any] = _plain_message(made.FromString(body), Values(), message)
+            fields: dict[str, Any] = _plain_message(message_class.FromString(body), Values(), message)
         except (DecodeError, ValueError, OverflowError) as error:
             raise Rejected(f"the body is not of Protobuf message {message}: {error}"[:500]) from None
-        return found
+        return fields
 
     return decode
 
 
-def _plain_message(found: Any, values: Values, place: str) -> Any:
+def _plain_message(parsed: Any, values: Values, place: str) -> Any:
     """Return a message as a value. An empty one within another has two bytes and all of its fields. Raises Rejected."""
-    descriptor = found.DESCRIPTOR
+    descriptor = parsed.DESCRIPTOR
     if descriptor.full_name == "google.protobuf.Timestamp":
-        return _EPOCH + timedelta(seconds=found.seconds, microseconds=found.nanos // 1000)
+        return _EPOCH + timedelta(seconds=parsed.seconds, microseconds=parsed.nanos // 1000)
     values.add(len(descriptor.fields), place)
     out: dict[str, Any] = {}
     for one in descriptor.fields:
-        if one.has_presence and not found.HasField(one.name):
+        if one.has_presence and not parsed.HasField(one.name):
             continue
-        value = getattr(found, one.name)
+        value = getattr(parsed, one.name)
         if _is_map(one):
             valued = one.message_type.fields_by_name["value"]
             out[one.name] = {str(key): _plain(valued, value[key], values) for key in value}
@@ -338,8 +338,8 @@ def _plain(one: Any, value: Any, values: Values) -> Any:
     if one.message_type is not None:
         return _plain_message(value, values, one.name)
     if one.enum_type is not None:
-        known = one.enum_type.values_by_number.get(value)
-        return str(value) if known is None else known.name
+        label = one.enum_type.values_by_number.get(value)
+        return str(value) if label is None else label.name
     return value
 
 

@@ -71,29 +71,29 @@ class Field:
 
 def parse_schema(schema: Any) -> Field:
     """Return the fields of a JSON Schema. Raises BadSchema."""
-    found = _parse(SYSTEM, schema, False, 0)
-    if found.kind != "object" or not found.fields:
+    root = _parse(SYSTEM, schema, False, 0)
+    if root.kind != "object" or not root.fields:
         raise BadSchema("the schema needs type object and at least one property")
-    check_names(found)
-    return found
+    check_names(root)
+    return root
 
 
 def check_names(table: Field, taken: Collection[str] = ()) -> None:
     """Raise BadSchema unless a table can have these fields. `taken`: names of columns that it has besides, in lower
     case.
     """
-    known: set[str] = set()
+    paths: set[str] = set()
     for path in _paths(table):
-        if path in known:
+        if path in paths:
             raise BadSchema(f"field {path}: another field has this name, maybe in other case, or by its parts")
-        known.add(path)
+        paths.add(path)
     for field in table.fields:
         name = field.name.lower()
         if not name:
             raise BadSchema("a field has no name")
         if name in (SYSTEM, KEY, *taken) or name.startswith(f"{SYSTEM}."):
             raise BadSchema(f"field {field.name}: the table has a column of its own with this name")
-    if len(known) >= MAX_FIELDS:
+    if len(paths) >= MAX_FIELDS:
         raise BadSchema(f"the schema has more than {MAX_FIELDS} fields")
 
 
@@ -154,10 +154,10 @@ def _parse(name: str, schema: Any, required: bool, depth: int) -> Field:
 def to_schema(field: Field) -> dict[str, Any]:
     """Return a field as JSON Schema."""
     if field.kind == "object":
-        found: dict[str, Any] = {"type": "object", "properties": {f.name: to_schema(f) for f in field.fields}}
+        schema: dict[str, Any] = {"type": "object", "properties": {f.name: to_schema(f) for f in field.fields}}
         if needed := [f.name for f in field.fields if f.required]:
-            found["required"] = needed
-        return found
+            schema["required"] = needed
+        return schema
     if field.kind == "array":
         assert field.item is not None
         return {"type": "array", "items": to_schema(field.item)}
@@ -201,8 +201,8 @@ def fit(
     """
     values = values or Values()
     values.add(field.width, "")
-    found: dict[str, Any] = _value(field, value, "", json_text or _json_text, values)
-    return found
+    columns: dict[str, Any] = _value(field, value, "", json_text or _json_text, values)
+    return columns
 
 
 def _json_text(value: Any) -> str:
@@ -289,7 +289,7 @@ def infer(values: Iterable[Any], name: str = SYSTEM, depth: int = 0) -> Field:
     """Return the field that all JSON values fit. Of null the kind is `unknown`. Odd and deep values are JSON text. It
     looks at each part of them once: one body may have a million objects.
     """
-    found = Field(name, "unknown")
+    field = Field(name, "unknown")
     objects, lists = False, False
     by_name: dict[str, list[Any]] = {}
     items: list[Any] = []
@@ -302,15 +302,15 @@ def infer(values: Iterable[Any], name: str = SYSTEM, depth: int = 0) -> Field:
             lists = True
             items += value
         else:
-            found = merge(found, _simple(value, name))
+            field = merge(field, _simple(value, name))
     if objects and len(by_name) >= MAX_FIELDS:
         return Field(name, "json")
     if objects:
         whole = Field(name, "object", fields=tuple(infer(v, n, depth + 1) for n, v in by_name.items()))
-        found = merge(found, whole if _are_distinct(whole) else Field(name, "json"))
+        field = merge(field, whole if _are_distinct(whole) else Field(name, "json"))
     if lists:
-        found = merge(found, Field(name, "array", item=infer(items, "element", depth + 1)))
-    return found
+        field = merge(field, Field(name, "array", item=infer(items, "element", depth + 1)))
+    return field
 
 
 def _simple(value: Any, name: str) -> Field:
@@ -330,8 +330,8 @@ def merge(a: Field, b: Field) -> Field:
     if a.kind == b.kind == "object":
         others = {f.name: f for f in b.fields}
         fields = [merge(f, others.pop(f.name)) if f.name in others else f for f in a.fields]
-        found = Field(a.name, "object", fields=(*fields, *others.values()))
-        return found if len(found.fields) < MAX_FIELDS and _are_distinct(found) else Field(a.name, "json")
+        both = Field(a.name, "object", fields=(*fields, *others.values()))
+        return both if len(both.fields) < MAX_FIELDS and _are_distinct(both) else Field(a.name, "json")
     if a.kind == b.kind == "array" and a.item is not None and b.item is not None:
         return Field(a.name, "array", item=merge(a.item, b.item))
     if a.kind == b.kind:
@@ -394,26 +394,26 @@ def _unknown_within(field: Field, values: Iterable[Any], depth: int) -> Field | 
             for name, one in value.items():
                 if one is not None:
                     by_name.setdefault(name, []).append(one)
-    known = {f.name: f for f in field.fields}
+    by_field = {f.name: f for f in field.fields}
     more = []
     for name, some in by_name.items():
-        there = known.get(name)
-        found = infer(some, name, depth + 1) if there is None else _unknown_within(there, some, depth + 1)
-        if found is not None:
-            more.append(found)
+        there = by_field.get(name)
+        lacking = infer(some, name, depth + 1) if there is None else _unknown_within(there, some, depth + 1)
+        if lacking is not None:
+            more.append(lacking)
     return Field(field.name, "object", fields=tuple(more)) if more else None
 
 
-def joined(known: Field, found: Field | None, more: Field, taken: Collection[str]) -> Field:
+def joined(table: Field, before: Field | None, more: Field, taken: Collection[str]) -> Field:
     """Return new fields of some bodies and of more. `known`: those of the table; `taken` as in `check_names`. Raises
     BadSchema if the table cannot have them all.
     """
-    both = more if found is None else merge(found, more)
-    if both == found:
+    both = more if before is None else merge(before, more)
+    if both == before:
         return both
     if both.kind != "object":
         raise BadSchema(
             f"names of new fields differ in case only, or by their parts, or there are more than {MAX_FIELDS} fields"
         )
-    check_names(widened(known, settle(both)), taken)
+    check_names(widened(table, settle(both)), taken)
     return both

@@ -37,6 +37,7 @@ from pyiceberg.table import Table, Transaction
 
 from gantry_spark.errors import GantrySparkError, SourceError
 from gantry_spark.tables.decoders import AVRO, PROTOBUF, fields_of
+from gantry_spark.tables.entry_cache import CATALOG
 from gantry_spark.tables.fields import (
     SYSTEM,
     BadSchema,
@@ -48,7 +49,6 @@ from gantry_spark.tables.fields import (
     unknown_fields,
     widened,
 )
-from gantry_spark.tables.known import CATALOG
 from gantry_spark.tables.offsets import (
     NotContinued,
     acknowledged,
@@ -267,16 +267,16 @@ class Part:
             rows = np.flatnonzero(queues == queue_id)
             at = rows[int(offsets[rows].argmax())]
             queue = MessageQueue(topic, group, queue_id)
-            found = int(offsets[at]), int(records.store_ms[at])
-            self.newest[queue] = max(found, self.newest.get(queue, found))
+            newest = int(offsets[at]), int(records.store_ms[at])
+            self.newest[queue] = max(newest, self.newest.get(queue, newest))
 
     def note_bad(self, rejected: Any) -> None:
         """Note the place and the reason of the first rejected message of each queue."""
         system = rejected.column(SYSTEM).combine_chunks()
         columns = [system.field(n).to_pylist() for n in ("topic", "partition", "offset")]
         for topic, queue, offset, reason in zip(*columns, rejected.column("reason").to_pylist(), strict=True):
-            found = (offset, reason)
-            self.first_bad[topic, queue] = min(found, self.first_bad.get((topic, queue), found))
+            first = (offset, reason)
+            self.first_bad[topic, queue] = min(first, self.first_bad.get((topic, queue), first))
 
 
 @dataclass(frozen=True)
@@ -363,17 +363,17 @@ class TableJob:
         It lacks all of a queue that it does not know. While the catalog does not say what the table has, the progress
         that the group has stays.
         """
-        known: Offsets = {}
+        progress: Offsets = {}
         failure: Exception | None = None
         try:
             table = self.find()
             if table is not None:
-                known = acknowledged(ends_of(table), marks_in(_summaries(table)))
+                progress = acknowledged(ends_of(table), marks_in(_summaries(table)))
             elif not is_kept:
                 return
         except Exception as error:
             failure = error
-        offsets = {q: known.get(q, b.first) for q, b in target.items() if b.by_master}
+        offsets = {q: progress.get(q, b.first) for q, b in target.items() if b.by_master}
         group = self.spec.table_group
         try:
             if failure is not None:
@@ -449,48 +449,48 @@ class TableJob:
         table = self.find()
         if table is not None:
             self._check_settings(table)
-        known = {} if table is None else ends_of(table)
+        committed_ends = {} if table is None else ends_of(table)
         before = marks_in(() if table is None else _summaries(table))
         now_ms = _now_ms()
-        start = {**known, **moved}
+        start = {**committed_ends, **moved}
         end = limited(start, target, most)
-        if end == known and next_marks(before, end, target, closed, now_ms)[0] == before:
+        if end == committed_ends and next_marks(before, end, target, closed, now_ms)[0] == before:
             self._take_schema(table)
             return None
         # A queue that had ended and takes messages again is another one; of one that does not, messages were lost.
-        others = {q for q, ended in before.ended.items() if ended == known.get(q) and q not in closed}
+        others = {q for q, ended in before.ended.items() if ended == committed_ends.get(q) and q not in closed}
         first = {queue: bound.first for queue, bound in target.items()}
-        found = plan(start, end, first, others)
-        if table is None and not found.ranges:
+        planned = plan(start, end, first, others)
+        if table is None and not planned.ranges:
             self._take_schema(None)
             return None
-        for loss in found.losses:
+        for loss in planned.losses:
             logger.warning("%s", loss)
-        shape, table = self._table(table, found.ranges)
+        shape, table = self._table(table, planned.ranges)
         rejected = self._rejected_table()
         self.after("plan")
-        held = _held(rejected, found.ranges)
-        shape, parts = self._write(found.ranges, shape, table, held)
+        held = _held(rejected, planned.ranges)
+        shape, parts = self._write(planned.ranges, shape, table, held)
         if self.spec.on_bad_record == "Suspend" and any(part.first_bad for part in parts):
             remove(table, [f for part in parts for f in (*part.files, *part.rejected_files)])
             bad = _first_bad(parts)
             end = {q: min(e, bad.get((q.topic, f"{q.broker}:{q.queue_id}"), (e, ""))[0]) for q, e in end.items()}
-            found = plan(start, end, first, others)
-            if not found.ranges:
+            planned = plan(start, end, first, others)
+            if not planned.ranges:
                 (_, partition), (offset, reason) = min(bad.items())
                 raise BadRecord(
                     f"message {offset} of queue {partition} does not fit, and onBadRecord is Suspend: {reason}; widen "
                     f"the schema, or write onBadRecord: Reject, which moves the message to the table of rejected ones"
                 )
-            shape, parts = self._write(found.ranges, shape, table, held)
+            shape, parts = self._write(planned.ranges, shape, table, held)
         if self.spec.staged and most > 1 and sum(part.size for part in parts) > STAGED_BYTES:
             remove(table, [f for part in parts for f in (*part.files, *part.rejected_files)])
             raise CommitTooLarge(f"one commit would have more than {STAGED_BYTES} bytes of rows")
         self.after("write")
-        losses = [*found.losses, *(loss for part in parts for loss in part.losses)]
+        losses = [*planned.losses, *(loss for part in parts for loss in part.losses)]
         losses += [
             f"queue {queue_text(q)} of topic {q.topic}: its broker has other messages from offset {offset} on than the "
-            f"table, which ended at {known[q]}: it has lost them, or the topic was made again"
+            f"table, which ended at {committed_ends[q]}: it has lost them, or the topic was made again"
             for q, offset in moved.items()
             if q not in others
         ]
@@ -502,10 +502,10 @@ class TableJob:
         for part in parts:
             newest |= {q: max(one, newest.get(q, one)) for q, one in part.newest.items()}
         times = store_times(_summaries(table)) | {q: ms for q, (_, ms) in newest.items()}
-        properties = summary(known, found.ranges, end, losses, times, marks)
+        properties = summary(committed_ends, planned.ranges, end, losses, times, marks)
         self._commit_rejected(rejected, parts, properties)
         self.after("reject")
-        committed = self._commit_rows(table, shape, parts, known, properties, losses)
+        committed = self._commit_rows(table, shape, parts, committed_ends, properties, losses)
         self.after("commit")
         behind = sum(max(0, bound.after - end.get(queue, bound.first)) for queue, bound in target.items())
         return Outcome(
@@ -524,15 +524,15 @@ class TableJob:
 
     def both(self) -> list[Table]:
         """Return the table and that of its rejected rows, as far as they exist."""
-        found = (self._find(one) for one in (self.spec.identifier, self.spec.rejected_identifier))
-        return [table for table in found if table is not None]
+        tables = (self._find(one) for one in (self.spec.identifier, self.spec.rejected_identifier))
+        return [table for table in tables if table is not None]
 
     def _find(self, identifier: tuple[str, str]) -> Table | None:
         try:
-            found: Table = self.catalog.load_table(identifier)
+            table: Table = self.catalog.load_table(identifier)
         except NoSuchTableError:
             return None
-        return found
+        return table
 
     def _create(
         self, identifier: tuple[str, str], columns: Any, properties: dict[str, str], partition_by: Sequence[str] = ()
@@ -554,8 +554,8 @@ class TableJob:
         return self.catalog.load_table(identifier)
 
     def _rejected_table(self) -> Table:
-        found = self._find(self.spec.rejected_identifier)
-        return found or self._create(self.spec.rejected_identifier, REJECTED, {TOPIC: self.spec.topic})
+        table = self._find(self.spec.rejected_identifier)
+        return table or self._create(self.spec.rejected_identifier, REJECTED, {TOPIC: self.spec.topic})
 
     def _table(self, table: Table | None, ranges: tuple[QueueRange, ...]) -> tuple[Shape, Table]:
         """Return the table and the shape of its rows. A table that does not exist is made."""
@@ -637,13 +637,13 @@ class TableJob:
                 )
 
     def _infer(self, ranges: tuple[QueueRange, ...]) -> Field:
-        found: Field | None = None
+        inferred: Field | None = None
         none = Field(SYSTEM, "object")
         seen = 0
         values = pa.schema([("value", pa.binary())])
-        for wanted in ranges:
-            for records in read_range(self.cluster, wanted, self.settings):
-                for batch in batches(records, wanted.queue.topic, wanted.queue.broker, ("value",), values):
+        for queue_range in ranges:
+            for records in read_range(self.cluster, queue_range, self.settings):
+                for batch in batches(records, queue_range.queue.topic, queue_range.queue.broker, ("value",), values):
                     for body in batch.column("value").to_pylist()[:SAMPLE]:
                         try:
                             value = orjson.loads(body or b"")
@@ -652,16 +652,16 @@ class TableJob:
                         more = unknown_fields(none, value) if isinstance(value, dict) else None
                         if more is not None:
                             with suppress(BadSchema):  # The row is rejected then.
-                                found = joined(none, found, more, self.spec.taken)
+                                inferred = joined(none, inferred, more, self.spec.taken)
                                 seen += 1
                 if seen >= SAMPLE:
                     break
-        if found is None:
+        if inferred is None:
             raise BadSchema(
                 f"topic {self.spec.topic}: no message is a JSON object with fields that a table can have, so no schema "
                 f"can be inferred; use Raw"
             )
-        return parse_schema(to_schema(settle(found)))
+        return parse_schema(to_schema(settle(inferred)))
 
     # ---- writing
 
@@ -791,11 +791,11 @@ def _held(rejected: Table, ranges: Sequence[QueueRange]) -> frozenset[Place]:
     if not len(rows):
         return frozenset()
     system = pa.Table.from_struct_array(rows.column(SYSTEM).combine_chunks())
-    wanted = {f"{one.queue.broker}:{one.queue.queue_id}": one for one in ranges}
+    by_partition = {f"{one.queue.broker}:{one.queue.queue_id}": one for one in ranges}
     return frozenset(
         place
         for place in places(system)
-        if (found := wanted.get(place[0])) is not None and found.start <= place[1] < found.end
+        if (queue_range := by_partition.get(place[0])) is not None and queue_range.start <= place[1] < queue_range.end
     )
 
 
@@ -803,8 +803,8 @@ def _first_bad(parts: list[Part]) -> dict[tuple[str, str], tuple[int, str]]:
     """Return the first rejected message of each queue."""
     bad: dict[tuple[str, str], tuple[int, str]] = {}
     for part in parts:
-        for place, found in part.first_bad.items():
-            bad[place] = min(found, bad.get(place, found))
+        for place, first in part.first_bad.items():
+            bad[place] = min(first, bad.get(place, first))
     return bad
 
 

@@ -16,6 +16,7 @@ from pyiceberg.table import Table
 from pyiceberg.types import IcebergType, ListType, MapType, StructType
 
 from gantry_spark.errors import GantrySparkError, SourceError
+from gantry_spark.tables.entry_cache import NAMESPACE, REJECTED, Entry, Facts, with_behind
 from gantry_spark.tables.fields import BadSchema, parse_schema
 from gantry_spark.tables.job import (
     DEFINITION,
@@ -29,7 +30,6 @@ from gantry_spark.tables.job import (
     ends_of,
     open_catalog,
 )
-from gantry_spark.tables.known import NAMESPACE, REJECTED, Entry, Facts, with_behind
 from gantry_spark.tables.offsets import NotContinued, losses_of
 from gantry_spark.tables.parquet import TYPE as PARQUET
 from gantry_spark.tables.parquet import ParquetTable, iceberg_schema
@@ -57,21 +57,21 @@ class BadQuery(GantrySparkError):
 
 def catalogs(properties: Mapping[str, str]) -> list[Any]:
     """Return the catalog, and the one of tables of Parquet files beside it, if its warehouse is a folder."""
-    found = [open_catalog(properties)]
+    opened = [open_catalog(properties)]
     if properties.get("type") != PARQUET:
         with suppress(BadSchema):
-            found.append(open_catalog({**properties, "type": PARQUET}))
-    return found
+            opened.append(open_catalog({**properties, "type": PARQUET}))
+    return opened
 
 
 def find(properties: Mapping[str, str], name: str, namespace: str = NAMESPACE) -> tuple[Any, Table]:
     """Return the table of a topic and its catalog. Raises NoSuchTable, also for another table."""
     opened = catalogs(properties)
-    found = _of(opened, name, namespace)
-    if MODE not in found.properties:
-        what = f"the rejected messages of topic {found.properties[TOPIC]}" if TOPIC in found.properties else "no topic"
+    table = _of(opened, name, namespace)
+    if MODE not in table.properties:
+        what = f"the rejected messages of topic {table.properties[TOPIC]}" if TOPIC in table.properties else "no topic"
         raise NoSuchTable(f"table {name} has {what}: name the table of a topic; gantry table query reads any table")
-    return opened[-1 if is_parquet(found) else 0], found
+    return opened[-1 if is_parquet(table) else 0], table
 
 
 def is_parquet(table: Any) -> bool:
@@ -109,11 +109,11 @@ def entries(catalog: Any, table: Any) -> list[Entry]:
 
 def all_entries(catalogs: Sequence[Any], namespace: str = NAMESPACE) -> list[Entry]:
     """Return the entries of all tables, those of no topic too."""
-    found: list[Entry] = []
+    entries: list[Entry] = []
     for catalog in catalogs:
         by_name = {table.name()[-1]: table for table in _every(catalog, namespace)}
-        found += [_entry(table, by_name.get(name + REJECTED)) for name, table in by_name.items()]
-    return found
+        entries += [_entry(table, by_name.get(name + REJECTED)) for name, table in by_name.items()]
+    return entries
 
 
 def _entry(table: Any, rejected: Any) -> Entry:
@@ -188,8 +188,8 @@ def _columns(table: ParquetTable) -> list[dict[str, str]]:
     """Return the columns of a table of Parquet files: those of its schema."""
     own = table.properties
     fields = parse_schema(orjson.loads(own[SCHEMA])) if SCHEMA in own else None
-    found = iceberg_schema(Shape(fields, False).arrow())
-    return [{"name": f.name, "type": type_text(f.field_type)} for f in found.fields]
+    schema = iceberg_schema(Shape(fields, False).arrow())
+    return [{"name": f.name, "type": type_text(f.field_type)} for f in schema.fields]
 
 
 def _summary(table: Table) -> Mapping[str, str]:
@@ -220,9 +220,9 @@ def query(catalogs: Sequence[Any], sql: str, namespace: str = NAMESPACE) -> tupl
     try:
         for name in sorted(connection.get_table_names(sql)):
             connection.register(name, _of(catalogs, name, namespace).scan().to_arrow())
-        found = connection.execute(sql)
-        columns = [column[0] for column in found.description or ()]
-        return columns, found.fetchmany(MAX_ROWS)
+        result = connection.execute(sql)
+        columns = [column[0] for column in result.description or ()]
+        return columns, result.fetchmany(MAX_ROWS)
     except duckdb.Error as error:
         raise BadQuery(f"the query fails: {error}") from None
     finally:
@@ -233,8 +233,8 @@ def _of(catalogs: Sequence[Any], name: str, namespace: str) -> Any:
     for catalog in catalogs:
         with suppress(NoSuchTableError, NoSuchNamespaceError, BadSchema):
             return catalog.load_table((namespace, name))
-    known = ", ".join(table.name()[-1] for one in catalogs for table in tables(one, namespace)) or "none"
-    raise NoSuchTable(f"there is no table {name}; the catalog has {known}")
+    there = ", ".join(table.name()[-1] for one in catalogs for table in tables(one, namespace)) or "none"
+    raise NoSuchTable(f"there is no table {name}; the catalog has {there}")
 
 
 def rejected(catalog: Catalog, name: str, namespace: str = NAMESPACE) -> list[Table]:

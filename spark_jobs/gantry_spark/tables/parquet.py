@@ -121,13 +121,13 @@ class ParquetTable:
 
     @property
     def properties(self) -> dict[str, str]:
-        found: dict[str, str] = self.manifest.get("properties", {})
-        return found
+        properties: dict[str, str] = self.manifest.get("properties", {})
+        return properties
 
     @property
     def summary(self) -> dict[str, str]:
-        found: dict[str, str] = self.manifest.get("summary", {})
-        return found
+        summary: dict[str, str] = self.manifest.get("summary", {})
+        return summary
 
     # ---- manifests
 
@@ -143,23 +143,23 @@ class ParquetTable:
         except ArchiveError as error:
             raise SourceError(f"table {'.'.join(self.identifier)}: {error}") from None
 
-    def _newest(self, known: int) -> int:
+    def _newest(self, since: int) -> int:
         """Return the number of the newest commit; 0: there is none."""
-        folder = known // PER_FOLDER
-        newest = known
+        folder = since // PER_FOLDER
+        newest = since
         while True:
-            after = _commit_name(known) if known and folder == known // PER_FOLDER else ""
-            found = [_number(one.name) for one in self._store.list(f"{COMMITS}/{folder:06d}/", after)]
-            newest = max([newest, *(n for n in found if n is not None)])
+            after = _commit_name(since) if since and folder == since // PER_FOLDER else ""
+            numbers = [_number(one.name) for one in self._store.list(f"{COMMITS}/{folder:06d}/", after)]
+            newest = max([newest, *(n for n in numbers if n is not None)])
             if newest < (folder + 1) * PER_FOLDER - 1:
                 return newest
             folder += 1
 
     def _read(self, version: int) -> dict[str, Any]:
-        found = orjson.loads(self._store.get(_commit_name(version), MAX_COMMIT))
-        if not isinstance(found, dict):
+        manifest = orjson.loads(self._store.get(_commit_name(version), MAX_COMMIT))
+        if not isinstance(manifest, dict):
             raise NotContinued(f"table {'.'.join(self.identifier)}: commit {version} cannot be read")
-        return found
+        return manifest
 
     def commit(
         self,
@@ -192,8 +192,8 @@ class ParquetTable:
         try:
             if self.version != self._published:  # The store failed after the last manifest.
                 self._publish(self.manifest)
-            made = self._store.create(_commit_name(version), orjson.dumps(manifest))
-            if not made and self._read(version).get("id") != manifest["id"]:
+            created = self._store.create(_commit_name(version), orjson.dumps(manifest))
+            if not created and self._read(version).get("id") != manifest["id"]:
                 raise NotContinued(f"table {'.'.join(self.identifier)}: another commit came first: {version}")
             self.version, self.manifest = version, manifest
             after("manifest")
@@ -234,18 +234,18 @@ class ParquetTable:
 
     def stage(self, rows: Any, parts: Sequence[Part]) -> list[str]:
         """Write rows to staged files, one for each partition, and return their names. Raises BadSchema."""
-        found: list[str] = []
+        paths: list[str] = []
         for folder, some in partitioned(rows, parts):
             place = f"{self.catalog.staging(self.identifier)}/{uuid.uuid4().hex}"
             path = f"{place}/{folder}/0.parquet" if folder else f"{place}/0.parquet"
             with self.io.new_output(path).create() as stream:
                 pq.write_table(some, stream, compression="zstd")
-            found.append(path)
-        return found
+            paths.append(path)
+        return paths
 
     def described(self, paths: Iterable[str]) -> list[File]:
         """Return staged files as those of the next commit."""
-        found = []
+        files = []
         for number, path in enumerate(paths):
             staged = path.removeprefix(self.url + "/")
             opened = self.io.new_input(path)
@@ -253,8 +253,8 @@ class ParquetTable:
                 footer = pq.read_metadata(stream)
             folder = "/".join(part for part in staged.split("/") if "=" in part)
             name = f"{folder}{'/' if folder else ''}{self.version + 1:012d}-{number}.parquet"
-            found.append(File(name, footer.num_rows, len(opened), _newest_ms(footer), staged))
-        return found
+            files.append(File(name, footer.num_rows, len(opened), _newest_ms(footer), staged))
+        return files
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> Any:
         """Return all rows; `columns`: only these, None: all. Columns that a file lacks are null."""
@@ -317,22 +317,22 @@ class ParquetCatalog:
 
     def load_table(self, identifier: tuple[str, str]) -> ParquetTable:
         """Return a table. Raises NoSuchTableError."""
-        found = ParquetTable(self, identifier)
-        if not found.version:
+        table = ParquetTable(self, identifier)
+        if not table.version:
             raise NoSuchTableError(f"there is no table {'.'.join(identifier)}")
-        return found
+        return table
 
     def create(self, identifier: tuple[str, str], columns: Any, properties: Mapping[str, str],
                partition_by: Sequence[str], now_ms: int) -> ParquetTable:  # fmt: skip
         """Make a table, or return the one that another process has made. Raises BadSchema."""
         check_parts(parse_parts(partition_by), iceberg_schema(columns))
-        found = ParquetTable(self, identifier)
-        if not found.version:
+        table = ParquetTable(self, identifier)
+        if not table.version:
             try:
-                found.commit([], {}, properties, now_ms=now_ms)
+                table.commit([], {}, properties, now_ms=now_ms)
             except NotContinued:
-                found.refresh()
-        return found
+                table.refresh()
+        return table
 
     def list_tables(self, namespace: str) -> list[tuple[str, str]]:
         """Return the tables of a namespace."""
@@ -341,8 +341,8 @@ class ParquetCatalog:
         if not _NAME.fullmatch(namespace):
             return []
         store = _Store(f"{self.warehouse}/{ROOT}/{namespace}", self.properties)
-        found = store._call(lambda opened: obstore.list_with_delimiter(opened)["common_prefixes"], "list", new=True)
-        return [(namespace, str(name).rstrip("/")) for name in found]
+        folders = store._call(lambda opened: obstore.list_with_delimiter(opened)["common_prefixes"], "list", new=True)
+        return [(namespace, str(name).rstrip("/")) for name in folders]
 
     def drop_table(self, identifier: tuple[str, str]) -> None:
         """Delete a table and its files. Raises NoSuchTableError."""
@@ -391,8 +391,8 @@ def _folder(transform: Any, kind: Any, value: Any) -> str:
 
 
 def _to_json(file: File) -> dict[str, Any]:
-    found = {"path": file.path, "rows": file.rows, "bytes": file.size, "lastMs": file.last_ms}
-    return found | {"staged": file.staged} if file.staged else found
+    entry = {"path": file.path, "rows": file.rows, "bytes": file.size, "lastMs": file.last_ms}
+    return entry | {"staged": file.staged} if file.staged else entry
 
 
 def _commit_name(version: int) -> str:

@@ -70,20 +70,20 @@ class PullSettings:
         logger.warning("%s", text)
 
 
-def read_range(cluster: Cluster, wanted: QueueRange, settings: PullSettings) -> Iterator[Records]:
+def read_range(cluster: Cluster, queue_range: QueueRange, settings: PullSettings) -> Iterator[Records]:
     """Yield the messages of a range in order. Raises SourceError."""
-    at = wanted.start
+    at = queue_range.start
     pauses = Pauses(cluster.timeout_s)
-    queue = wanted.queue
+    queue = queue_range.queue
     name = f"queue {queue_text(queue)} of topic {queue.topic}"
-    while at < wanted.end:
-        pull = _Pulls(wanted, at, settings)
+    while at < queue_range.end:
+        pull = _Pulls(queue_range, at, settings)
         problem, again = "", False
         for master, address in cluster.addresses(queue.topic, queue.broker):
             begun = pull.at
             try:
                 for block in pull.run(cluster.connection(address)):
-                    yield from _decode(memoryview(block.buffer)[: block.used], wanted, settings, name)
+                    yield from _decode(memoryview(block.buffer)[: block.used], queue_range, settings, name)
             except Broken as error:
                 problem = str(error)
                 cluster.drop(address)
@@ -93,20 +93,22 @@ def read_range(cluster: Cluster, wanted: QueueRange, settings: PullSettings) -> 
                 problem = str(error)
             if pull.at > begun:
                 pauses = Pauses(cluster.timeout_s)
-            if pull.at >= wanted.end:
+            if pull.at >= queue_range.end:
                 break
             if pull.moved is not None and master:
                 low, high = pull.moved
                 if pull.at < low:
-                    settings.lost(f"{name}: messages {pull.at} to {min(low, wanted.end) - 1} expired before the read")
+                    settings.lost(
+                        f"{name}: messages {pull.at} to {min(low, queue_range.end) - 1} expired before the read"
+                    )
                     pull.at, again = low, True
                 elif pull.at > high:
-                    settings.lost(f"{name} ends at offset {high}: messages {pull.at} to {wanted.end - 1} are gone")
+                    settings.lost(f"{name} ends at offset {high}: messages {pull.at} to {queue_range.end - 1} are gone")
                     return
                 break
             problem = problem or f"{address} does not have message {pull.at} yet"
         at = pull.at
-        if at < wanted.end and not again and not pauses.wait():
+        if at < queue_range.end and not again and not pauses.wait():
             raise SourceError(f"{name} cannot be read from offset {at} on: {problem or 'no broker is known'}")
         if problem:
             cluster.forget(queue.topic)
@@ -115,20 +117,20 @@ def read_range(cluster: Cluster, wanted: QueueRange, settings: PullSettings) -> 
 class _Pulls:
     """Pulls of one range over one connection after another."""
 
-    def __init__(self, wanted: QueueRange, at: int, settings: PullSettings) -> None:
+    def __init__(self, queue_range: QueueRange, at: int, settings: PullSettings) -> None:
         self.at = at
         self.moved: tuple[int, int] | None = None
         """First offset and end of the queue, when the broker has no message at `at`."""
-        self._wanted = wanted
+        self._range = queue_range
         self._block = Block()
-        queue = wanted.queue
+        queue = queue_range.queue
         self._ext = PullHeader(
             settings.group, queue.topic, queue.queue_id, Long(0), 1, PullFlag.SUBSCRIPTION, Long(0),
             subscription=" || ".join(settings.tags) or "*", bname=queue.broker, gantryLarge=LARGE or None,
         ).ext()  # fmt: skip
 
     def _frame(self, offset: int) -> Frame:
-        count = max(1, min(ASKED, self._wanted.end - offset))
+        count = max(1, min(ASKED, self._range.end - offset))
         return Frame(RequestCode.PULL_MESSAGE, ext={**self._ext, "queueOffset": str(offset), "maxMsgNums": str(count)})
 
     def run(self, connection: Connection) -> Iterator[Block]:
@@ -142,7 +144,7 @@ class _Pulls:
         held = self._block
         held.used = 0
         reached = self.at
-        end = self._wanted.end
+        end = self._range.end
         try:
             while reached < end:
                 if not under_way:
@@ -196,10 +198,10 @@ class _Pulls:
         return following if following > begin else None
 
 
-def _decode(data: memoryview, wanted: QueueRange, settings: PullSettings, name: str) -> Iterator[Records]:
+def _decode(data: memoryview, queue_range: QueueRange, settings: PullSettings, name: str) -> Iterator[Records]:
     plain = plain_records(data, len(data), None, len(data), settings.verify, settings.names)
     if plain is not None and plain.end == len(data):
-        records = within(plain, wanted, settings.tags)
+        records = within(plain, queue_range, settings.tags)
         if len(records):
             yield records
         return
@@ -216,23 +218,23 @@ def _decode(data: memoryview, wanted: QueueRange, settings: PullSettings, name: 
     bad = np.flatnonzero(~checked.structure)
     if len(bad):
         settings.lost(f"{name}: {len(bad)} messages have no valid structure, the first after byte {int(at[bad[0]])}")
-    records = within(checked.records(None), wanted, settings.tags)
+    records = within(checked.records(None), queue_range, settings.tags)
     if len(records):
         yield records
 
 
-def within(records: Records, wanted: QueueRange, tags: tuple[str, ...]) -> Records:
+def within(records: Records, queue_range: QueueRange, tags: tuple[str, ...]) -> Records:
     """Return the records of a range, and with one of these tags (none given: all)."""
     offsets: Ints = records.field("queue_offset")
-    keep = (offsets >= wanted.start) & (offsets < wanted.end)
-    if wanted.from_ms is not None:
-        keep &= records.store_ms >= wanted.from_ms
-    if wanted.until_ms is not None:
-        keep &= records.store_ms < wanted.until_ms
+    keep = (offsets >= queue_range.start) & (offsets < queue_range.end)
+    if queue_range.from_ms is not None:
+        keep &= records.store_ms >= queue_range.from_ms
+    if queue_range.until_ms is not None:
+        keep &= records.store_ms < queue_range.until_ms
     if tags and len(records):
         # Brokers compare hashes of tags.
-        found = properties_of(records).values("TAGS")
-        keep &= np.asarray(_is_in(found, tags))
+        record_tags = properties_of(records).values("TAGS")
+        keep &= np.asarray(_is_in(record_tags, tags))
     return records if bool(keep.all()) else records.where(keep)
 
 

@@ -72,9 +72,9 @@ class PullWay(Way):
     def read(
         self, cluster: Cluster, ranges: Sequence[QueueRange], settings: PullSettings
     ) -> Iterator[tuple[str, str, Records]]:
-        for wanted in ranges:
-            for records in read_range(cluster, wanted, settings):
-                yield wanted.queue.topic, wanted.queue.broker, records
+        for queue_range in ranges:
+            for records in read_range(cluster, queue_range, settings):
+                yield queue_range.queue.topic, queue_range.queue.broker, records
 
 
 class LogWay(Way):
@@ -92,8 +92,8 @@ class LogWay(Way):
         by_log = [r for r in ranges if self._has(r)]
         return divide_evenly(by_log, least) + divide([r for r in ranges if not self._has(r)], least)
 
-    def _has(self, wanted: QueueRange) -> bool:
-        return wanted.queue.broker in self.logs and wanted.queue.topic not in self.pulled
+    def _has(self, queue_range: QueueRange) -> bool:
+        return queue_range.queue.broker in self.logs and queue_range.queue.topic not in self.pulled
 
     def read(
         self, cluster: Cluster, ranges: Sequence[QueueRange], settings: PullSettings
@@ -105,12 +105,12 @@ class LogWay(Way):
                 groups.setdefault(one.queue.broker, []).append(one)
         for group, of_group in groups.items():
             log = self.logs[group]
-            found = _placed(cluster, of_group, settings)
-            placed = [one for one in found if one.begin >= 0]
+            candidates = _placed(cluster, of_group, settings)
+            placed = [one for one in candidates if one.begin >= 0]
             if not _worth(placed) or not _is_of(log, placed):
                 rest += of_group
                 continue
-            rest += [one.wanted for one in found if one.begin < 0]
+            rest += [one.queue_range for one in candidates if one.begin < 0]
             yield from _scanned(log, placed, settings)
             for part in placed:
                 yield from _missing(cluster, part, settings)
@@ -124,7 +124,7 @@ PULL: Final = PullWay()
 class _Placed:
     """A range and its place in the log: that of its first message, and of its last one."""
 
-    wanted: QueueRange
+    queue_range: QueueRange
     begin: int = -1
     """Offset of its first message in the log; -1: not known."""
     end: int = 0
@@ -142,25 +142,27 @@ class _Placed:
 
 def _placed(cluster: Cluster, ranges: Sequence[QueueRange], settings: PullSettings) -> list[_Placed]:
     """Look up the first and the last message of each range. `begin` stays -1 where a broker has no answer."""
-    found = [_Placed(wanted) for wanted in ranges]
+    candidates = [_Placed(queue_range) for queue_range in ranges]
     topic, group = ranges[0].queue.topic, ranges[0].queue.broker
     # Any member knows the place: a slave first, since a master has more to do.
     for _, address in sorted(cluster.addresses(topic, group)):
         try:
-            _look_up(cluster.connection(address), found, settings)
+            _look_up(cluster.connection(address), candidates, settings)
         except Broken:
             cluster.drop(address)
         except SourceError as error:
             logger.debug("%s: %s", address, error)
-        if all(one.begin >= 0 for one in found):
+        if all(one.begin >= 0 for one in candidates):
             break
-    return found
+    return candidates
 
 
-def _look_up(connection: Connection, found: list[_Placed], settings: PullSettings) -> None:
-    left = [one for one in found if one.begin < 0]
+def _look_up(connection: Connection, candidates: list[_Placed], settings: PullSettings) -> None:
+    left = [one for one in candidates if one.begin < 0]
     frames = [
-        _one(one.wanted, offset, settings) for one in left for offset in (one.wanted.start, one.wanted.end - 1)
+        _one(one.queue_range, offset, settings)
+        for one in left
+        for offset in (one.queue_range.start, one.queue_range.end - 1)
     ]  # fmt: skip
     numbers = connection.send_all(frames)
     answers = [_record(connection.answer(number)) for number in numbers]
@@ -170,11 +172,11 @@ def _look_up(connection: Connection, found: list[_Placed], settings: PullSetting
         (begin, begin_size, raw), (at, size, _) = first, last
         if begin <= at:
             one.begin, one.end, one.size, one.first = begin, at + size, begin_size + size, raw
-            one.seen = np.zeros(one.wanted.count, dtype=np.bool_)
+            one.seen = np.zeros(one.queue_range.count, dtype=np.bool_)
 
 
-def _one(wanted: QueueRange, offset: int, settings: PullSettings) -> Frame:
-    queue = wanted.queue
+def _one(queue_range: QueueRange, offset: int, settings: PullSettings) -> Frame:
+    queue = queue_range.queue
     header = PullHeader(
         settings.group, queue.topic, queue.queue_id, Long(offset), 1, PullFlag.SUBSCRIPTION, Long(0),
         subscription="*", bname=queue.broker,
@@ -200,9 +202,9 @@ def _worth(placed: Sequence[_Placed]) -> bool:
     """Return whether the wanted messages are a large enough part of their range of the log."""
     if not placed:
         return False
-    wanted = sum(one.wanted.count * one.size // 2 for one in placed)
+    needed_bytes = sum(one.queue_range.count * one.size // 2 for one in placed)
     low, high = _span(placed)
-    return high - low <= WORTH * wanted + _SLACK
+    return high - low <= WORTH * needed_bytes + _SLACK
 
 
 def _span(placed: Sequence[_Placed]) -> tuple[int, int]:
@@ -237,16 +239,16 @@ def _scanned(log: Any, placed: Sequence[_Placed], settings: PullSettings) -> Ite
     low, high = _span(placed)
     by_topic: dict[str, list[_Placed]] = {}
     for one in placed:
-        by_topic.setdefault(one.wanted.queue.topic, []).append(one)
+        by_topic.setdefault(one.queue_range.queue.topic, []).append(one)
     last = len(log.segments) - 1
     try:
         for index, segment in enumerate(log.segments):
             start, stop = max(low, segment.start), min(high, segment.limit)
             if start >= stop:
                 continue
-            wanted = Range(start, stop, segment.limit, segment.end, index == last)
+            part_range = Range(start, stop, segment.limit, segment.end, index == last)
             with log.open(index) as source:
-                for block in scan(source, wanted, settings.verify, names=settings.names):
+                for block in scan(source, part_range, settings.verify, names=settings.names):
                     if not isinstance(block, Records):
                         continue  # The pull says what is damaged.
                     for topic, of_topic in by_topic.items():
@@ -268,18 +270,18 @@ def _chosen(block: Records, topic: str, placed: Sequence[_Placed], settings: Pul
     places: Ints = records.base + records.at
     keep: Bools = np.zeros(len(records), dtype=np.bool_)
     for one in placed:
-        wanted = one.wanted
+        asked_range = one.queue_range
         # A topic that was made again may have numbers that it had before, further down in the log.
         rows = np.flatnonzero(
-            (queues == wanted.queue.queue_id) & (offsets >= wanted.start) & (offsets < wanted.end)
+            (queues == asked_range.queue.queue_id) & (offsets >= asked_range.start) & (offsets < asked_range.end)
             & (places >= one.begin) & (places < one.end)
         )  # fmt: skip
-        numbers, first = np.unique(offsets[rows] - wanted.start, return_index=True)
+        numbers, first = np.unique(offsets[rows] - asked_range.start, return_index=True)
         new = ~one.seen[numbers]
         one.seen[numbers] = True
         keep[rows[first[new]]] = True
     records = records if bool(keep.all()) else records.where(keep)
-    shared = placed[0].wanted
+    shared = placed[0].queue_range
     return within(records, replace(shared, start=0, end=1 << 62), settings.tags) if len(records) else records
 
 
@@ -288,13 +290,13 @@ def _missing(cluster: Cluster, one: _Placed, settings: PullSettings) -> Iterator
     lacking = np.flatnonzero(~one.seen)
     if not len(lacking):
         return
-    wanted = one.wanted
-    span = replace(wanted, start=wanted.start + int(lacking[0]), end=wanted.start + int(lacking[-1]) + 1)
+    whole = one.queue_range
+    span = replace(whole, start=whole.start + int(lacking[0]), end=whole.start + int(lacking[-1]) + 1)
     for records in read_range(cluster, span, settings):
-        keep = ~one.seen[records.field("queue_offset") - wanted.start]
-        found = records if bool(keep.all()) else records.where(keep)
-        if len(found):
-            yield wanted.queue.topic, wanted.queue.broker, found
+        keep = ~one.seen[records.field("queue_offset") - whole.start]
+        lacked = records if bool(keep.all()) else records.where(keep)
+        if len(lacked):
+            yield whole.queue.topic, whole.queue.broker, lacked
 
 
 # ---- what is there

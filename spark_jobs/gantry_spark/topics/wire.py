@@ -142,7 +142,7 @@ class Connection:
 
     def answer(self, number: int, into: Block | None = None) -> Frame:
         """Wait for the answer to a request. `into` takes the body in place of the frame. Raises Broken."""
-        while (found := self._answers.pop(number, None)) is None:
+        while (answer := self._answers.pop(number, None)) is None:
             frame, size = self._next()
             if frame.opaque == number and frame.is_response and into is not None:
                 self._take(into.room(size))
@@ -158,10 +158,10 @@ class Connection:
             frame.body = bytes(body)
             self._answers[frame.opaque] = frame
         if into is not None:
-            into.room(len(found.body))[:] = found.body
-            into.used += len(found.body)
-            found.body = b""
-        return found
+            into.room(len(answer.body))[:] = answer.body
+            into.used += len(answer.body)
+            answer.body = b""
+        return answer
 
     def _next(self) -> tuple[Frame, int]:
         """Take the header of the next frame, and return it with the bytes of its body. Raises Broken."""
@@ -254,16 +254,16 @@ class Cluster:
 
     def connection(self, address: str) -> Connection:
         """Return the connection to an address. Raises Broken."""
-        found = self._connections.get(address)
-        if found is None:
-            found = self._connections[address] = Connection(address, self.trust)
-        return found
+        connection = self._connections.get(address)
+        if connection is None:
+            connection = self._connections[address] = Connection(address, self.trust)
+        return connection
 
     def drop(self, address: str) -> None:
         """Close the connection to an address, which is broken."""
-        found = self._connections.pop(address, None)
-        if found is not None:
-            found.close()
+        connection = self._connections.pop(address, None)
+        if connection is not None:
+            connection.close()
 
     def close(self) -> None:
         for address in list(self._connections):
@@ -307,12 +307,12 @@ class Cluster:
         answer = self._ask_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, {})
         try:
             names = loads(answer.body)["topicList"]
-            found = sorted({name for name in names if isinstance(name, str)})
+            all_names = sorted({name for name in names if isinstance(name, str)})
         except (JsonError, KeyError, TypeError):
             raise SourceError("a NameServer's list of topics cannot be read") from None
         return [
             name
-            for name in found
+            for name in all_names
             if not name.startswith((RETRY_PREFIX, DLQ_PREFIX, "rmq_sys_", "RMQ_SYS_"))
             and name not in SYSTEM_TOPICS
             and not name.endswith("_REPLY_TOPIC")
@@ -320,10 +320,10 @@ class Cluster:
 
     def route(self, topic: str, max_age_s: float = ROUTE_AGE_S) -> TopicRoute | None:
         """Return the route of a topic; None: there is no such topic. Raises SourceError."""
-        known = self._routes.get(topic)
+        cached = self._routes.get(topic)
         now = time.monotonic()
-        if known is not None and now - known[0] < max_age_s:
-            return known[1]
+        if cached is not None and now - cached[0] < max_age_s:
+            return cached[1]
         answer = self._ask_name_server(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic})
         route: TopicRoute | None = None
         if answer.code == ResponseCode.SUCCESS:
@@ -348,8 +348,8 @@ class Cluster:
     def addresses(self, topic: str, group: str) -> list[tuple[bool, str]]:
         """Return (whether it is the master, address) of the brokers of a group, the master first."""
         route = self.route(topic)
-        found = [b for b in (route.brokers if route else []) if b.name == group]
-        return [(number == MASTER_ID, address) for b in found for number, address in sorted(b.addresses.items())]
+        of_group = [b for b in (route.brokers if route else []) if b.name == group]
+        return [(number == MASTER_ID, address) for b in of_group for number, address in sorted(b.addresses.items())]
 
     # ---- brokers
 
@@ -360,22 +360,22 @@ class Cluster:
         left: dict[str, list[MessageQueue]] = {}
         for queue in queues:
             left.setdefault(queue.broker, []).append(queue)
-        found: dict[MessageQueue, Bounds] = {}
+        bounds: dict[MessageQueue, Bounds] = {}
         for group, of_group in left.items():
 
-            def ask(connection: Connection, master: bool, wanted: list[MessageQueue] = of_group) -> None:
+            def ask(connection: Connection, master: bool, group_queues: list[MessageQueue] = of_group) -> None:
                 codes = (RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET)
-                for first in range(0, len(wanted), 200):
-                    some = wanted[first : first + 200]
+                for first in range(0, len(group_queues), 200):
+                    some = group_queues[first : first + 200]
                     numbers = connection.send_all(
                         Frame(code, ext=QueueHeader(q.topic, q.queue_id).ext()) for q in some for code in codes
                     )
                     offsets = [_offset(connection, number, codes[i % 2]) for i, number in enumerate(numbers)]
                     for queue, low, high in zip(some, offsets[::2], offsets[1::2], strict=True):
-                        found[queue] = Bounds(min(low, high), high, master)
+                        bounds[queue] = Bounds(min(low, high), high, master)
 
             self.at_group(of_group[0].topic, group, ask, wait=wait)
-        return found
+        return bounds
 
     def offset_at(self, queue: MessageQueue, timestamp_ms: int) -> int:
         """Return the offset that a search by store time finds: of a message at that time, or of one beside it."""
@@ -392,8 +392,8 @@ class Cluster:
         def ask(connection: Connection, _: bool) -> dict[str, str]:
             answer = _checked(connection, connection.answer(connection.send(code, {"topic": topic})), code)
             try:
-                found = loads(answer.body).get("attributes") or {}
-                return {str(name): str(value) for name, value in found.items()}
+                attributes = loads(answer.body).get("attributes") or {}
+                return {str(name): str(value) for name, value in attributes.items()}
             except (JsonError, AttributeError):
                 raise SourceError(f"broker {connection.address}: topic {topic} cannot be read") from None
 
@@ -422,7 +422,7 @@ class Cluster:
         code = RequestCode.UPDATE_CONSUMER_OFFSET
         for broker, of_broker in by_group.items():
 
-            def send(connection: Connection, _: bool, wanted: list[tuple[MessageQueue, int]] = of_broker) -> None:
+            def send(connection: Connection, _: bool, ends: list[tuple[MessageQueue, int]] = of_broker) -> None:
                 numbers = connection.send_all(
                     Frame(
                         code,
@@ -431,7 +431,7 @@ class Cluster:
                             "commitOffset": str(offset),
                         },
                     )
-                    for q, offset in wanted
+                    for q, offset in ends
                 )  # fmt: skip
                 for number in numbers:
                     _checked(connection, connection.answer(number), code)

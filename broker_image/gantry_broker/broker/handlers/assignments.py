@@ -62,31 +62,31 @@ def assigned_for_pop(
     index = members.index(me)
     if len(members) > len(queues):
         return [queues[index % len(queues)]] if queues else []
-    found: dict[MessageQueue, None] = {}
+    queues_of: dict[MessageQueue, None] = {}
     for number in range(share + 1):
-        found.update(dict.fromkeys(allocate(members[(index + number) % len(members)], queues, members)))
-    return list(found)
+        queues_of.update(dict.fromkeys(allocate(members[(index + number) % len(members)], queues, members)))
+    return list(queues_of)
 
 
 async def query_assignment(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     """Without a route, without members, or for an unknown strategy the answer has no list: the client keeps its own."""
-    asked = AssignmentRequest.from_json(json_body(frame, "queryAssignment"))
-    fault = topic_fault(asked.topic, longest=255)
+    request = AssignmentRequest.from_json(json_body(frame, "queryAssignment"))
+    fault = topic_fault(request.topic, longest=255)
     if fault is not None:
         raise BodyError(f"the field queryAssignment.topic: {fault}")
     tables = broker.meta.working
-    mode, share = tables.modes.get(offset_key(asked.topic, asked.group), (PULL, 0))
-    queues = await broker.routes.queues(asked.topic)
-    if asked.model == "BROADCASTING":
+    mode, share = tables.modes.get(offset_key(request.topic, request.group), (PULL, 0))
+    queues = await broker.routes.queues(request.topic)
+    if request.model == "BROADCASTING":
         return _answer(frame, queues or None, mode)
-    members = broker.clients.consumers.get(asked.group)
-    allocate = STRATEGIES.get(asked.strategy)
-    if not queues or members is None or allocate is None or not asked.client_id:
+    members = broker.clients.consumers.get(request.group)
+    allocate = STRATEGIES.get(request.strategy)
+    if not queues or members is None or allocate is None or not request.client_id:
         return _answer(frame, None, mode)
     ids = sorted(members.client_ids())
     if mode == POP:
-        return _answer(frame, assigned_for_pop(allocate, asked.client_id, queues, ids, share), mode)
-    return _answer(frame, allocate(asked.client_id, queues, ids), mode)
+        return _answer(frame, assigned_for_pop(allocate, request.client_id, queues, ids, share), mode)
+    return _answer(frame, allocate(request.client_id, queues, ids), mode)
 
 
 def _answer(frame: Frame, queues: Sequence[MessageQueue] | None, mode: str) -> Frame:
@@ -97,23 +97,23 @@ def _answer(frame: Frame, queues: Sequence[MessageQueue] | None, mode: str) -> F
 
 
 async def set_request_mode(broker: Parts, conn: Connection, frame: Frame) -> Frame:
-    wanted = RequestMode.from_json(json_body(frame, "setMessageRequestMode"))
-    if wanted.topic.startswith(RETRY_PREFIX):
+    request = RequestMode.from_json(json_body(frame, "setMessageRequestMode"))
+    if request.topic.startswith(RETRY_PREFIX):
         raise RequestRejected(ResponseCode.NO_PERMISSION, "retry topic is not allowed to set mode")
     tables = broker.meta.working
-    if wanted.topic not in tables.topics:
-        raise RequestRejected(ResponseCode.TOPIC_NOT_EXIST, f"topic[{wanted.topic[:255]}] not exist")
-    fault = group_fault(wanted.group)
+    if request.topic not in tables.topics:
+        raise RequestRejected(ResponseCode.TOPIC_NOT_EXIST, f"topic[{request.topic[:255]}] not exist")
+    fault = group_fault(request.group)
     if fault is not None:
         raise RequestRejected(ResponseCode.SYSTEM_ERROR, f"the field consumerGroup: {fault}")
-    if broker.creation.group_config(wanted.group) is None:
+    if broker.creation.group_config(request.group) is None:
         raise RequestRejected(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "subscription group does not exist")
-    key = offset_key(wanted.topic, wanted.group)
+    key = offset_key(request.topic, request.group)
     if key not in tables.modes and len(tables.modes) >= MAX_MODES:
         raise RequestRejected(
             ResponseCode.SYSTEM_ERROR, f"{MAX_MODES} pairs of topic and group have a mode, which is the limit"
         )
-    await broker.changes.append_and_wait({"modes": {key: [wanted.mode, wanted.share]}})
+    await broker.changes.append_and_wait({"modes": {key: [request.mode, request.share]}})
     return ok(frame)
 
 

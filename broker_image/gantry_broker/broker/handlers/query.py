@@ -51,11 +51,11 @@ def query_message(broker: Parts, conn: Connection, frame: Frame) -> Frame | Coro
     unique = header.uniqueKeyQuery or header.indexType == "U"
     limit = MAX_FOUND if unique else min(max(header.maxNum, 1), MAX_FOUND)
     begin_ms, end_ms = int(header.beginTimestamp), int(header.endTimestamp)
-    found = broker.store.reader.query(header.topic, header.key, limit, begin_ms, end_ms, unique, MAX_BYTES)
-    complete = len(found) >= limit or (unique and bool(found))
+    records = broker.store.reader.query(header.topic, header.key, limit, begin_ms, end_ms, unique, MAX_BYTES)
+    complete = len(records) >= limit or (unique and bool(records))
     if not complete and (broker.archive_reads.may_have_older(begin_ms) or broker.store.reader.has_copies(header.topic)):
-        return _with_older(broker, conn, frame, header, limit, unique, found)
-    return _found(broker, frame, found)
+        return _with_older(broker, conn, frame, header, limit, unique, records)
+    return _found(broker, frame, records)
 
 
 async def _with_older(
@@ -65,33 +65,33 @@ async def _with_older(
     header: QueryMessageHeader,
     limit: int,
     unique: bool,
-    found: list[Record],
+    records: list[Record],
 ) -> Frame:
     """Add the messages that compaction has copied, and those that only the archive has. Raises RequestRejected."""
     reader, begin_ms, end_ms = broker.store.reader, int(header.beginTimestamp), int(header.endTimestamp)
     copied: list[Record] = []
-    room = MAX_BYTES - sum(record.size for record in found)
+    room = MAX_BYTES - sum(record.size for record in records)
     if not unique:
         async for record in broker.slices.sliced(reader.copies(header.topic, header.key, begin_ms, end_ms)):
             if record is not None and room > 0:
                 copied.append(record)
                 room -= record.size
-    found = [*found, *sorted(copied, key=lambda record: -record.store_ms)][:limit]
-    if len(found) < limit and broker.archive_reads.may_have_older(begin_ms):
+    records = [*records, *sorted(copied, key=lambda record: -record.store_ms)][:limit]
+    if len(records) < limit and broker.archive_reads.may_have_older(begin_ms):
         older = await broker.archive_reads.query(
-            header.topic, header.key, limit - len(found), begin_ms, end_ms, unique, room, owners_of(conn)[1]
+            header.topic, header.key, limit - len(records), begin_ms, end_ms, unique, room, owners_of(conn)[1]
         )
-        places = {record.phys_offset for record in found}
-        found += [r for r in older if r.phys_offset not in places and not reader.is_replaced(r)]
-    return _found(broker, frame, found)
+        places = {record.phys_offset for record in records}
+        records += [r for r in older if r.phys_offset not in places and not reader.is_replaced(r)]
+    return _found(broker, frame, records)
 
 
-def _found(broker: Parts, frame: Frame, found: list[Record]) -> Frame:
+def _found(broker: Parts, frame: Frame, records: list[Record]) -> Frame:
     """Return the answer to a query. Raises RequestRejected."""
-    if not found:
+    if not records:
         raise RequestRejected(ResponseCode.QUERY_NOT_FOUND, "can not find message, maybe time range not correct")
     body = bytearray()
-    for record in found:
+    for record in records:
         if len(body) + record.size > MAX_BYTES:
             break
         body += record.encode()
@@ -135,13 +135,13 @@ async def query_consume_queue(broker: Parts, conn: Connection, frame: Frame) -> 
     if header.consumerGroup and subscription is None:
         filter_data = f"{header.consumerGroup}@{header.topic} is not online!"
     entries = []
-    offset, wanted = int(header.index), header.count
-    while wanted > 0:
+    offset, left = int(header.index), header.count
+    while left > 0:
         await broker.slices.grant()
-        got = store.reader.get(header.topic, header.queueId, offset, wanted, 1 << 20)
+        got = store.reader.get(header.topic, header.queueId, offset, left, 1 << 20)
         if got.status == GetStatus.OFFSET_TOO_SMALL and reads.may_have(header.topic, header.queueId, offset):
-            asked = Wanted(header.topic, header.queueId, offset, wanted, 1 << 20)
-            got = await reads.get(asked, owners_of(conn)[1])
+            read = Wanted(header.topic, header.queueId, offset, left, 1 << 20)
+            got = await reads.get(read, owners_of(conn)[1])
         records = decode_records(got.data)
         if not records:
             break
@@ -153,7 +153,7 @@ async def query_consume_queue(broker: Parts, conn: Connection, frame: Frame) -> 
                 "eval": False,
             }
             entries.append(entry)
-        wanted -= len(records)
+        left -= len(records)
         offset = records[-1].queue_offset + 1
     body = {
         "subscriptionData": subscription.data.to_json() if subscription is not None else None,

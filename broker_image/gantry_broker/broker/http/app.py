@@ -143,14 +143,14 @@ class HttpServer:
 
     async def _families(self) -> list[Family]:
         async with self._families_lock:  # `StoreTimes` follows one page at a time
-            broker, refused, known = self._broker, self._connections.refused, self._labels
+            broker, refused, labels = self._broker, self._connections.refused, self._labels
             counts = await busiest(broker)
-            found = [
-                *await gantry_families(broker, self._ports, refused, counts, known),
-                *await rocketmq_families(broker, self._times, counts, known),
+            families = [
+                *await gantry_families(broker, self._ports, refused, counts, labels),
+                *await rocketmq_families(broker, self._times, counts, labels),
             ]
-            known.turn()
-        return found if self._otlp is None else [*found, self._otlp.family()]
+            labels.turn()
+        return families if self._otlp is None else [*families, self._otlp.family()]
 
     async def _metrics(self) -> list[Metric]:
         families = await self._families()
@@ -257,9 +257,9 @@ class MetricsPage:
             used = time.process_time()
             families = await self._make()
             # No thread: a thread that works for long delays each step of the loop by the interpreter's switch interval.
-            wanted = accept if openmetrics else ""
-            parts = [part async for part in self._slices.sliced(pieces(families, wanted))]
-            page = b"".join(parts), content_type(wanted)
+            format_ = accept if openmetrics else ""
+            parts = [part async for part in self._slices.sliced(pieces(families, format_))]
+            page = b"".join(parts), content_type(format_)
             self._pages = {openmetrics: page}
             self._next_at = time.monotonic() + (time.process_time() - used) * (1 / self._share - 1)
             return page
@@ -327,14 +327,14 @@ def make_app(broker: Parts, streams: StatusStreams, families: Callable[[], Await
             raise HTTPException(500, f"the assignment cannot be written: {error}") from None
 
     @app.post("/v1/handover")
-    async def handover(asked: HandoverRequest) -> HandoverAnswer:
+    async def handover(order: HandoverRequest) -> HandoverAnswer:
         broker.changes.flush_offsets()  # The new leader continues at the consumers' offsets.
-        return await broker.replication.handover(asked.target.value(), asked.epoch, asked.version, asked.timeout_ms)
+        return await broker.replication.handover(order.target.value(), order.epoch, order.version, order.timeout_ms)
 
     @app.put("/v1/site")
-    async def site(asked: SiteRequest) -> SiteStatus:
+    async def site(order: SiteRequest) -> SiteStatus:
         try:
-            return broker.sites.put(asked)
+            return broker.sites.put(order)
         except OSError as error:
             raise HTTPException(500, f"it cannot be written: {error}") from None
 
@@ -343,16 +343,16 @@ def make_app(broker: Parts, streams: StatusStreams, families: Callable[[], Await
         return await _of_archive(broker.sites.look())
 
     @app.post("/v1/site/close")
-    async def close_archive(asked: CloseRequest) -> CloseAnswer:
-        return broker.sites.close_archive(asked.token)
+    async def close_archive(order: CloseRequest) -> CloseAnswer:
+        return broker.sites.close_archive(order.token)
 
     @app.post("/v1/site/take")
-    async def take_archive(asked: TakeRequest) -> TakeAnswer:
-        return await _of_archive(broker.sites.take(asked))
+    async def take_archive(order: TakeRequest) -> TakeAnswer:
+        return await _of_archive(broker.sites.take(order))
 
     @app.post("/v1/members/remove")
-    async def remove_member(asked: RemovalRequest) -> RemovalAnswer:
-        reason = await broker.replication.remove_member(asked.member)
+    async def remove_member(order: RemovalRequest) -> RemovalAnswer:
+        reason = await broker.replication.remove_member(order.member)
         return RemovalAnswer(removed=not reason, reason=reason)
 
     @app.put("/v1/access")
@@ -385,8 +385,8 @@ def make_app(broker: Parts, streams: StatusStreams, families: Callable[[], Await
         `undelivered`: topics of which it also looks for messages that are not delivered yet.
         """
         waiting = await undelivered_messages.of(undelivered or ())  # Before the ends of the queues.
-        found = await broker_tables(broker, table_times, ages=ages) | {"undelivered": waiting}
-        return Response(await asyncio.to_thread(orjson.dumps, found), media_type="application/json")
+        tables = await broker_tables(broker, table_times, ages=ages) | {"undelivered": waiting}
+        return Response(await asyncio.to_thread(orjson.dumps, tables), media_type="application/json")
 
     @app.get("/v1/drain")
     async def drain() -> DrainReport:
@@ -399,12 +399,12 @@ def make_app(broker: Parts, streams: StatusStreams, families: Callable[[], Await
         return Response(await all_configs(broker), media_type="application/json")
 
     @app.post("/v1/configs")
-    async def new_configs(asked: ConfigsRequest) -> ConfigsAnswer:
-        return await add_configs(broker, asked)
+    async def new_configs(order: ConfigsRequest) -> ConfigsAnswer:
+        return await add_configs(broker, order)
 
     @app.put("/v1/marks")
-    async def marks(asked: MarksRequest) -> GroupMarks:
-        return await mark(broker, asked)
+    async def marks(order: MarksRequest) -> GroupMarks:
+        return await mark(broker, order)
 
     @app.get("/v1/log")
     async def log_segments() -> Response:

@@ -74,10 +74,10 @@ def mark_of(data_dir: Path) -> dict[str, Any] | None:
     """Return the mark of a migration; None: there is none. Raises StoreError for an invalid file."""
     path = data_dir / MARK
     try:
-        found = orjson.loads(unseal(path.read_bytes()))
-        if found["state"] not in (FOLLOWING, DONE, BROKEN):
-            raise ValueError(f"state is {found['state']!r}")
-        return dict(found)
+        mark = orjson.loads(unseal(path.read_bytes()))
+        if mark["state"] not in (FOLLOWING, DONE, BROKEN):
+            raise ValueError(f"state is {mark['state']!r}")
+        return dict(mark)
     except FileNotFoundError:
         return None
     except (KeyError, TypeError, ValueError) as error:
@@ -167,7 +167,7 @@ class Migration:
         """Return the progress. Offsets are bytes of the log; None: not known."""
         look, store, follower, tables = self._look, self._store, self._follower, self._tables
         now = time.monotonic()
-        known = look is not None and now - self._looked_at < 10 * LOOK_S
+        is_fresh = look is not None and now - self._looked_at < 10 * LOOK_S
         end = None if store is None else store.log.end
         return {
             "state": BROKEN if self._broken else "finishing" if self._finish is not None else FOLLOWING,
@@ -182,14 +182,14 @@ class Migration:
                 "role": look.settings.get("brokerRole", ""),
                 "slaves": look.slaves,
                 "start": look.start,
-                "end": look.end if known else None,
+                "end": look.end if is_fresh else None,
                 "permission": look.settings.get("brokerPermission", ""),
             },
             "connected": follower is not None and follower.connected,
             "start": None if store is None else store.log.start,
             "end": end,
             "flushed": None if store is None else store.state.flushed,
-            "lag": None if look is None or not known or end is None else max(look.end - end, 0),
+            "lag": None if look is None or not is_fresh or end is None else max(look.end - end, 0),
             "rate": self._rate(now),
             "reports": None if follower is None else follower.reports.value,
             "topics": None if tables is None else len(tables.topics),
@@ -254,26 +254,26 @@ class Migration:
 
     async def _carry_page(self, body: bytes) -> tuple[int, dict[str, Any]]:
         try:
-            wanted = orjson.loads(body)["on"]
-            if type(wanted) is not bool:
-                raise ValueError(f"on is {wanted!r}")
+            carries = orjson.loads(body)["on"]
+            if type(carries) is not bool:
+                raise ValueError(f"on is {carries!r}")
         except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
             return 400, {"detail": f'{error}: write {{"on": true}}'}
-        if wanted and (self._carrier is None or self._look is None or self._tables is None):
+        if carries and (self._carrier is None or self._look is None or self._tables is None):
             return 409, {"detail": self._problem or "this member cannot carry clients"}
-        if wanted and self._carries:
-            return 200, {"on": wanted}  # What is registered stays so.
-        if wanted and self._carrier is not None:
+        if carries and self._carries:
+            return 200, {"on": carries}  # What is registered stays so.
+        if carries and self._carrier is not None:
             try:
                 await self._carrier.start()
             except OSError as error:
                 return 409, {"detail": f"the group's port is taken: {error}"}
         # Connections are carried on: clients have the address until they look for the next route.
-        had, self._carries, self._registered = self._registered, wanted, 0.0
+        had, self._carries, self._registered = self._registered, carries, 0.0
         if had and self._source is not None and self._look is not None and self._tables is not None:
             async with self._registering:
                 await self._source.step_down(self._look, self._tables, self._config.group_address)
-        return 200, {"on": wanted}
+        return 200, {"on": carries}
 
     # The work
 
@@ -315,7 +315,7 @@ class Migration:
             answers = [await self._knows_group(server) for server in self._config.name_servers]
             if True in answers:
                 return True
-            silent = [s for s, known in zip(self._config.name_servers, answers, strict=True) if known is None]
+            silent = [s for s, answer in zip(self._config.name_servers, answers, strict=True) if answer is None]
             if not silent:
                 return False
             names = ", ".join(silent)
@@ -348,7 +348,7 @@ class Migration:
                 credentials=self._credentials(),
                 tls=None if wanted.ca_file is None else TlsOptions(ca_file=wanted.ca_file),
                 own=self._config.group_address,
-                known=self._known(),
+                known=self._last_source(),
             )
             async with contextlib.AsyncExitStack() as stack:
                 self._source = await stack.enter_async_context(source)
@@ -373,7 +373,7 @@ class Migration:
                 return
             await asyncio.sleep(1.0 if self._look is None else ha.pause_before(self._promise()))
 
-    def _known(self) -> tuple[str, str] | None:
+    def _last_source(self) -> tuple[str, str] | None:
         """Return the source's cluster and address as they were known last, also before this process began."""
         if self._look is not None:
             return self._look.cluster, self._look.address

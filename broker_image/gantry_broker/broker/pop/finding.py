@@ -150,8 +150,8 @@ class Finder:
 
     def looks_in(self, pair: tuple[str, str], topic: str) -> bool:
         """Whether pops of a (group, topic) get messages of this topic, which may be one with their retries."""
-        group, asked = pair
-        return topic in (asked, retry_topic_v2(group, asked), self._meta.working.old_pop_retries(group, asked))
+        group, popped = pair
+        return topic in (popped, retry_topic_v2(group, popped), self._meta.working.old_pop_retries(group, popped))
 
     def queue(self, request: Pop, topic: str, queue_id: int) -> Queue | None:
         """Return a queue, which begins where the group is; None: there are too many, or too many of who asks."""
@@ -284,11 +284,11 @@ class Finder:
         assert order is not None
         offsets: list[int] = []
         pieces: list[bytes] = []
-        wanted = [offset for offset in order.offsets if offset not in order.acked][:room]
-        records = self._each(queue, wanted, taken)
+        unacked = [offset for offset in order.offsets if offset not in order.acked][:room]
+        records = self._each(queue, unacked, taken)
         if records is None:
             return
-        for offset, data in zip(wanted, records, strict=True):
+        for offset, data in zip(unacked, records, strict=True):
             if data:
                 offsets.append(offset)
                 pieces.append(data)
@@ -453,7 +453,7 @@ class Finder:
     # ---- peeking
 
     def peek(self, wanted: Wanted, now_ms: int) -> Taken:
-        """Read the messages that the next pop would find,, and changes nothing. Raises OSError."""
+        """Read the messages that the next pop would find; it changes nothing. Raises OSError."""
         taken = Taken(now_ms)
         request = wanted.request
         ends = perf_counter() + SLICE_S

@@ -291,8 +291,8 @@ class PopService:
         """Return what is in flight by queue, of queues that POP knows; retry topics are topics of their own."""
         config = self._meta.working.topics.get(topic)
         queues = self._log.state.queues
-        known = [queues.get((group, topic, number)) for number in range(config.read_queues if config else 0)]
-        return [InFlight(queue.key[2], queue.in_flight, queue.next) for queue in known if queue is not None]
+        rows = [queues.get((group, topic, number)) for number in range(config.read_queues if config else 0)]
+        return [InFlight(queue.key[2], queue.in_flight, queue.next) for queue in rows if queue is not None]
 
     @property
     def messages_in_flight(self) -> int:
@@ -531,7 +531,7 @@ class PopService:
 
     def _try_pair(self, pair: Pair, place: QueueKey, ends: float) -> bool:
         """Try the pops of one group for one queue; returns True when its time was over before all had their turn."""
-        group, asked = pair
+        group, popped = pair
         topic, queue_id = place
         if not self._finder.looks_in(pair, topic):
             return False
@@ -543,7 +543,7 @@ class PopService:
                 waiter.end(None)
                 self._waiting.remove(waiter)
                 continue
-            if (topic == asked and request.queue_id not in (-1, queue_id)) or (topic != asked and request.order):
+            if (topic == popped and request.queue_id not in (-1, queue_id)) or (topic != popped and request.order):
                 continue
             if self._log.refused or not self._role.may_append or not self._log.ready.is_set():
                 return False

@@ -314,10 +314,10 @@ class Queue:
         number = offset - start
         diffs = self.diffs.get(start)
         if diffs is not None:
-            found = bisect_left(diffs, number)
-            if found == len(diffs) or diffs[found] != number:
+            at_diff = bisect_left(diffs, number)
+            if at_diff == len(diffs) or diffs[at_diff] != number:
                 return None
-            number = found
+            number = at_diff
         # The batch is the last one that begins at or before the offset, which may lie behind its at most 32 messages.
         if number >= 32 or not chunk.bits[place] >> number & 1:
             return None
@@ -641,10 +641,10 @@ class PopState:
         """End a message's flight; returns False when it was not in flight."""
         if queue.order is not None and queue.order.has(offset):
             return self._finish_ordered(queue, offset)
-        found = queue.place(offset)
-        if found is None:
+        place_of = queue.place(offset)
+        if place_of is None:
             return False
-        at, place, number = found
+        at, place, number = place_of
         if queue.moved:
             moved = queue.take_move(offset)
             if moved is not None:
@@ -663,11 +663,11 @@ class PopState:
             start = chunk.starts[place]
             if start not in queue.diffs:  # So all of its messages are one after the other.
                 shift = base - start
-                found = chunk.bits[place] & bits << shift if shift < 32 else 0
-                if found >> shift == bits or base + bits.bit_length() <= queue.behind(at, place):
-                    if found and queue.finish(at, place, found, found.bit_count()):
+                in_flight = chunk.bits[place] & bits << shift if shift < 32 else 0
+                if in_flight >> shift == bits or base + bits.bit_length() <= queue.behind(at, place):
+                    if in_flight and queue.finish(at, place, in_flight, in_flight.bit_count()):
                         self._finished(queue, at, place)
-                    return found >> shift
+                    return in_flight >> shift
         done = 0
         for offset in offsets_of(base, bits):
             if self.finish(queue, offset):
@@ -843,10 +843,10 @@ class PopState:
         if kind == _MOVED:
             moved = queue.moved.get(number)
             return -1 if moved is None else (moved[0] + moved[1]) // BUCKET_MS
-        found = queue.batch(number)
-        if found is None or not found[0].bits[found[1]]:
+        batch = queue.batch(number)
+        if batch is None or not batch[0].bits[batch[1]]:
             return -1
-        return found[0].visible_ms(found[1]) // BUCKET_MS
+        return batch[0].visible_ms(batch[1]) // BUCKET_MS
 
     def next_due(self) -> int | None:
         """Return when `due` has something next, Unix ms; None: nothing is in flight."""
@@ -861,9 +861,9 @@ class PopState:
 
         The caller finishes each message, or gives it back (`give_back`).
         """
-        found: dict[tuple[int, int], Expired] = {}
+        expired: dict[tuple[int, int], Expired] = {}
         unlocked: list[Queue] = []
-        while len(found) < most:
+        while len(expired) < most:
             if not self._due:
                 while self._heap and (self._heap[0] + 1) * BUCKET_MS <= now_ms:
                     number = heapq.heappop(self._heap)
@@ -884,7 +884,7 @@ class PopState:
             if kind == _MOVED:
                 moved = queue.moved.get(number)
                 if moved is not None and moved[0] + moved[1] <= now_ms:
-                    found[queue.index, number] = Expired(queue, number, moved[2], moved[0])
+                    expired[queue.index, number] = Expired(queue, number, moved[2], moved[0])
             elif kind == _ORDER:
                 order = queue.order
                 if order is not None and order.visible_ms() <= now_ms:
@@ -896,8 +896,8 @@ class PopState:
                 chunk, place = batch
                 for offset in queue.offsets(number, chunk.bits[place]):
                     if offset not in queue.moved:
-                        found[queue.index, offset] = Expired(queue, offset, False, chunk.pops[place])
-        return list(found.values()), unlocked
+                        expired[queue.index, offset] = Expired(queue, offset, False, chunk.pops[place])
+        return list(expired.values()), unlocked
 
     def give_back(self, expired: Expired, at_ms: int) -> None:
         """Let `due` return a message again at that time."""
@@ -905,10 +905,10 @@ class PopState:
         if offset in queue.moved:
             entry = queue.index << 43 | offset << 2 | _MOVED
         else:
-            found = queue.place(offset)
-            if found is None:
+            place = queue.place(offset)
+            if place is None:
                 return
-            entry = queue.index << 43 | queue.chunks[found[0]].starts[found[1]] << 2
+            entry = queue.index << 43 | queue.chunks[place[0]].starts[place[1]] << 2
         self._schedule(at_ms, entry)
 
     # ---- all of it, in parts

@@ -73,8 +73,8 @@ class CompactionTable:
                 return self._damaged(damaged_at)
             if self._again.applied < queue.max:
                 return True
-            found, self._again = self._again, None
-            self._use(found)
+            again, self._again = self._again, None
+            self._use(again)
         self.applied = max(self.applied, queue.min_at(self._log.start))
         while self.applied < queue.max:
             phys, size, _ = queue.entry(self.applied)
@@ -105,31 +105,33 @@ class CompactionTable:
         queue, state = self._queues.find(COMPACTION_TOPIC, 0), self._state
         if queue is None or to >= state.confirmed:
             return True
-        found = self._prepared
-        if found is None or found.to != to or not self._is_prepared(found):
-            found = self._prepared = _Prepared(to, state)
-        if self._compute(found, queue, until) is not None:
+        prepared = self._prepared
+        if prepared is None or prepared.to != to or not self._is_prepared(prepared):
+            prepared = self._prepared = _Prepared(to, state)
+        if self._compute(prepared, queue, until) is not None:
             return True  # `apply` finds it again, and reports it.
-        return found.applied >= queue.max or queue.entry(found.applied)[0] >= to
+        return prepared.applied >= queue.max or queue.entry(prepared.applied)[0] >= to
 
-    def _compute(self, found: _Prepared, queue: ConsumeQueue, until: float) -> int | None:
+    def _compute(self, prepared: _Prepared, queue: ConsumeQueue, until: float) -> int | None:
         """Compute rows beside those in use, until a time of the monotonic clock. Return the offset of a compaction
         record that cannot be read; None: there was none. Raises OSError.
         """
-        found.applied = max(found.applied, queue.min_at(self._log.start))
-        while found.applied < queue.max:
-            phys, size, _ = queue.entry(found.applied)
-            if found.to is not None and phys >= found.to:
+        prepared.applied = max(prepared.applied, queue.min_at(self._log.start))
+        while prepared.applied < queue.max:
+            phys, size, _ = queue.entry(prepared.applied)
+            if prepared.to is not None and phys >= prepared.to:
                 break
             if size != BLANK_SIZE:
                 try:
-                    said, copies_at = self._directory(phys, size)
+                    directory, copies_at = self._directory(phys, size)
                 except (BadDirectory, OSError) as error:
                     _check(error)
                     return phys
-                rows = found.rows.setdefault((said.topic, said.queue_id), QueueRows(self._log.segment_size))
-                self._change(rows, said, copies_at, 0)
-            found.applied += 1
+                rows = prepared.rows.setdefault(
+                    (directory.topic, directory.queue_id), QueueRows(self._log.segment_size)
+                )
+                self._change(rows, directory, copies_at, 0)
+            prepared.applied += 1
             if time.monotonic() >= until:
                 break
         return None
@@ -160,14 +162,14 @@ class CompactionTable:
         self._use(_Prepared(None, self._state))
         return True
 
-    def _use(self, found: _Prepared) -> None:
+    def _use(self, prepared: _Prepared) -> None:
         """Show readers these rows, but for those that a deletion hides."""
         for queue in self._queues:
             queue.compact(None)
-        for (topic, queue_id), rows in found.rows.items():
+        for (topic, queue_id), rows in prepared.rows.items():
             rows.drop(place_below=self._log.start, own_below=self._queues.deletion_watermarks.get(topic, 0))
             self._queues.unopened(topic, queue_id).compact(rows)
-        self.applied = found.applied
+        self.applied = prepared.applied
         self.unreadable_at = None
 
     def _was_cut_to(self, prepared: _Prepared) -> bool:

@@ -98,44 +98,44 @@ class QueueTable:
 
         Raises OSError.
         """
-        found = {queue.key: (queue.first, queue.written) for queue in self.loaded()}
-        return QueueEnds(offset, start, self.file_size, found, steps.saved(start), steps.last_ms)
+        ends = {queue.key: (queue.first, queue.written) for queue in self.loaded()}
+        return QueueEnds(offset, start, self.file_size, ends, steps.saved(start), steps.last_ms)
 
     def topic(self, name: str) -> TopicQueues:
         """Return the entry of the topic; makes a new one. Raises ValueError for a name that no directory can have."""
-        found = self.topics.get(name)
-        if found is None:
-            found = self.topics[name] = TopicQueues(name)
-        return found
+        entry = self.topics.get(name)
+        if entry is None:
+            entry = self.topics[name] = TopicQueues(name)
+        return entry
 
     def topic_of(self, encoded: bytes) -> TopicQueues:
         """As `topic`, by the bytes of the name in a record. Raises ValueError."""
-        found = self.by_bytes.get(encoded)
-        if found is None:
-            found = self.by_bytes[encoded] = self.topic(encoded.decode())
-        return found
+        entry = self.by_bytes.get(encoded)
+        if entry is None:
+            entry = self.by_bytes[encoded] = self.topic(encoded.decode())
+        return entry
 
     def queue(self, topic: TopicQueues, queue_id: int) -> ConsumeQueue:
         """Return the queue, loaded; makes a new one. Raises ValueError for an impossible number, OSError."""
-        found = topic.queues.get(queue_id)
-        if found is None:
-            found = self._make(topic, queue_id)
-        if found.next < 0:
-            self._load(found)
-        return found
+        queue = topic.queues.get(queue_id)
+        if queue is None:
+            queue = self._make(topic, queue_id)
+        if queue.next < 0:
+            self._load(queue)
+        return queue
 
     def find(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         """Return the queue, loaded; None for an unknown one. Raises OSError."""
-        known = self.topics.get(topic)
-        found = None if known is None else known.queues.get(queue_id)
-        if found is not None and found.next < 0:
-            self._load(found)
-        return found
+        entry = self.topics.get(topic)
+        queue = None if entry is None else entry.queues.get(queue_id)
+        if queue is not None and queue.next < 0:
+            self._load(queue)
+        return queue
 
     def unopened(self, topic: str, queue_id: int) -> ConsumeQueue:
         """Return the queue, not loaded; makes a new one. Raises ValueError for an impossible topic or queue."""
-        known = self.topic(topic)
-        return known.queues.get(queue_id) or self._make(known, queue_id)
+        entry = self.topic(topic)
+        return entry.queues.get(queue_id) or self._make(entry, queue_id)
 
     def next_offset(self, topic: str, queue_id: int) -> int:
         """Return the queue offset of the next record, after unconfirmed ones too. Raises OSError."""
@@ -147,25 +147,25 @@ class QueueTable:
 
         Raises OSError.
         """
-        found: dict[str, dict[int, int]] = {}
+        offsets: dict[str, dict[int, int]] = {}
         for key in keys:
             queue = self.find(*key)
             if queue is not None and queue.next > 0:
-                found.setdefault(queue.key[0], {})[queue.key[1]] = queue.next
-        return found
+                offsets.setdefault(queue.key[0], {})[queue.key[1]] = queue.next
+        return offsets
 
     def queue_numbers(self, topic: str) -> list[int]:
         """Return the queues of a topic that exist on this disk."""
-        known = self.topics.get(topic)
-        return [] if known is None else list(known.queues)
+        entry = self.topics.get(topic)
+        return [] if entry is None else list(entry.queues)
 
     def topics_queues(self) -> dict[str, list[int]]:
         """Return the queues that have or had a confirmed record, by topic. Raises OSError."""
-        found: dict[str, list[int]] = {}
+        by_topic: dict[str, list[int]] = {}
         for queue in self.loaded():
             if queue.max > 0:
-                found.setdefault(queue.key[0], []).append(queue.key[1])
-        return {topic: sorted(numbers) for topic, numbers in found.items()}
+                by_topic.setdefault(queue.key[0], []).append(queue.key[1])
+        return {topic: sorted(numbers) for topic, numbers in by_topic.items()}
 
     def _load(self, queue: ConsumeQueue) -> None:
         queue.load()
@@ -184,8 +184,8 @@ class QueueTable:
     def drop_topic(self, topic: str, below: int) -> None:
         """Hide all records of the topic below this offset of the log; its queue offsets continue."""
         self.deletion_watermarks[topic] = max(below, self.deletion_watermarks.get(topic, 0))
-        known = self.topics.get(topic)
-        for queue in () if known is None else known.queues.values():
+        entry = self.topics.get(topic)
+        for queue in () if entry is None else entry.queues.values():
             if queue.compacted is not None:
                 queue.compacted.drop(own_below=below)
 
@@ -195,8 +195,8 @@ class QueueTable:
         This concerns a queue whose records have left the log; a queue with records knows its next number. Raises
         ValueError for an impossible topic or queue, OSError.
         """
-        known = self.topic(topic)
-        queue = known.queues.get(queue_id) or self._make(known, queue_id)
+        entry = self.topic(topic)
+        queue = entry.queues.get(queue_id) or self._make(entry, queue_id)
         self.next_overrides[topic, queue_id] = max(number, self.next_overrides.get((topic, queue_id), 0))
         if queue.next >= 0:
             self.apply_override(queue)
@@ -226,10 +226,10 @@ class QueueTable:
     def _make(self, topic: TopicQueues, queue_id: int) -> ConsumeQueue:
         if not 0 <= queue_id < 1 << 31:
             raise ValueError(f"queue {queue_id} of topic {topic.name}: a queue's number is 0 to 2147483647")
-        made = topic.queues[queue_id] = ConsumeQueue(
+        queue = topic.queues[queue_id] = ConsumeQueue(
             f"{self.directory}{os.sep}{topic.name}{os.sep}{queue_id}", topic.name, queue_id, self.file_size, self._fds
         )
-        return made
+        return queue
 
     def __iter__(self) -> Iterator[ConsumeQueue]:
         for topic in list(self.topics.values()):

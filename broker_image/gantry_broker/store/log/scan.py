@@ -68,62 +68,62 @@ def scan(log: LogBytes, offset: int, *, lost_from: int = NEVER) -> Scan:
 
     After a power loss, pages from `lost_from` on may be lost.
     """
-    found = Scan(offset)
+    result = Scan(offset)
     want = _CHUNK
     while True:
-        data = log.raw(found.end, want)
+        data = log.raw(result.end, want)
         if not data:
-            found.reason = "no more segments"
-            return found
-        base = found.end
+            result.reason = "no more segments"
+            return result
+        base = result.end
         partial = len(data) < log.room(base)
         try:
-            _scan_chunk(base, data, log.segment_size, found, lost_from)
+            _scan_chunk(base, data, log.segment_size, result, lost_from)
             want = _CHUNK
         except Damage as damage:
             if not partial:
-                found.reason = str(damage)
-                return found
-            if found.end > base:
+                result.reason = str(damage)
+                return result
+            if result.end > base:
                 want = _CHUNK
                 continue  # The chunk may end within the record: read again from its beginning.
             size = SIZE_AND_MAGIC.unpack_from(data)[0] if len(data) >= FILLER_MIN else 0
             if len(data) < size <= MAX_RECORD and want < size:
                 want = size
                 continue
-            found.reason = str(damage)
-            return found
+            result.reason = str(damage)
+            return result
 
 
-def _scan_chunk(base: int, data: bytes, segment_size: int, found: Scan, lost_from: int) -> None:
+def _scan_chunk(base: int, data: bytes, segment_size: int, scan: Scan, lost_from: int) -> None:
     """Add the records of `data` to `found`. Raises Damage at the first one that is damaged or not whole."""
     if gantry_core.WHY_PYTHON or base + len(data) > lost_from:  # The core does not look for lost pages.
         for record in read_records(data, base, segment_size, check=True, torn=True, lost_from=lost_from):
-            _add(found, record)
+            _add(scan, record)
         return
     done = 0
     while done < len(data):
         done, count, last_ms = checked_records(data, done, base, segment_size, _OTHERS)
         if count:
-            found.records += count
-            found.last_ms = last_ms
-            found.end = base + done
+            scan.records += count
+            scan.last_ms = last_ms
+            scan.end = base + done
         if done < len(data):
-            _add(found, read_next(data, done, base, segment_size, check=True, torn=True))
-            done = found.end - base
+            _add(scan, read_next(data, done, base, segment_size, check=True, torn=True))
+            done = scan.end - base
 
 
-def _add(found: Scan, record: PlainRecord | Meta | int) -> None:
+def _add(scan: Scan, record: PlainRecord | Meta | int) -> None:
     if isinstance(record, Meta):
-        found.records += 1
-        found.last_ms = record.store_ms
-        found.end += record.size
+        scan.records += 1
+        scan.last_ms = record.store_ms
+        scan.end += record.size
         epoch = epoch_of(record)
         if epoch is not None:
-            found.epochs.append(EpochStart(epoch, record.phys))
+            scan.epochs.append(EpochStart(epoch, record.phys))
     elif isinstance(record, int):
-        found.end += record
+        scan.end += record
     else:
-        phys, size, _, _, _, _, found.last_ms, _ = record
-        found.records += 1
-        found.end = phys + size
+        phys, size, _, _, _, _, scan.last_ms, _ = record
+        scan.records += 1
+        scan.end = phys + size

@@ -51,7 +51,7 @@ def row_of(message: ReceivedMessage) -> Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Search:
     """What the form of the page asks for."""
 
     topic: str = ""
@@ -93,19 +93,19 @@ class Asked:
         return do.gantry(source, *words)
 
 
-async def find(source: Source, asked: Asked) -> Page:
+async def find(source: Source, search: Search) -> Page:
     """Read the messages that a person asks for. Raises OperationError, ValueError."""
-    before = Place.parse(asked.before) if asked.before else None
-    if asked.id:
-        return Page(await do.find_by_id(source, asked.topic, asked.id))
-    if asked.key:
-        return await do.find_by_key(source, asked.topic, asked.key, asked.wanted, before)
+    before = Place.parse(search.before) if search.before else None
+    if search.id:
+        return Page(await do.find_by_id(source, search.topic, search.id))
+    if search.key:
+        return await do.find_by_key(source, search.topic, search.key, search.wanted, before)
     if before is not None:
-        return await do.walk(source, asked.topic, asked.wanted, before, older=True)
-    if asked.after or asked.at:
-        begin = Place.parse(asked.after) if asked.after else Place(time_of(asked.at))
-        return await do.walk(source, asked.topic, asked.wanted, begin, older=False)
-    return await do.walk(source, asked.topic, asked.wanted, None, older=True)
+        return await do.walk(source, search.topic, search.wanted, before, older=True)
+    if search.after or search.at:
+        begin = Place.parse(search.after) if search.after else Place(time_of(search.at))
+        return await do.walk(source, search.topic, search.wanted, begin, older=False)
+    return await do.walk(source, search.topic, search.wanted, None, older=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,27 +178,27 @@ def _text(form: Mapping[str, list[str]], name: str) -> str:
 
 
 async def messages_page(
-    request: Request, place: ClusterRequest, asked: Asked, draft: Draft | None = None, refused: str = ""
+    request: Request, place: ClusterRequest, search: Search, draft: Draft | None = None, refused: str = ""
 ) -> Response:
     result, problem = None, ""
-    if asked.topic or asked.id:
+    if search.topic or search.id:
         try:
-            result = await find(place.source, asked)
+            result = await find(place.source, search)
         except (ValueError, do.OperationError) as error:
             problem = str(error)
     path = f"{place.snapshot.key.path}/messages"
     return page(
-        request, place, "messages.html", "messages", code=400 if refused else 200, asked=asked, found=result,
+        request, place, "messages.html", "messages", code=400 if refused else 200, search=search, found=result,
         rows=[row_of(m) for m in result.messages] if result else [], said=problem, page_size=PAGE, path=path,
-        live=asked.tail and asked.newest and not refused, command=asked.command(place.source),
+        live=search.tail and search.newest and not refused, command=search.command(place.source),
         names=[t.name for t in place.snapshot.tables.topics.values() if not t.system][:NAMES],
-        chooser=" ".join(place.source.command), draft=draft or Draft(topic=asked.topic), refused=refused,
+        chooser=" ".join(place.source.command), draft=draft or Draft(topic=search.topic), refused=refused,
     )  # fmt: skip
 
 
 @router.get("/messages")
-async def messages(request: Request, place: Here, asked: Annotated[Asked, Depends(Asked)]) -> Response:
-    return await messages_page(request, place, asked)
+async def messages(request: Request, place: Here, search: Annotated[Search, Depends(Search)]) -> Response:
+    return await messages_page(request, place, search)
 
 
 @router.post("/messages")
@@ -209,7 +209,7 @@ async def send(request: Request, change: Change) -> Response:
     try:
         queue, offset = await do.send(place.source, draft.message())
     except (ValueError, do.OperationError) as error:
-        return await messages_page(request, place, Asked(topic=draft.topic), draft, str(error))
+        return await messages_page(request, place, Search(topic=draft.topic), draft, str(error))
     where = {"topic": draft.topic, "broker": queue.broker, "queue": queue.queue_id, "offset": offset}
     return RedirectResponse(f"{place.snapshot.key.path}/message?{urlencode(where)}", 303)
 

@@ -96,12 +96,12 @@ def holders(cluster: BrokerCluster, plan: Plan) -> dict[str, certificates.Names]
     """Return the certificates to issue: all ports are on one address of this machine."""
     name = cluster.name
     hosts = tuple(dict.fromkeys(("localhost", "127.0.0.1", "::1", HOST)))
-    found = {}
+    names = {}
     if plan.proxies:
-        found[PROXIES] = certificates.Names(f"{name}-proxy", hosts, ())
+        names[PROXIES] = certificates.Names(f"{name}-proxy", hosts, ())
     if not uses_tls(cluster):
-        return found
-    found[NAME_SERVERS] = certificates.Names(
+        return names
+    names[NAME_SERVERS] = certificates.Names(
         f"{name}-namesrv", hosts, Identity(cluster.broker_cluster_name, "", 0).uris
     )
     for group in plan.groups:
@@ -109,8 +109,8 @@ def holders(cluster: BrokerCluster, plan: Plan) -> dict[str, certificates.Names]
             Identity(cluster.broker_cluster_name, cluster.broker_name(group.name), m.number).uris[-1]
             for m in group.members
         )
-        found[group.name] = certificates.Names(f"{name}-{group.name}", hosts, tuple(uris))
-    return found
+        names[group.name] = certificates.Names(f"{name}-{group.name}", hosts, tuple(uris))
+    return names
 
 
 class LocalCertificates:
@@ -138,12 +138,14 @@ class LocalCertificates:
         """Write what is missing or due. Returns what changed. Raises OSError."""
         if not (uses_tls(cluster) or proxy_has_tls(cluster)):
             return []
-        wanted = holders(cluster, plan)
+        needed = holders(cluster, plan)
         make_private(self._folder.tls)
-        self._load(wanted)
+        self._load(needed)
         given = cluster.metadata.annotations.get
-        asked = certificates.Asked(given(certificates.RENEW_CERTIFICATES, ""), given(certificates.RENEW_AUTHORITY, ""))
-        held, notes = certificates.renew(self._held, wanted, ("", cluster.name), asked, self._now())
+        requests = certificates.Asked(
+            given(certificates.RENEW_CERTIFICATES, ""), given(certificates.RENEW_AUTHORITY, "")
+        )
+        held, notes = certificates.renew(self._held, needed, ("", cluster.name), requests, self._now())
         assert held.authority is not None
         # The authority first: a certificate whose authority was lost would be worthless.
         self._write(self._folder.tls / "authority.json", json.dumps(_stored(held), indent=1).encode())
@@ -159,10 +161,10 @@ class LocalCertificates:
             self._write(place / CERTIFICATE, leaf.certificate)
         return notes
 
-    def _load(self, wanted: Mapping[str, certificates.Names]) -> None:
+    def _load(self, needed: Mapping[str, certificates.Names]) -> None:
         authority, followed = _read(read_json(self._folder.tls / "authority.json"))
         leaves = dict(self._held.leaves)
-        for holder in wanted:
+        for holder in needed:
             place = holder_folder(self._folder, holder)
             with suppress(OSError):
                 leaves[holder] = certificates.KeyPair((place / CERTIFICATE).read_bytes(), (place / KEY).read_bytes())
@@ -185,7 +187,7 @@ def rows(folder: ClusterFolder, cluster: BrokerCluster, plan: Plan) -> list[Cert
     if not (uses_tls(cluster) or proxy_has_tls(cluster)):
         return []
     authority, _ = _read(read_json(folder.tls / "authority.json"))
-    found = [_row("ca", None if authority is None else authority.current)]
+    rows = [_row("ca", None if authority is None else authority.current)]
     for holder in holders(cluster, plan):
         place = holder_folder(folder, holder)
         try:
@@ -194,8 +196,8 @@ def rows(folder: ClusterFolder, cluster: BrokerCluster, plan: Plan) -> list[Cert
             )
         except OSError:
             pair = None
-        found.append(_row(holder, pair))
-    return found
+        rows.append(_row(holder, pair))
+    return rows
 
 
 def _row(name: str, pair: certificates.KeyPair | None) -> CertificateRow:
@@ -233,19 +235,19 @@ def _stored(held: certificates.Certificates) -> dict[str, Any]:
     }
 
 
-def _read(found: Any) -> tuple[certificates.Authority | None, dict[str, str]]:
+def _read(stored: Any) -> tuple[certificates.Authority | None, dict[str, str]]:
     """Return the authority and the followed requests; None for content that is not ours."""
     try:
-        following = found["next"]
-        times = [found[name] and datetime.fromisoformat(found[name]) for name in ("switchAt", "dropAt")]
+        following = stored["next"]
+        times = [stored[name] and datetime.fromisoformat(stored[name]) for name in ("switchAt", "dropAt")]
         authority = certificates.Authority(
-            certificates.KeyPair(found["certificate"].encode(), found["key"].encode()),
+            certificates.KeyPair(stored["certificate"].encode(), stored["key"].encode()),
             None if following is None else certificates.KeyPair(following[0].encode(), following[1].encode()),
-            None if found["former"] is None else found["former"].encode(),
+            None if stored["former"] is None else stored["former"].encode(),
             times[0],
             times[1],
-            str(found["renewed"]),
+            str(stored["renewed"]),
         )
-        return authority, {str(k): str(v) for k, v in found["renewedCertificates"].items()}
+        return authority, {str(k): str(v) for k, v in stored["renewedCertificates"].items()}
     except (KeyError, TypeError, ValueError, AttributeError, IndexError):
         return None, {}

@@ -52,10 +52,10 @@ def make_private(folder: Path) -> None:
     system's default mode.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.stat()
-    if found.st_uid != os.geteuid():
-        raise PermissionError(f"{folder} belongs to user {found.st_uid}: use a folder of your own")
-    mode = stat.S_IMODE(found.st_mode)
+    owned = folder.stat()
+    if owned.st_uid != os.geteuid():
+        raise PermissionError(f"{folder} belongs to user {owned.st_uid}: use a folder of your own")
+    mode = stat.S_IMODE(owned.st_mode)
     if mode & OTHERS:
         folder.chmod(mode & ~OTHERS)
 
@@ -248,12 +248,12 @@ def known_clusters() -> Iterator[tuple[str, ClusterFolder]]:
     pointers = state_home() / "clusters"
     if not pointers.is_dir():
         return
-    found = []
+    folders = []
     for path in pointers.glob("*.json"):
-        known = read_json(path)
-        if isinstance(known, dict) and "dir" in known and Path(known["dir"]).is_dir():
-            found.append((str(known.get("name", "")), ClusterFolder(Path(known["dir"]))))
-    yield from sorted(found, key=lambda pair: (pair[0], str(pair[1].root)))
+        pointer = read_json(path)
+        if isinstance(pointer, dict) and "dir" in pointer and Path(pointer["dir"]).is_dir():
+            folders.append((str(pointer.get("name", "")), ClusterFolder(Path(pointer["dir"]))))
+    yield from sorted(folders, key=lambda pair: (pair[0], str(pair[1].root)))
 
 
 def stopped_clusters() -> Iterator[tuple[str, ClusterFolder]]:
@@ -283,18 +283,18 @@ def find_folder(directory: Path | None, name: str | None) -> ClusterFolder:
         if not folder.manifest.exists():
             raise ClusterNotFound(f"{folder.root} holds no cluster; start one with: gantry up FILE --dir {directory}")
         return folder
-    known = [(n, f) for n, f in known_clusters() if name is None or n == name]
-    if len(known) == 1:
-        return known[0][1]
-    if not known:
+    running = [(n, f) for n, f in known_clusters() if name is None or n == name]
+    if len(running) == 1:
+        return running[0][1]
+    if not running:
         if name is not None:
             raise ClusterNotFound(f"no local cluster is called {name!r}; `gantry up FILE` starts one")
         raise ClusterNotFound("no local cluster is running; start one with: gantry up")
-    if len({n for n, _ in known}) == len(known):
+    if len({n for n, _ in running}) == len(running):
         raise ClusterNotFound(
-            f"several clusters are running: choose with --cluster {' or --cluster '.join(n for n, _ in known)}"
+            f"several clusters are running: choose with --cluster {' or --cluster '.join(n for n, _ in running)}"
         )
-    dirs = " or --dir ".join(str(f.root) for _, f in known)
+    dirs = " or --dir ".join(str(f.root) for _, f in running)
     raise ClusterNotFound(f"several clusters are running: choose with --dir {dirs}")
 
 
@@ -311,7 +311,7 @@ PORTS: Final = range(1, 65_536)
 
 def read_ports(path: Path) -> dict[str, int]:
     """Ports by use, see `ports.Ports`. Invalid values are left out, as if no port had been chosen yet."""
-    known = read_json(path)
-    if not isinstance(known, dict):
+    stored = read_json(path)
+    if not isinstance(stored, dict):
         return {}
-    return {use: port for use, port in known.items() if type(port) is int and port in PORTS}
+    return {use: port for use, port in stored.items() if type(port) is int and port in PORTS}

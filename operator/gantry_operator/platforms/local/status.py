@@ -99,9 +99,9 @@ async def local_status(folder: ClusterFolder, silent: Silence | None = None) -> 
     )
     http_client = make_client(folder.token.read, lambda: read_authorities(folder))
     async with http_client as client, remoting_client as remoting:
-        asked = await asyncio.gather(*(_ask(client, member_url(cluster, ports, m)) for m in planned.members))
+        statuses = await asyncio.gather(*(_ask(client, member_url(cluster, ports, m)) for m in planned.members))
         servers = [ports.taken.get(s.name, 0) for s in planned.name_servers]
-        known = await asyncio.gather(
+        registered = await asyncio.gather(
             *(
                 _known(remoting, f"127.0.0.1:{port}", cluster.broker_name(g.name), ports.address(f"group/{g.name}"))
                 for port in servers
@@ -109,11 +109,11 @@ async def local_status(folder: ClusterFolder, silent: Silence | None = None) -> 
             )
         )
         if cluster.spec.mode == "Raft":
-            said = list(zip(planned.members, asked, strict=True))
+            said = list(zip(planned.members, statuses, strict=True))
             leaderships = {g.name: _elected([s for m, (s, _) in said if m.group == g.name]) for g in planned.groups}
         proxies = await _proxies(client, folder, planned, ports, scheme(cluster))
-        members = [_seen(m, leaderships[m.group], *said) for m, said in zip(planned.members, asked, strict=True)]
-        by_server = [known[i : i + len(planned.groups)] for i in range(0, len(known), len(planned.groups))]
+        members = [_seen(m, leaderships[m.group], *said) for m, said in zip(planned.members, statuses, strict=True)]
+        by_server = [registered[i : i + len(planned.groups)] for i in range(0, len(registered), len(planned.groups))]
         staying = [g.name for g in saved.spec.brokerGroups if g.name in {p.name for p in planned.groups}]
         why_not = await asyncio.gather(
             *(
@@ -211,11 +211,11 @@ async def _doing(folder: ClusterFolder) -> tuple[dict[str, Any], Silence | None]
 def _drains(doing: Mapping[str, Any], saved: BrokerCluster, running: Plan) -> dict[str, DrainRow]:
     """Return the drains as the supervisor sees them."""
     staying = {g.name for g in saved.spec.brokerGroups}
-    found = {g.name: DrainRow(phase="Waiting", message="") for g in running.groups if g.name not in staying}
+    rows = {g.name: DrainRow(phase="Waiting", message="") for g in running.groups if g.name not in staying}
     for name, row in (doing.get("drains") or {}).items():
         with suppress(ValidationError):
-            found[name] = DrainRow.model_validate(row)
-    return found
+            rows[name] = DrainRow.model_validate(row)
+    return rows
 
 
 async def _ask(client: httpx.AsyncClient, url: str) -> tuple[dict[str, Any] | None, str]:
@@ -231,8 +231,8 @@ async def _ask(client: httpx.AsyncClient, url: str) -> tuple[dict[str, Any] | No
     except httpx.ConnectError:
         return None, "its process does not run"
     except httpx.HTTPStatusError as error:
-        said = what_it_does(error.response.content) if error.response.status_code == NOT_YET else ""
-        return None, said or f"it refuses to answer ({error.response.status_code}): {error.response.text[:200]}"
+        reason = what_it_does(error.response.content) if error.response.status_code == NOT_YET else ""
+        return None, reason or f"it refuses to answer ({error.response.status_code}): {error.response.text[:200]}"
     except (httpx.HTTPError, ValueError):
         return None, "it does not answer"
 
@@ -300,9 +300,9 @@ def _pid(folder: ClusterFolder, name: str) -> int | None:
 
 
 def _before(folder: ClusterFolder) -> BrokerClusterStatus:
-    known = read_json(folder.conditions)
+    stored = read_json(folder.conditions)
     try:
-        return BrokerClusterStatus.model_validate(known or {})
+        return BrokerClusterStatus.model_validate(stored or {})
     except ValidationError:
         return BrokerClusterStatus()
 

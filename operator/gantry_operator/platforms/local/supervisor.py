@@ -186,12 +186,12 @@ class Supervisor:
 
     def _newcomers(self) -> set[str]:
         """Members that are new in an existing group."""
-        found: set[str] = set()
+        names: set[str] = set()
         for group in self.platform.plan.groups:
             new = {m.name for m in group.members if not self.folder.config(m.name).exists()}
             if len(new) < len(group.members):
-                found |= new
-        return found
+                names |= new
+        return names
 
     def _recorded_running(self, name: str) -> bool:
         return load_record(self.folder.process(name)) is not None
@@ -368,19 +368,19 @@ class Supervisor:
             name = self.platform.plan.member(name).name
         except KeyError as error:
             raise control.ControlError(str(error.args[0])) from None
-        wanted = with_fence(self.wanted, name, on)
+        spec = with_fence(self.wanted, name, on)
         with await asyncio.to_thread(acquire_port_lock) as lock:
             try:
-                save_manifest(self.folder, wanted)
+                save_manifest(self.folder, spec)
             except OSError as error:
                 raise control.ControlError(
                     f"the fence cannot be written to disk, so nothing changes: {error}"
                 ) from None
-            self.control.take(wanted)
+            self.control.take(spec)
             self.bring_up(lock)
-        said = f"{name} is fenced: its broker stops, its process stays" if on else f"{name} is not fenced any more"
-        self.events.add("Normal", "Fenced" if on else "FenceRemoved", said, name)
-        return {"fenced": sorted(wanted.fenced)}
+        message = f"{name} is fenced: its broker stops, its process stays" if on else f"{name} is not fenced any more"
+        self.events.add("Normal", "Fenced" if on else "FenceRemoved", message, name)
+        return {"fenced": sorted(spec.fenced)}
 
     def _retake(self) -> None:
         """Take the manifest again: the groups of the folder have changed."""
@@ -388,22 +388,22 @@ class Supervisor:
 
     async def _apply(self, manifest: dict[str, Any]) -> dict[str, Any]:
         try:
-            wanted = BrokerCluster.model_validate(manifest)
+            spec = BrokerCluster.model_validate(manifest)
         except ValidationError as error:
             raise control.ControlError(str(error)) from None
         if FENCED in self.wanted.metadata.annotations:  # As `kubectl apply` keeps what a manifest does not name.
-            wanted.metadata.annotations.setdefault(FENCED, self.wanted.metadata.annotations[FENCED])
+            spec.metadata.annotations.setdefault(FENCED, self.wanted.metadata.annotations[FENCED])
         with await asyncio.to_thread(acquire_port_lock) as lock:
-            return self._go_on_with(wanted, lock)
+            return self._go_on_with(spec, lock)
 
-    def _go_on_with(self, wanted: BrokerCluster, lock: PortAllocationLock) -> dict[str, Any]:
-        refuse_change(self.wanted, wanted)
+    def _go_on_with(self, spec: BrokerCluster, lock: PortAllocationLock) -> dict[str, Any]:
+        refuse_change(self.wanted, spec)
         try:
-            save_manifest(self.folder, wanted)
+            save_manifest(self.folder, spec)
         except OSError as error:
             raise control.ControlError(f"the spec cannot be written to disk, so it is not used: {error}") from None
         old = self.wanted
-        self.control.take(wanted)
+        self.control.take(spec)
         try:
             self.bring_up(lock)
         except OSError as error:
@@ -414,8 +414,8 @@ class Supervisor:
         if self.ready:  # It was valid once.
             self.ready, self.not_ready, self._started_at = False, "the spec was changed", time.monotonic()
             self._spawn(self._report_ready())
-        self.events.add("Normal", "SpecApplied", "the spec was changed", wanted.name)
-        if not wanted.spec.hibernate:
+        self.events.add("Normal", "SpecApplied", "the spec was changed", spec.name)
+        if not spec.spec.hibernate:
             self.control.rolling.start("the spec was changed")
         return {"applied": True}
 

@@ -53,22 +53,22 @@ class LocalTopicStore:
 
     def observe(self) -> Resources | None:
         try:
-            found = load_resources(self._folder)
+            resources = load_resources(self._folder)
         except (OSError, ValidationError) as error:
             raise StoreUnavailable(f"{self._folder.resources} cannot be read: {error}") from error
         topics, groups = self._status[api_topic.KIND], self._status[api_group.KIND]
         for kind, table in self._status.items():
-            for name in table.keys() - found.of(kind).keys():  # type: ignore[arg-type]
+            for name in table.keys() - resources.of(kind).keys():  # type: ignore[arg-type]
                 del table[name]
-            for name, resource in found.of(kind).items():  # type: ignore[arg-type]
+            for name, resource in resources.of(kind).items():  # type: ignore[arg-type]
                 if table.get(name, {}).get(UID, "") != resource.metadata.uid:
                     table[name] = {UID: resource.metadata.uid}  # It was deleted and created again.
         return Resources(
-            [wanted_topic(t, topics.get(t.name, {})) for t in found.topics.values()],
-            [wanted_group(g, groups.get(g.name, {})) for g in found.groups.values()],
+            [wanted_topic(t, topics.get(t.name, {})) for t in resources.topics.values()],
+            [wanted_group(g, groups.get(g.name, {})) for g in resources.groups.values()],
             {
                 g.name: (g.metadata.annotations.get(RESET_OFFSETS, ""), groups.get(g.name, {}).get("reset"))
-                for g in found.groups.values()
+                for g in resources.groups.values()
             },
         )
 
@@ -76,9 +76,9 @@ class LocalTopicStore:
         self, resources: Resources, topics: Mapping[str, Result], groups: Mapping[str, Result]
     ) -> bool:  # fmt: skip
         before = json.dumps(self._status)
-        for wanted in resources.topics:
-            if wanted.resource in topics:
-                self._show("BrokerTopic", wanted.resource, topic_status(wanted, topics[wanted.resource]))
+        for topic in resources.topics:
+            if topic.resource in topics:
+                self._show("BrokerTopic", topic.resource, topic_status(topic, topics[topic.resource]))
         for group in resources.groups:
             if group.resource in groups:
                 reset = self._status[api_group.KIND].get(group.resource, {}).get("reset")
@@ -109,12 +109,12 @@ class LocalTopicStore:
         if not done:
             return
         try:
-            with changed_resources(self._folder) as known:
+            with changed_resources(self._folder) as resources:
                 for name in list(done):
-                    found = known.of(kind).get(name)
-                    if found is not None and found.metadata.deletionTimestamp is not None:
-                        del known.of(kind)[name]
-                    elif found is not None:
+                    resource = resources.of(kind).get(name)
+                    if resource is not None and resource.metadata.deletionTimestamp is not None:
+                        del resources.of(kind)[name]
+                    elif resource is not None:
                         done.remove(name)  # It was written again meanwhile.
         except (OSError, ValidationError) as error:
             raise StoreUnavailable(f"the resources of the folder are not kept: {error}") from error
@@ -129,10 +129,10 @@ class LocalTopicStore:
 
     async def reset_answered(self, group: str, text: str) -> None:
         try:
-            with changed_resources(self._folder) as known:
-                found = known.groups.get(group)
-                if found is not None and found.metadata.annotations.get(RESET_OFFSETS) == text:
-                    del found.metadata.annotations[RESET_OFFSETS]
+            with changed_resources(self._folder) as resources:
+                resource = resources.groups.get(group)
+                if resource is not None and resource.metadata.annotations.get(RESET_OFFSETS) == text:
+                    del resource.metadata.annotations[RESET_OFFSETS]
         except (OSError, ValidationError) as error:
             raise StoreUnavailable(f"the resources of the folder are not kept: {error}") from error
 

@@ -39,8 +39,8 @@ def due(spec: Analytics, since: datetime, last: datetime | None, now: datetime) 
     if spec.suspend:
         return None
     after = max(since, last or since, now - timedelta(seconds=STARTING_DEADLINE_S))
-    found = cron.next_run(spec.schedule, spec.timeZone, after)
-    return found if found is not None and found <= now else None
+    planned = cron.next_run(spec.schedule, spec.timeZone, after)
+    return planned if planned is not None and planned <= now else None
 
 
 def begun(app: Object) -> datetime | None:
@@ -53,10 +53,10 @@ def begun(app: Object) -> datetime | None:
 def time_of(text: Any) -> datetime | None:
     """Return a time of the API server; None: it is none."""
     try:
-        found = datetime.fromisoformat(str(text))
+        moment = datetime.fromisoformat(str(text))
     except ValueError:
         return None
-    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
 class Applications:
@@ -100,8 +100,12 @@ class Applications:
 
     def _unseen(self, now: datetime) -> str | None:
         for app in self.apps:
-            made = time_of(app["metadata"].get("creationTimestamp"))
-            if spark_application.state_of(app) == "" and made is not None and (now - made).total_seconds() > UNSEEN_S:
+            created = time_of(app["metadata"].get("creationTimestamp"))
+            if (
+                spark_application.state_of(app) == ""
+                and created is not None
+                and (now - created).total_seconds() > UNSEEN_S
+            ):
                 return (
                     f"Apache's Spark operator has not taken SparkApplication {app['metadata']['name']}: see that it "
                     f"runs and watches namespace {self._namespace}"
@@ -121,8 +125,8 @@ class Applications:
 
     def runs(self) -> tuple[list[Object], list[Object]]:
         """Return the runs in the form of Jobs, and their drivers' pods."""
-        found = [spark_application.as_job(app, list(self._drivers.values())) for app in self.apps]
-        return [job for job, _ in found], [pod for _, pods in found for pod in pods]
+        runs = [spark_application.as_job(app, list(self._drivers.values())) for app in self.apps]
+        return [job for job, _ in runs], [pod for _, pods in runs for pod in pods]
 
     def last(self) -> datetime | None:
         """Return when the last run that is still there began."""
@@ -140,13 +144,13 @@ class Applications:
         if scheduled is not None:
             meta["annotations"] = {**meta.get("annotations", {}), SCHEDULED: scheduled.isoformat(timespec="seconds")}
         try:
-            made = await self._api.create({**app, "metadata": meta})
+            started = await self._api.create({**app, "metadata": meta})
         except ApiError as error:
             if error.reason != "AlreadyExists":
                 raise
             return None
-        self.apps = [made]
-        return made
+        self.apps = [started]
+        return started
 
     async def _gone(self, apps: Sequence[Object]) -> bool:
         for app in apps:
@@ -157,13 +161,13 @@ class Applications:
     async def remove(self) -> bool:
         """Delete all runs, also one that is active. False: they are not gone yet. Raises ApiError, ApiUnavailable."""
         try:
-            found, _ = await self._api.list(SPARK_APPLICATION, self._namespace, self._label)
+            left, _ = await self._api.list(SPARK_APPLICATION, self._namespace, self._label)
         except ApiError as error:
             if error.status not in (403, 404):
                 raise
             return True
         self.apps = []
-        return not await self._delete(found)
+        return not await self._delete(left)
 
     async def _delete(self, apps: Sequence[Object]) -> bool:
         """Whether there was one."""

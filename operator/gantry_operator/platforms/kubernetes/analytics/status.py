@@ -62,27 +62,27 @@ def _follow(status: AnalyticsStatus, latest: Object, jobs: Sequence[Object], pod
         if before is not None and before.get("message"):
             status.message += f" {ATTEMPT}{before['message']}"
     elif result == "Failed":
-        said = _left_by(latest, pods)
-        status.message = str((said or {}).get("message") or reason)
+        summary = _left_by(latest, pods)
+        status.message = str((summary or {}).get("message") or reason)
     good = max((j for j in jobs if result_of(j)[0] == "Succeeded"), key=_created, default=None)
     if good is None:
         return
-    said = _left_by(good, pods)
+    summary = _left_by(good, pods)
     ended = (good.get("status") or {}).get("completionTime")
-    if said is None:
+    if summary is None:
         # Its pod is gone. If this operator saw the run before, its findings are in the status already.
         if result == "Succeeded" and status.lastSuccess != ended:
             status.message = "The run succeeded, but its pod was gone before its summary could be read."
             status.lastSuccess = ended
         return
     status.lastSuccess = ended
-    status.durationSeconds = said.get("durationSeconds")
-    status.scannedBytes = said.get("scannedBytes")
-    status.report = said.get("report")
-    status.missing = [str(part) for part in said.get("missing") or []]
-    status.topSavings = [TopicSaving.model_validate(t) for t in said.get("topSavings", [])]
+    status.durationSeconds = summary.get("durationSeconds")
+    status.scannedBytes = summary.get("scannedBytes")
+    status.report = summary.get("report")
+    status.missing = [str(part) for part in summary.get("missing") or []]
+    status.topSavings = [TopicSaving.model_validate(t) for t in summary.get("topSavings", [])]
     if result == "Succeeded":
-        status.message = summary_text(said)
+        status.message = summary_text(summary)
 
 
 ATTEMPT = "An attempt of it has failed: "
@@ -125,9 +125,9 @@ def _left_by(job: Object, pods: Sequence[Object]) -> dict[str, Any] | None:
     """Return the summary in the termination message of a Job's newest pod."""
     mine = [p for p in pods if _owned(p, job)]
     for pod in sorted(mine, key=_created, reverse=True):
-        found = left_by(pod.get("status") or {})
-        if found is not None:
-            return found
+        summary = left_by(pod.get("status") or {})
+        if summary is not None:
+            return summary
     return None
 
 
@@ -135,9 +135,9 @@ def left_by(status: Object) -> dict[str, Any] | None:
     """Return the summary in the `status` of a pod that has ended; None: it runs, or left no summary."""
     for container in status.get("containerStatuses", []):
         ended = (container.get("state") or {}).get("terminated")
-        found = None if ended is None else from_termination_message(ended.get("message"))
-        if found is not None:
-            return found
+        summary = None if ended is None else from_termination_message(ended.get("message"))
+        if summary is not None:
+            return summary
         if ended is not None and ended.get("reason") == "OOMKilled":
             return {"message": "The driver ran out of memory: raise spec.analytics.resources.driver.limits.memory."}
     return None
@@ -164,15 +164,15 @@ def from_termination_message(text: str | None) -> dict[str, Any] | None:
     return value if isinstance(value, dict) and value.get("result") in ("Succeeded", "Failed") else None
 
 
-def summary_text(said: Mapping[str, Any]) -> str:
+def summary_text(summary: Mapping[str, Any]) -> str:
     """Return the result of a run in one line."""
-    top = said.get("topSavings") or []
-    lacks = ", ".join(str(part) for part in said.get("missing") or [])
+    top = summary.get("topSavings") or []
+    lacks = ", ".join(str(part) for part in summary.get("missing") or [])
     text = f"it lacks {lacks}; " if lacks else ""
-    text += f"{said.get('records', 0):,} records; compaction would save {_bytes(said.get('savedBytes', 0))}"
+    text += f"{summary.get('records', 0):,} records; compaction would save {_bytes(summary.get('savedBytes', 0))}"
     if top:
         text += f", most of it in {top[0]['topic']} ({_bytes(top[0]['savedBytes'])})"
-    notes = "".join(f" Note: {str(note).rstrip('.')}." for note in said.get("notes") or [])
+    notes = "".join(f" Note: {str(note).rstrip('.')}." for note in summary.get("notes") or [])
     return f"{text}.{notes}"
 
 

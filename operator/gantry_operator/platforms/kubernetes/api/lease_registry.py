@@ -30,17 +30,17 @@ class LeaseRegistry:
         self._api = api
         self._cluster = cluster
         self._namespace = namespace
-        self._known: dict[str, Object | None] = {}
+        self._leases: dict[str, Object | None] = {}
         self._read: dict[str, tuple[Object, Entry]] = {}
         """By group: a Lease and its parsed record. Every pass reads it, and writes are rare."""
 
     async def read(self, group: str) -> Entry | None:
-        if group not in self._known:
+        if group not in self._leases:
             try:
-                self._known[group] = await self._api.get(LEASE, self._namespace, self._name(group))
+                self._leases[group] = await self._api.get(LEASE, self._namespace, self._name(group))
             except (ApiError, ApiUnavailable) as error:
                 raise RegistryUnavailable(str(error)) from error
-        lease = self._known[group]
+        lease = self._leases[group]
         if lease is None:
             return None
         read = self._read.get(group)
@@ -49,24 +49,24 @@ class LeaseRegistry:
         return read[1]
 
     async def swap(self, group: str, expected: Entry | None, new: LeadershipRecord) -> bool:
-        known = self._known.get(group)
+        cached = self._leases.get(group)
         try:
             if expected is None:
                 written = await self._api.create(self._lease(group, new, None))
             else:
-                if known is None or entry_of(known) != expected:
+                if cached is None or entry_of(cached) != expected:
                     return False
-                written = await self._api.replace(self._lease(group, new, known))
+                written = await self._api.replace(self._lease(group, new, cached))
         except ApiError as error:
             # After a refusal the local copy is outdated or wrong: the next read asks the API server.
-            self._known.pop(group, None)
+            self._leases.pop(group, None)
             if error.reason in ("Conflict", "AlreadyExists", "NotFound"):
                 return False
             raise RegistryUnavailable(str(error)) from error
         except ApiUnavailable as error:
-            self._known.pop(group, None)
+            self._leases.pop(group, None)
             raise RegistryUnavailable(str(error)) from error
-        self._known[group] = written
+        self._leases[group] = written
         return True
 
     def heard(self, kind: str, lease: Object) -> None:
@@ -74,25 +74,25 @@ class LeaseRegistry:
         group = (lease["metadata"].get("labels") or {}).get(names.GROUP_LABEL)
         if group is None:
             return
-        known = self._known.get(group)
+        cached = self._leases.get(group)
         if kind == "DELETED":
-            if known is None or known["metadata"]["uid"] == lease["metadata"]["uid"]:
-                self._known.pop(group, None)
-        elif known is None or int(lease["metadata"]["resourceVersion"]) > int(known["metadata"]["resourceVersion"]):
-            self._known[group] = lease
+            if cached is None or cached["metadata"]["uid"] == lease["metadata"]["uid"]:
+                self._leases.pop(group, None)
+        elif cached is None or int(lease["metadata"]["resourceVersion"]) > int(cached["metadata"]["resourceVersion"]):
+            self._leases[group] = lease
 
     def _name(self, group: str) -> str:
         return names.group_set(self._cluster, group)
 
-    def _lease(self, group: str, leadership: LeadershipRecord, known: Object | None) -> Object:
+    def _lease(self, group: str, leadership: LeadershipRecord, replaced: Object | None) -> Object:
         meta: dict[str, Any] = {
             "name": self._name(group),
             "namespace": self._namespace,
             "labels": names.labels(self._cluster, names.BROKER, group),
             "annotations": {LEADERSHIP: json.dumps(leadership.to_json())},
         }
-        if known is not None:
-            meta["resourceVersion"] = known["metadata"]["resourceVersion"]
+        if replaced is not None:
+            meta["resourceVersion"] = replaced["metadata"]["resourceVersion"]
         if self.owner is not None:
             meta["ownerReferences"] = [self.owner]
         master = None if leadership.master is None else f"{self._cluster}-{group}-{leadership.master.member}"

@@ -36,26 +36,26 @@ class Reasons:
     def __init__(self, api: KubeApi, namespace: str) -> None:
         self._api = api
         self._namespace = namespace
-        self._said: dict[About, str] = {}
+        self._warnings: dict[About, str] = {}
         self._looked_at: dict[About, float] = {}
 
     def of(self, kind: str, name: str) -> str:
         """Empty: no warning is known."""
-        return self._said.get((kind, name), "")
+        return self._warnings.get((kind, name), "")
 
     def missing_classes(self) -> set[str]:
         """Storage classes that do not exist, by the warnings of volume claims."""
-        return {m[1] for said in self._said.values() if (m := _NO_CLASS.search(said)) is not None}
+        return {m[1] for warning in self._warnings.values() if (m := _NO_CLASS.search(warning)) is not None}
 
-    async def look(self, wanted: Iterable[About], now: float | None = None) -> bool:
+    async def look(self, objects: Iterable[About], now: float | None = None) -> bool:
         """Read the events of these objects, and forget all others. True: something changed."""
         at = time.monotonic() if now is None else now
-        asked = list(dict.fromkeys(wanted))
-        before = dict(self._said)
-        for gone in set(self._looked_at) - set(asked):
+        watched = list(dict.fromkeys(objects))
+        before = dict(self._warnings)
+        for gone in set(self._looked_at) - set(watched):
             self._looked_at.pop(gone)
-            self._said.pop(gone, None)
-        for about in asked:
+            self._warnings.pop(gone, None)
+        for about in watched:
             if at - self._looked_at.get(about, -LOOK_S) < LOOK_S:
                 continue
             self._looked_at[about] = at
@@ -65,17 +65,17 @@ class Reasons:
             except (ApiError, ApiUnavailable) as error:
                 log.warning("events of %s %s: %s", *about, error)
                 continue
-            said = newest_warning(events, *about)
-            if said:
-                self._said[about] = said
+            warning = newest_warning(events, *about)
+            if warning:
+                self._warnings[about] = warning
             else:
-                self._said.pop(about, None)
-        return self._said != before
+                self._warnings.pop(about, None)
+        return self._warnings != before
 
 
 def newest_warning(events: Iterable[Object], kind: str, name: str) -> str:
     """Return the message of the newest warning about an object; empty: there is none."""
-    found = [
+    warnings = [
         e
         for e in events
         if e.get("type") == "Warning"
@@ -83,7 +83,7 @@ def newest_warning(events: Iterable[Object], kind: str, name: str) -> str:
         and (e.get("involvedObject") or {}).get("kind") == kind
         and (e.get("involvedObject") or {}).get("name") == name
     ]
-    newest = max(found, key=_time, default=None)
+    newest = max(warnings, key=_time, default=None)
     return "" if newest is None else in_words(str(newest.get("message") or newest.get("reason") or ""))
 
 
@@ -97,8 +97,8 @@ def _time(event: Mapping[str, Any]) -> str:
 
 def in_words(message: str) -> str:
     """Return a warning without the parts that repeat what the reader knows."""
-    said = _PREFIX.sub("", " ".join(message.split()))
-    quota = _QUOTA.search(said)
+    text = _PREFIX.sub("", " ".join(message.split()))
+    quota = _QUOTA.search(text)
     if quota is not None:
         return f"quota {quota[1]} of the namespace is used up{quota[2]}: raise it, or lower resources or members"
-    return said
+    return text

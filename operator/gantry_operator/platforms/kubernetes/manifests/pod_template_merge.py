@@ -22,14 +22,14 @@ _SECURITY: Final = re.compile(
 """Annotations that Kubernetes reads as fields of the securityContext."""
 
 
-def merge(template: Mapping[str, Any], wanted: PodTemplate | None, selector: Mapping[str, str]) -> dict[str, Any]:
+def merge(template: Mapping[str, Any], additions: PodTemplate | None, selector: Mapping[str, str]) -> dict[str, Any]:
     """Return the template (`metadata`, `spec`) with the additions. `selector`: labels of the pods of the same set."""
     out: dict[str, Any] = copy.deepcopy(dict(template))
-    if wanted is None:
+    if additions is None:
         return out
-    metadata = {k: v for k, v in wanted.metadata.model_dump().items() if v}
+    metadata = {k: v for k, v in additions.metadata.model_dump().items() if v}
     out["metadata"] = _merged(out["metadata"], metadata)
-    spec = copy.deepcopy(wanted.spec)
+    spec = copy.deepcopy(additions.spec)
     for spread in spec.get("topologySpreadConstraints") or []:
         spread.setdefault("labelSelector", {"matchLabels": dict(selector)})
     out["spec"] = _merged(out["spec"], spec)
@@ -61,33 +61,33 @@ def _merged_lists(own: list[Any], more: list[Any], key: str) -> list[Any]:
     return out
 
 
-def needs_permission(wanted: PodTemplate | None) -> list[str]:
+def needs_permission(additions: PodTemplate | None) -> list[str]:
     """Return the parts of NEED_PERMISSION that are written."""
-    if wanted is None:
+    if additions is None:
         return []
-    found = [part for part in ("initContainers", "volumes", "securityContext") if wanted.spec.get(part)]
-    for container in wanted.spec.get("containers") or []:
+    parts = [part for part in ("initContainers", "volumes", "securityContext") if additions.spec.get(part)]
+    for container in additions.spec.get("containers") or []:
         if container.get("name") not in CONTAINERS:
-            found.append("containers")
+            parts.append("containers")
         else:
-            found += [part for part in ("securityContext",) if container.get(part)]
-            found += ["env"] if container.get("env") or container.get("envFrom") else []
-            found += ["volumes"] if container.get("volumeMounts") or container.get("volumeDevices") else []
-    return [part for part in NEED_PERMISSION if part in found]
+            parts += [part for part in ("securityContext",) if container.get(part)]
+            parts += ["env"] if container.get("env") or container.get("envFrom") else []
+            parts += ["volumes"] if container.get("volumeMounts") or container.get("volumeDevices") else []
+    return [part for part in NEED_PERMISSION if part in parts]
 
 
-def security_annotations(wanted: PodTemplate | None) -> list[str]:
+def security_annotations(additions: PodTemplate | None) -> list[str]:
     """Return the annotations that set AppArmor or seccomp of a container, as securityContext does."""
-    return [] if wanted is None else [key for key in wanted.metadata.annotations if _SECURITY.fullmatch(key)]
+    return [] if additions is None else [key for key in additions.metadata.annotations if _SECURITY.fullmatch(key)]
 
 
-def images(wanted: PodTemplate | None) -> Sequence[str]:
+def images(additions: PodTemplate | None) -> Sequence[str]:
     """Images of sidecars and initContainers."""
-    if wanted is None:
+    if additions is None:
         return ()
     return tuple(
         str(c["image"])
         for kind in ("containers", "initContainers")
-        for c in wanted.spec.get(kind) or []
+        for c in additions.spec.get(kind) or []
         if c.get("image")
     )

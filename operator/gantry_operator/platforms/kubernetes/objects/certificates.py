@@ -59,15 +59,15 @@ def holders(cluster: BrokerCluster, plan: Plan, outside: Mapping[str, str]) -> d
     Clients meet each name of a Service, a pod and an external address. The URI is what members prove to each other.
     """
     name, namespace = cluster.name, cluster.namespace
-    found: dict[str, Names] = {}
+    by_holder: dict[str, Names] = {}
     if proxies.own_certificate(cluster):
         endpoint = external.proxy_endpoint(cluster).name
         hosts = (*_hosts([names.proxies(name)], namespace), *_outside(outside, [endpoint]))
-        found[names.PROXY] = Names(names.proxies(name), hosts, ())
+        by_holder[names.PROXY] = Names(names.proxies(name), hosts, ())
     if not pod_parts.own_authority(cluster):
-        return found
+        return by_holder
     services = [names.name_servers(name), *(s.name for s in plan.name_servers)]
-    found[names.NAME_SERVER] = Names(
+    by_holder[names.NAME_SERVER] = Names(
         names.name_servers(name),
         (*_hosts(services, namespace), *_outside(outside, [s.name for s in plan.name_servers])),
         Identity(cluster.broker_cluster_name, "", 0).uris,
@@ -81,10 +81,10 @@ def holders(cluster: BrokerCluster, plan: Plan, outside: Mapping[str, str]) -> d
             Identity(cluster.broker_cluster_name, cluster.broker_name(group.name), m.number).uris[-1]
             for m in group.members
         )
-        found[group.name] = Names(
+        by_holder[group.name] = Names(
             headless, (*_hosts(services, namespace), *each, *_outside(outside, endpoints)), tuple(uris)
         )
-    return found
+    return by_holder
 
 
 def _hosts(services: Iterable[str], namespace: str) -> list[str]:
@@ -104,11 +104,11 @@ def _encoded(values: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def decoded(secret: Object | None) -> dict[str, bytes]:
-    found = {}
+    data = {}
     for key, value in ((secret or {}).get("data") or {}).items():
         with suppress(ValueError, TypeError):
-            found[key] = base64.b64decode(value, validate=True)
-    return found
+            data[key] = base64.b64decode(value, validate=True)
+    return data
 
 
 def _annotation(secret: Object | None, name: str) -> str:
@@ -117,10 +117,10 @@ def _annotation(secret: Object | None, name: str) -> str:
 
 def _time(text: str) -> datetime | None:
     try:
-        found = datetime.fromisoformat(text)
+        moment = datetime.fromisoformat(text)
     except ValueError:
         return None
-    return found if found.tzinfo is not None else None
+    return moment if moment.tzinfo is not None else None
 
 
 def _pair(data: Mapping[str, bytes], certificate: str = CERTIFICATE, key: str = KEY) -> KeyPair | None:
@@ -256,15 +256,15 @@ class CertificateReconciler:
         self, cluster: BrokerCluster, plan: Plan, outside: Mapping[str, str], resource: Object,
         rows: list[CertificateRow], result: ReconcileResult,
     ) -> bool:  # fmt: skip
-        wanted = holders(cluster, plan, outside)
-        foreign = self._of_a_former(cluster, wanted)
+        needed = holders(cluster, plan, outside)
+        foreign = self._of_a_former(cluster, needed)
         if foreign:
             result.problems.append(f"Secret {foreign} belongs to another object: if it is a former cluster, wait")
             return False
-        self._load(cluster, wanted)
+        self._load(cluster, needed)
         given = (resource["metadata"].get("annotations") or {}).get
-        asked = Asked(str(given(RENEW_CERTIFICATES, "")), str(given(RENEW_AUTHORITY, "")))
-        held, notes = renew(self._held, wanted, (cluster.namespace, cluster.name), asked, self._now())
+        requests = Asked(str(given(RENEW_CERTIFICATES, "")), str(given(RENEW_AUTHORITY, "")))
+        held, notes = renew(self._held, needed, (cluster.namespace, cluster.name), requests, self._now())
         authority = held.authority
         assert authority is not None
         # The authority first: a certificate whose authority was lost would be worthless.
@@ -285,22 +285,22 @@ class CertificateReconciler:
             rows.append(_row(name, "Operator", expiry_of(leaf.certificate), renewal_of(leaf)))
         return True
 
-    def _load(self, cluster: BrokerCluster, wanted: Iterable[str]) -> None:
+    def _load(self, cluster: BrokerCluster, needed: Iterable[str]) -> None:
         """Take what the Secrets hold. A missing or unreadable Secret leaves the operator's own copy."""
         secret = self._objects.live("Secret", names.ca_secret(cluster.name))
         authority = authority_of(secret) or self._held.authority
         leaves, followed = dict(self._held.leaves), dict(self._held.followed)
-        for holder in wanted:
+        for holder in needed:
             live = self._objects.live("Secret", names.tls_secret(cluster.name, holder))
             pair = _pair(decoded(live))
             if pair is not None:
                 leaves[holder], followed[holder] = pair, _annotation(live, FOLLOWED)
         self._held = Certificates(authority, leaves, followed)
 
-    def _of_a_former(self, cluster: BrokerCluster, wanted: Iterable[str]) -> str:
+    def _of_a_former(self, cluster: BrokerCluster, needed: Iterable[str]) -> str:
         """Return a Secret with one of our names that is not this object's; empty: there is none."""
         mine = [names.ca_secret(cluster.name), names.ca_cert_secret(cluster.name)]
-        for name in [*mine, *(names.tls_secret(cluster.name, h) for h in wanted)]:
+        for name in [*mine, *(names.tls_secret(cluster.name, h) for h in needed)]:
             live = self._objects.live("Secret", name)
             if live is not None and not drift.owned_by(live, self._uid):
                 return name

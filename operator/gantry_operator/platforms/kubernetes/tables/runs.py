@@ -61,13 +61,13 @@ class KubernetesTableRuns:
         """A Job that the watch has not brought yet."""
 
     def _job(self) -> Object | None:
-        found = self._caches[JOBS].get(self._namespace, manifests.name_of(self._name))
+        job = self._caches[JOBS].get(self._namespace, manifests.name_of(self._name))
         started = self._started
         if started is None:
-            return found
-        if found is not None and found["metadata"]["uid"] == started["metadata"]["uid"]:
+            return job
+        if job is not None and job["metadata"]["uid"] == started["metadata"]["uid"]:
             self._started = None
-            return found
+            return job
         return started
 
     async def newest(self) -> TableRun | None:
@@ -77,8 +77,12 @@ class KubernetesTableRuns:
             raise StoreUnavailable("the API server has not listed the Jobs yet")
         job = self._job()
         runs = [] if job is None else [self._run(job, manifests.order_of(job), self._pods(job))]
-        known = self._spec()
-        if known is not None and known[0].spec.tables is not None and _by_application(known[0].spec.tables):
+        planned = self._spec()
+        if (
+            planned is not None
+            and planned[0].spec.tables is not None
+            and _by_application(planned[0].spec.tables)
+        ):
             runs += await self._of_applications()
         return max(runs, key=lambda run: run.started_ms, default=None)
 
@@ -89,14 +93,14 @@ class KubernetesTableRuns:
             raise StoreUnavailable(f"the SparkApplications of the tables cannot be read: {error}") from error
         if not there:
             raise StoreUnavailable(str(self._applications.problem))
-        found = []
+        runs = []
         cached = list(self._caches[PODS].of(self._namespace, names.TABLES_LABEL, self._name))
         for app in self._applications.apps:
             job, drivers = spark_application.as_job(app, cached)
             run = self._run(job, manifests.order_of(app), drivers)
             problem = self._applications.problem
-            found.append(replace(run, problem=problem) if run.running and problem is not None else run)
-        return found
+            runs.append(replace(run, problem=problem) if run.running and problem is not None else run)
+        return runs
 
     def _run(self, job: Object, ordered: RunOrder | None, pods: Sequence[Object]) -> TableRun:
         """Return a run. `job`: a Job, or a SparkApplication in the form of one; `pods`: its drivers."""
@@ -130,10 +134,10 @@ class KubernetesTableRuns:
         ]
 
     async def start(self, name: str, tables: Sequence[TableOrder], spec: Tables, lasts_s: float) -> None:
-        known = self._spec()
-        if known is None:
+        planned = self._spec()
+        if planned is None:
             raise StoreUnavailable("the spec of the cluster was not read yet")
-        cluster, plan = known
+        cluster, plan = planned
         try:
             pods = manifests.pods_of(cluster, spec, self._settings.spark_image)
         except manifests.NotPossible as error:
@@ -166,11 +170,11 @@ class KubernetesTableRuns:
             )
 
     async def _apply(self, needed: Sequence[Object]) -> None:
-        found = ReconcileResult()
+        result = ReconcileResult()
         for obj in needed:
-            if not await self._objects.apply(obj, found):
-                said = "; ".join(found.problems) or f"{obj['kind']} {obj['metadata']['name']} is being replaced"
-                raise StoreUnavailable(said)
+            if not await self._objects.apply(obj, result):
+                reason = "; ".join(result.problems) or f"{obj['kind']} {obj['metadata']['name']} is being replaced"
+                raise StoreUnavailable(reason)
 
     async def _no_job(self, name: str) -> None:
         """Delete the former Job. The API server knows best whether one is there: the watch may be late."""
@@ -203,9 +207,13 @@ class KubernetesTableRuns:
 
     async def stop(self) -> None:
         job = self._job()
-        known = self._spec()
+        planned = self._spec()
         try:
-            if known is not None and known[0].spec.tables is not None and _by_application(known[0].spec.tables):
+            if (
+                planned is not None
+                and planned[0].spec.tables is not None
+                and _by_application(planned[0].spec.tables)
+            ):
                 await self._applications.remove()
             if job is not None and not ended(job):
                 await self._api.delete(JOB, self._namespace, job["metadata"]["name"], uid=job["metadata"]["uid"])

@@ -83,7 +83,7 @@ class ClaimedVolume:
     uid: str
 
 
-def claimed_volume(claim: Object, planned: Set[str], running: Set[str], wanted: Set[str]) -> ClaimedVolume:
+def claimed_volume(claim: Object, planned: Set[str], running: Set[str], in_sets: Set[str]) -> ClaimedVolume:
     """Return a claim with what uses it: a member of the plan, a pod, or a StatefulSet that wants one."""
     meta = claim["metadata"]
     member = str(meta["name"]).removeprefix(names.claim(""))
@@ -92,7 +92,7 @@ def claimed_volume(claim: Object, planned: Set[str], running: Set[str], wanted: 
         used_by = f"member {member} uses it"
     elif member in running:
         used_by = f"pod {member} runs"
-    elif member in wanted:
+    elif member in in_sets:
         used_by = f"{member} is leaving the cluster"
     size = (claim.get("status") or {}).get("capacity", {}).get("storage")
     volume = Volume(str(meta["name"]), member, None if size is None else int(parse_quantity(size)), used_by)
@@ -169,20 +169,20 @@ class KubeTarget:
         return self._api
 
     async def _only_one(self) -> str:
-        found, _ = await self.api.list(BROKER_CLUSTER, self.namespace)
-        if not found:
+        clusters, _ = await self.api.list(BROKER_CLUSTER, self.namespace)
+        if not clusters:
             raise NoCluster(f"namespace {self.namespace} does not exist or has no BrokerCluster: name another with -n")
-        if len(found) != 1:
-            known = ", ".join(o["metadata"]["name"] for o in found)
-            raise NoCluster(f"namespace {self.namespace} has the clusters {known}: name one with --cluster")
-        return str(found[0]["metadata"]["name"])
+        if len(clusters) != 1:
+            listed = ", ".join(o["metadata"]["name"] for o in clusters)
+            raise NoCluster(f"namespace {self.namespace} has the clusters {listed}: name one with --cluster")
+        return str(clusters[0]["metadata"]["name"])
 
     async def resource(self) -> Object:
         """Return the BrokerCluster in the API, status included. Raises TargetError if it does not exist."""
-        found = await self.api.get(BROKER_CLUSTER, self.namespace, self.name)
-        if found is None:
+        resource = await self.api.get(BROKER_CLUSTER, self.namespace, self.name)
+        if resource is None:
             raise NoCluster(f"there is no BrokerCluster {self.name} in namespace {self.namespace}")
-        return found
+        return resource
 
     async def events(self) -> list[dict[str, Any]]:
         """Events, newest last: time, type, reason, object, message."""
@@ -201,7 +201,7 @@ class KubeTarget:
             for e in ours
         ]
 
-    async def preview(self, wanted: BrokerCluster | None, image: str) -> dict[str, Any]:
+    async def preview(self, spec: BrokerCluster | None, image: str) -> dict[str, Any]:
         """Return what a spec (None: the present one) would change; `image`: another default image of the operator's
         chart.
 
@@ -209,28 +209,28 @@ class KubeTarget:
         """
         present = await self.resource()
         warnings = []
-        if wanted is not None:
-            body = wanted.model_dump(mode="json", by_alias=True, include={"apiVersion", "kind"})
+        if spec is not None:
+            body = spec.model_dump(mode="json", by_alias=True, include={"apiVersion", "kind"})
             body |= {"metadata": {"name": self.name, "namespace": self.namespace}}
-            body |= {"spec": wanted.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)}
+            body |= {"spec": spec.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)}
             try:
                 await self.api.apply(body, "gantry-plan", dry_run=True)
             except ApiError as error:
                 raise TargetError(f"the API server refuses it: {error}") from None
-        cluster = parse_manifest(present) if wanted is None else wanted
+        cluster = parse_manifest(present) if spec is None else spec
         cluster.metadata.namespace, cluster.metadata.uid = self.namespace, present["metadata"]["uid"]
         status = present.get("status") or {}
         masters = [m["name"] for m in status.get("members") or [] if m.get("role") == "Master"]
         not_ready = [m["name"] for m in status.get("members") or [] if not m.get("ready")]
         live = await preview.live_objects(self.api, self.namespace, self.name)
-        found = preview.preview(cluster, live, image, masters)
-        if found["replaced"] and not_ready:
+        changes = preview.preview(cluster, live, image, masters)
+        if changes["replaced"] and not_ready:
             warnings.append(f"the first one is replaced once {', '.join(not_ready)} is in sync")
-        if found["replaced"] and cluster.spec.maintenanceWindow is not None:
+        if changes["replaced"] and cluster.spec.maintenanceWindow is not None:
             warnings.append(
                 wait_for(cluster.spec.maintenanceWindow, datetime.now(UTC)) or "the maintenance window is open"
             )
-        return found | {"warnings": [*found.get("warnings", ()), *warnings]}
+        return changes | {"warnings": [*changes.get("warnings", ()), *warnings]}
 
     async def switchover(self, group: str, to: str | None = None, timeout_s: float = SWITCHOVER_S) -> str:
         """Ask the operator for a switchover of the group. Returns the result. Raises TargetError with the reason of
@@ -249,13 +249,13 @@ class KubeTarget:
         await self.api.merge(BROKER_CLUSTER, self.namespace, self.name, patch)
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
-            said = answer_to(request, await self.resource())
-            if said is not None:
-                return said
+            answer = answer_to(request, await self.resource())
+            if answer is not None:
+                return answer
             await asyncio.sleep(0.2)
-        said = await self._withdrawn(request)
-        if said is not None:
-            return said
+        answer = await self._withdrawn(request)
+        if answer is not None:
+            return answer
         raise TargetError(
             f"the operator did not answer within {timeout_s:.0f} s: is it running? The request is withdrawn; an "
             "operator that has started it may still complete it"
@@ -291,9 +291,9 @@ class KubeTarget:
                 raise TargetError(str(error.args[0])) from None
             meta = resource["metadata"]
             names = fenced_in(meta.get("annotations") or {})
-            wanted = names | {member} if on else names - {member}
+            fenced = names | {member} if on else names - {member}
             patch = {
-                "annotations": {FENCED: ",".join(sorted(wanted)) or None},
+                "annotations": {FENCED: ",".join(sorted(fenced)) or None},
                 "resourceVersion": meta["resourceVersion"],
             }
             try:
@@ -313,18 +313,18 @@ class KubeTarget:
         sets, _ = await self.api.list(STATEFUL_SET, self.namespace, chosen)
         planned = {m.name for m in plan(cluster_that_runs(resource)).members}
         running = {str(p["metadata"]["name"]) for p in pods}
-        wanted = {
+        in_sets = {
             f"{s['metadata']['name']}-{number}" for s in sets for number in range(int(s["spec"].get("replicas") or 0))
         }
-        return [claimed_volume(claim, planned, running, wanted) for claim in claims]
+        return [claimed_volume(claim, planned, running, in_sets) for claim in claims]
 
     async def delete_volume(self, name: str) -> None:
         """Delete the claim of a member that is gone, by its present incarnation. Raises TargetError."""
-        found = next((c for c in await self.volumes() if c.volume.name == name), None)
-        if found is None or found.volume.used_by:
-            why = "it does not exist any more" if found is None else found.volume.used_by
+        claim = next((c for c in await self.volumes() if c.volume.name == name), None)
+        if claim is None or claim.volume.used_by:
+            why = "it does not exist any more" if claim is None else claim.volume.used_by
             raise TargetError(f"{name} is not deleted: {why}")
-        await self.api.delete(VOLUME_CLAIM, self.namespace, name, uid=found.uid)
+        await self.api.delete(VOLUME_CLAIM, self.namespace, name, uid=claim.uid)
 
     async def ask_site(self, op: str, token: str, *, accept_loss: bool, timeout_s: float) -> str:
         """Ask the operator to demote or promote the cluster. Returns its answer. Raises TargetError with the reason."""
@@ -333,9 +333,9 @@ class KubeTarget:
         await self.api.merge(BROKER_CLUSTER, self.namespace, self.name, patch)
         deadline = time.monotonic() + timeout_s + SWITCHOVER_S
         while time.monotonic() < deadline:
-            said = answer_to(request, await self.resource(), site_request.SITE_RESULT)
-            if said is not None:
-                return said
+            answer = answer_to(request, await self.resource(), site_request.SITE_RESULT)
+            if answer is not None:
+                return answer
             await asyncio.sleep(0.2)
         await self.api.merge(
             BROKER_CLUSTER, self.namespace, self.name, {"metadata": {"annotations": {site_request.SITE: None}}}
@@ -364,9 +364,9 @@ class KubeTarget:
             message = f"{phase} {((resource.get('status') or {}).get('migration') or {}).get('message')}"
             if message != heard:
                 heard, deadline = message, time.monotonic() + timeout_s + SWITCHOVER_S
-            said = answer_to(request, resource, migration_request.MIGRATE_RESULT)
-            if said is not None:
-                return said
+            answer = answer_to(request, resource, migration_request.MIGRATE_RESULT)
+            if answer is not None:
+                return answer
             await asyncio.sleep(0.2)
         await self.api.merge(
             BROKER_CLUSTER, self.namespace, self.name, {"metadata": {"annotations": {migration_request.MIGRATE: None}}}
@@ -380,10 +380,10 @@ class KubeTarget:
         """Withdraw a request without an answer. Returns an answer that arrived meanwhile. Raises like `answer_to`."""
         while True:
             resource = await self.resource()
-            said = answer_to(request, resource)
+            answer = answer_to(request, resource)
             meta = resource["metadata"]
-            if said is not None or (meta.get("annotations") or {}).get(SWITCHOVER) != request:
-                return said
+            if answer is not None or (meta.get("annotations") or {}).get(SWITCHOVER) != request:
+                return answer
             # By resource version, so that a newer request stays.
             patch = {"metadata": {"annotations": {SWITCHOVER: None}, "resourceVersion": meta["resourceVersion"]}}
             try:
@@ -563,10 +563,10 @@ def answer_to(request: str, resource: Object, annotation: str = SWITCHOVER_RESUL
     result = str((resource["metadata"].get("annotations") or {}).get(annotation, ""))
     if not result.startswith(f"{request} "):
         return None
-    outcome, _, said = result.removeprefix(request).strip().partition(": ")
+    outcome, _, text = result.removeprefix(request).strip().partition(": ")
     if outcome == "done":
-        return said
-    raise TargetError(said)
+        return text
+    raise TargetError(text)
 
 
 def no_kubeconfig() -> str:

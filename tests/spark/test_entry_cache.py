@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from gantry_broker.store.sealed import seal, unseal
 from gantry_broker.testing import LocalBroker
-from gantry_spark.tables import known, library
+from gantry_spark.tables import entry_cache, library
 from gantry_spark.tables.job import TableJob, TableSpec, ends_of, open_catalog
 from gantry_spark.tables.maintenance import Rules, maintain, now_ms
 
@@ -24,10 +24,10 @@ def local(tmp_path: Path) -> dict[str, str]:
     return {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": tmp_path.as_uri()}
 
 
-def read_again(properties: dict[str, str]) -> list[known.Facts]:
+def read_again(properties: dict[str, str]) -> list[entry_cache.Facts]:
     """What PyIceberg reads, which is kept."""
     entries = library.all_entries(library.catalogs(properties))
-    known.keep(properties, entries)
+    entry_cache.keep(properties, entries)
     return [one.facts for one in entries if one.facts is not None]
 
 
@@ -40,19 +40,19 @@ def test_what_is_known_is_what_is_read(mq: LocalBroker, local: dict[str, str]) -
     opened.create_table(("rocketmq", "theirs"), pa.schema([("x", pa.int64())]))
     opened.create_namespace_if_not_exists("other")
     opened.create_table(("other", "elsewhere"), pa.schema([("x", pa.int64())]))
-    assert known.read(local) is None
+    assert entry_cache.read(local) is None
     read = read_again(local)
-    assert known.read(local) == read
+    assert entry_cache.read(local) == read
     assert [(one["name"], one["format"]) for one in read] == [
         *((topic, "Iceberg") for topic in sorted((topics[0], topics[2]))), (topics[1], "Parquet")
     ]  # fmt: skip
     assert all(one["rejected"] >= 1 for one in read)
     cluster = TableJob(TableSpec(topics[0], mq.name_servers, local), None).cluster
     send(mq, topics[0], [("c", b'{"id": 2}')])
-    behind = {one["name"]: known.with_behind(one, cluster)["behindRecords"] for one in read}
+    behind = {one["name"]: entry_cache.with_behind(one, cluster)["behindRecords"] for one in read}
     assert behind == {topics[0]: 1, topics[1]: 0, topics[2]: 0}
     opened.drop_table(("rocketmq", topics[2]))
-    assert [one["name"] for one in known.read(local) or ()] == topics[:2], "the rest is as it was"
+    assert [one["name"] for one in entry_cache.read(local) or ()] == topics[:2], "the rest is as it was"
 
 
 def interfere(how: str, local: dict[str, str], spec: TableSpec, mq: LocalBroker) -> None:
@@ -81,10 +81,10 @@ def test_after_a_change_it_is_read_again(mq: LocalBroker, local: dict[str, str],
     send(mq, spec.topic, [("a", b"1"), ("b", b"2")])
     one_at_a_time(TableJob(spec, None))
     before = read_again(local)
-    assert known.read(local) == before
+    assert entry_cache.read(local) == before
     interfere(how, local, spec, mq)
-    assert known.read(local) is None
-    assert read_again(local) == known.read(local)
+    assert entry_cache.read(local) is None
+    assert read_again(local) == entry_cache.read(local)
 
 
 @pytest.mark.parametrize(
@@ -102,10 +102,10 @@ def test_a_damaged_file_says_nothing(mq: LocalBroker, local: dict[str, str], tmp
     one_at_a_time(TableJob(spec, None))
     (read,) = read_again(local)
     assert read["rows"] == 1
-    file = tmp_path / known.FILE
+    file = tmp_path / entry_cache.FILE
     file.write_bytes(damage(file.read_bytes()))
-    assert known.read(local) is None
-    assert read_again(local) == known.read(local) == [read]
+    assert entry_cache.read(local) is None
+    assert read_again(local) == entry_cache.read(local) == [read]
 
 
 def test_only_a_catalog_of_a_local_cluster_is_known(local: dict[str, str], tmp_path: Path) -> None:
@@ -115,12 +115,12 @@ def test_only_a_catalog_of_a_local_cluster_is_known(local: dict[str, str], tmp_p
         {**local, "uri": "sqlite:///:memory:"},
         {**local, "uri": "postgresql://host/db"},
     ):
-        known.keep(other, [])
-        assert known.read(other) is None
+        entry_cache.keep(other, [])
+        assert entry_cache.read(other) is None
     assert not list(tmp_path.iterdir())
-    assert known.read(local) == [], "there is no table"
+    assert entry_cache.read(local) == [], "there is no table"
     with sqlite3.connect(tmp_path / "catalog.db") as opened:
         opened.execute("CREATE TABLE iceberg_tables (place TEXT)")
-    assert known.read(local) is None, "the columns are not those that are known"
+    assert entry_cache.read(local) is None, "the columns are not those that are known"
     (tmp_path / "catalog.db").write_bytes(b"no database" * 100)
-    assert known.read(local) is None
+    assert entry_cache.read(local) is None
