@@ -78,11 +78,7 @@ class KubernetesTableRuns:
         job = self._job()
         runs = [] if job is None else [self._run(job, manifests.order_of(job), self._pods(job))]
         planned = self._spec()
-        if (
-            planned is not None
-            and planned[0].spec.tables is not None
-            and _by_application(planned[0].spec.tables)
-        ):
+        if planned is not None and planned[0].spec.tables is not None and _by_application(planned[0].spec.tables):
             runs += await self._of_applications()
         return max(runs, key=lambda run: run.started_ms, default=None)
 
@@ -209,11 +205,7 @@ class KubernetesTableRuns:
         job = self._job()
         planned = self._spec()
         try:
-            if (
-                planned is not None
-                and planned[0].spec.tables is not None
-                and _by_application(planned[0].spec.tables)
-            ):
+            if planned is not None and planned[0].spec.tables is not None and _by_application(planned[0].spec.tables):
                 await self._applications.remove()
             if job is not None and not ended(job):
                 await self._api.delete(JOB, self._namespace, job["metadata"]["name"], uid=job["metadata"]["uid"])
