@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gantry_broker.broker import clock
-from gantry_broker.broker.pop import expiry, finding, log, records, service, state
+from gantry_broker.broker.pop import expiry, finding, log, order, records, service, state
 
 from tests.simulation.mutants import Edit, Mutant
 
@@ -72,7 +72,7 @@ MUTANTS = tuple(
                 "self.changes.expire(queue, offset, queue.visible_ms(offset))", "self.changes.finish(queue, offset)",
             ),
             (
-                "acknowledged_messages_leave_the_order", state,
+                "acknowledged_messages_leave_the_order", order,
                 "self.acked.add(offset)\n", "self.remove(bisect_left(self.offsets, offset))\n",
             ),
             ("whole_state_without_acknowledgements_of_an_order", records, "if order.acked:", "if False:"),

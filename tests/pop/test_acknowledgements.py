@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
+from gantry_broker.broker.pop.queue import Queue, offsets_of
 from gantry_broker.broker.pop.records import Changes, apply_record
-from gantry_broker.broker.pop.state import PopState, Queue, offsets_of
+from gantry_broker.broker.pop.state import PopState
 
 KEY = ("g", "T", 0)
 

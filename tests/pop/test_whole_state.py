@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
+from gantry_broker.broker.pop.queue import CHUNK, Queue
 from gantry_broker.broker.pop.records import Changes, apply_record, whole_state
-from gantry_broker.broker.pop.state import CHUNK, PopState, Queue
+from gantry_broker.broker.pop.state import PopState
 
 KEY = ("G", "T", 0)
 

@@ -21,9 +21,9 @@ from gantry_broker.broker.metadata.changes import MetadataChanges
 from gantry_broker.broker.metadata.creation import OnDemandCreation
 from gantry_broker.broker.metadata.replay import Replay
 from gantry_broker.broker.metadata.tables import Change, Metadata, Tables
+from gantry_broker.broker.pop.queue import offsets_of
 from gantry_broker.broker.pop.requests import Ack, AckResult
 from gantry_broker.broker.pop.service import PopService
-from gantry_broker.broker.pop.state import offsets_of
 from gantry_broker.broker.pull.filters import Filters
 from gantry_broker.broker.stats import MessageCounts, Stats
 from gantry_broker.protocol.bodies import SubscriptionGroup, TopicConfig

@@ -14,6 +14,7 @@ from gantry_broker.broker.errors import RequestRejected, failure_answer
 from gantry_broker.broker.forward import FORWARDED_HERE
 from gantry_broker.broker.handlers.requests import Later, Result, forget_content, json_body, ok
 from gantry_broker.broker.metadata.topics import group_fault, topic_fault
+from gantry_broker.broker.pop.queue import offsets_of
 from gantry_broker.broker.pop.requests import (
     MAX_INVISIBLE_MS,
     MAX_MESSAGES,
@@ -26,7 +27,6 @@ from gantry_broker.broker.pop.requests import (
     PopStatus,
 )
 from gantry_broker.broker.pop.retry import retry_target
-from gantry_broker.broker.pop.state import offsets_of
 from gantry_broker.protocol.bad_field import BadField
 from gantry_broker.protocol.bodies import BatchAck, BatchAcks, TopicConfig
 from gantry_broker.protocol.codes import EXPRESSION_SQL92, EXPRESSION_TAG, FAQ, RETRY_PREFIX, Perm, ResponseCode

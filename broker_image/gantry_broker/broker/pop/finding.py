@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Final
 
 from gantry_broker.broker.archive_reads import Wanted as ArchiveRead
 from gantry_broker.broker.errors import RequestRejected
+from gantry_broker.broker.pop.queue import MAX_OFFSET, Key, Queue
 from gantry_broker.broker.pop.requests import Pop, Popped, PopStatus
-from gantry_broker.broker.pop.state import MAX_OFFSET, MAX_QUEUES, Key, Queue
+from gantry_broker.broker.pop.state import MAX_QUEUES
 from gantry_broker.protocol.codes import RETRY_PREFIX, GetStatus, Prop
 from gantry_broker.protocol.message import QUEUE_OFFSET_AT, Record, RecordError, decode_record, repack_properties
 from gantry_broker.protocol.pop_handle import (

@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from gantry_broker.broker.errors import NotStored, NotWritable
+from gantry_broker.broker.pop.queue import Key, Queue
 from gantry_broker.broker.pop.records import POP_GROUP, Changes, apply_record, whole_state
 from gantry_broker.broker.pop.retry import origin_of, target_topics
-from gantry_broker.broker.pop.state import Key, PopState, Queue
+from gantry_broker.broker.pop.state import PopState
 from gantry_broker.protocol.codes import POP_TOPIC, SendStatus
 from gantry_broker.protocol.message import decode_records
 from gantry_broker.store.errors import StoreError

@@ -14,7 +14,8 @@ from typing import Any, Final
 
 import orjson
 
-from gantry_broker.broker.pop.state import CHUNK, Key, Part, PopState, Queue
+from gantry_broker.broker.pop.queue import CHUNK, Key, Part, Queue
+from gantry_broker.broker.pop.state import PopState
 
 POP_GROUP: Final = "CID_RMQ_SYS_GANTRY_POP"
 KIND: Final = "pop"

@@ -19,6 +19,7 @@ from gantry_broker.broker.errors import NotWritable, RequestRejected
 from gantry_broker.broker.pop.expiry import Expiry
 from gantry_broker.broker.pop.finding import Finder, QueueKey, Taken, Wanted, answer
 from gantry_broker.broker.pop.log import PopLog
+from gantry_broker.broker.pop.queue import Queue, offsets_of
 from gantry_broker.broker.pop.requests import (
     MAX_MESSAGES,
     MAX_POLL_MS,
@@ -30,7 +31,6 @@ from gantry_broker.broker.pop.requests import (
     Popped,
     PopStatus,
 )
-from gantry_broker.broker.pop.state import Queue, offsets_of
 from gantry_broker.broker.pop.waiting import MAX_NOTIFICATIONS, Pair, Waiter, WaitingPops
 from gantry_broker.broker.pull.sql92 import FilterSyntaxError
 from gantry_broker.protocol.codes import ResponseCode, SendStatus
