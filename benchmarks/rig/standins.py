@@ -33,7 +33,7 @@ from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.api.client import POD, STATEFUL_SET, ApiError, KubeApi
 
 LINE_S = 1.0
-"""The interval of `gantry_broker.broker.http.app`."""
+"""The interval of `gantry_broker.broker.http.status_streams`."""
 LOG_BYTES = 10_000
 REVISION = "stand-in-1"
 

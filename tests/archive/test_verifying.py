@@ -19,7 +19,7 @@ from gantry_broker.archive.objects import Location, ObjectStore
 from gantry_broker.archive.sealing import Encrypted
 from gantry_broker.archive.verified import MAX_FAULTS, Verification, shortened
 from gantry_broker.archive.verifying import Pace, carry_out, verify_group
-from gantry_broker.broker.http.metrics import archive_families
+from gantry_broker.broker.http.archive_metrics import archive_families
 from gantry_broker.config import ArchiveConfig, VerifyOrder
 from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.api.status import ArchiveRow, BrokerClusterStatus, GroupRow

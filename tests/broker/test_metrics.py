@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from gantry_broker.broker.dead_letters import AT_ONCE, DeadLetters
 from gantry_broker.broker.disk_forecast import FORECAST_MS, LONGEST_S, WINDOW, DiskForecast
-from gantry_broker.broker.http.app import MetricsPage
+from gantry_broker.broker.http.metrics_page import MetricsPage
 from gantry_broker.broker.http.rocketmq_metrics import version_name
 from gantry_broker.broker.latencies import MAX_ROWS, MAX_RPC, UNSUPPORTED, Latencies, RpcLatencies, sampled_trace
 from gantry_broker.broker.metadata.tables import Metadata, Tables

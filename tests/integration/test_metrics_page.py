@@ -13,7 +13,7 @@ from gantry_broker.archive.tiered import Counters
 from gantry_broker.archive.verified import Verification
 from gantry_broker.broker.archive_reads import Served
 from gantry_broker.broker.compaction import Saved
-from gantry_broker.broker.http.metrics import archive_families, archive_read_families, compaction_families
+from gantry_broker.broker.http.archive_metrics import archive_families, archive_read_families, compaction_families
 from gantry_broker.client import Message, Producer
 from gantry_broker.config import ArchiveConfig, OtlpConfig
 from gantry_broker.http.families import Row

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 from gantry_broker import descriptors
-from gantry_broker.broker.http.app import MetricsPage
+from gantry_broker.broker.http.metrics_page import MetricsPage
 from gantry_broker.exposition import Family
 from gantry_broker.http.hosts import AllowedHosts, host_of
 from gantry_broker.http.limits import (
@@ -130,7 +130,8 @@ async def test_a_page_that_is_expensive_is_made_seldom(monkeypatch: pytest.Monke
         return [Family("made", "gauge", "How often.", [({}, len(made))])]
 
     monkeypatch.setattr(
-        "gantry_broker.broker.http.app.time", SimpleNamespace(monotonic=lambda: now[0], process_time=lambda: used[0])
+        "gantry_broker.broker.http.metrics_page.time",
+        SimpleNamespace(monotonic=lambda: now[0], process_time=lambda: used[0]),
     )
     page = MetricsPage(make, TimeSlices(), 0.1)
     first = await page("")

@@ -1,4 +1,4 @@
-"""Who is built from what: all parts of one broker, in one function. Nothing here starts anything.
+"""Build all parts of one broker: `wire` says which part is built from which. Nothing here starts anything.
 
 Each part names in its constructor what it needs. Parts that react to each other do so over `Events`, which exist before
 all of them. Only replication is called back by parts that are built later.
@@ -168,13 +168,8 @@ def wire(
         on_store_error=lambda error: health.store_failed(error),
         standby=site.is_standby,
     )
-    log_repair = LogRepair(store, replication.peers, replay.repaired)
-    replication.on_damaged_answer = log_repair.given_damaged
-    replication.on_unreadable = log_repair.suspect
+    log_repair = _log_repair(store, client, replication, replay)
     replication.on_flushed = latencies.flush.observe
-    store.state.on_damage = log_repair.suspect
-    store.state.on_queue_damage = log_repair.suspect_queue
-    client.register(GantryCode.READ_LOG, answering(log_repair, replication.follows_member))
     role = RoleState(config, replication, replay, locks, events)
     role.site, role.takes_writes = site, not site.refusal()
     health = MemberHealth(config, store, disk, replication, role, events)
@@ -310,35 +305,7 @@ def wire(
     http = HttpServer(context, ports, events.status_changed)
     snapshots = SnapshotWriter(config.data_dir / "config", meta, store, replay)
 
-    def expire_clients(now_ms: int) -> None:
-        changed, silent = clients.expire(now_ms)
-        for group in changed:
-            notifier.group_changed(group)
-        for conn in silent:
-            conn.close()
-        locks.expire(now_ms)
-
-    def flush_interval_ms() -> int:
-        return settings.flushConsumerOffsetInterval
-
-    tasks = PeriodicTasks(
-        [
-            PeriodicTask("held pulls", lambda: 100, pulls.expire),
-            PeriodicTask("offsets", flush_interval_ms, lambda now: changes.flush_offsets(OFFSETS_AT_ONCE)),
-            PeriodicTask("tables in the log", lambda: 1_000, lambda now: changes.write_tables()),
-            PeriodicTask("POP state in the log", lambda: 1_000, lambda now: pop.write_whole()),
-            PeriodicTask("clients", lambda: 5_000, expire_clients),
-            PeriodicTask("statistics", lambda: 10_000, stats.sample),
-            PeriodicTask("snapshots", flush_interval_ms, lambda now: snapshots.save_changed()),
-            PeriodicTask("dead letters", lambda: 5_000, lambda now: dead_letters.look()),
-            PeriodicTask("disk", lambda: REFRESH_MS, lambda now: disk.refresh()),
-            PeriodicTask("disk forecast", lambda: FORECAST_MS, lambda now: disk_forecast.note(now, disk.usage)),
-            PeriodicTask("compaction", lambda: LOOK_MS, lambda now: compaction.look()),
-            PeriodicTask("retention", lambda: 10_000, lambda now: retention.expire()),
-            PeriodicTask("retention of topics", lambda: 10_000, lambda now: topic_retention.expire()),
-        ],
-        clock,
-    )
+    tasks = PeriodicTasks(_periodic_tasks(context, snapshots), clock)
     return BrokerParts(
         context=context,
         events=events,
@@ -357,3 +324,49 @@ def wire(
         tasks=tasks,
         http=http,
     )
+
+
+def _log_repair(
+    store: MessageStore, client: RemotingClient, replication: ReplicationService, replay: Replay
+) -> LogRepair:
+    """Return what repairs damage, connected to all that notices some."""
+    log_repair = LogRepair(store, replication.peers, replay.repaired)
+    replication.on_damaged_answer = log_repair.given_damaged
+    replication.on_unreadable = log_repair.suspect
+    store.state.on_damage = log_repair.suspect
+    store.state.on_queue_damage = log_repair.suspect_queue
+    client.register(GantryCode.READ_LOG, answering(log_repair, replication.follows_member))
+    return log_repair
+
+
+def _periodic_tasks(broker: BrokerContext, snapshots: SnapshotWriter) -> list[PeriodicTask]:
+    """Return what the clock starts, each with its interval."""
+
+    def expire_clients(now_ms: int) -> None:
+        changed, silent = broker.clients.expire(now_ms)
+        for group in changed:
+            broker.notifier.group_changed(group)
+        for conn in silent:
+            conn.close()
+        broker.locks.expire(now_ms)
+
+    def flush_interval_ms() -> int:
+        return broker.settings.flushConsumerOffsetInterval
+
+    return [
+        PeriodicTask("held pulls", lambda: 100, broker.pulls.expire),
+        PeriodicTask("offsets", flush_interval_ms, lambda now: broker.changes.flush_offsets(OFFSETS_AT_ONCE)),
+        PeriodicTask("tables in the log", lambda: 1_000, lambda now: broker.changes.write_tables()),
+        PeriodicTask("POP state in the log", lambda: 1_000, lambda now: broker.pop.write_whole()),
+        PeriodicTask("clients", lambda: 5_000, expire_clients),
+        PeriodicTask("statistics", lambda: 10_000, broker.stats.sample),
+        PeriodicTask("snapshots", flush_interval_ms, lambda now: snapshots.save_changed()),
+        PeriodicTask("dead letters", lambda: 5_000, lambda now: broker.dead_letters.look()),
+        PeriodicTask("disk", lambda: REFRESH_MS, lambda now: broker.disk.refresh()),
+        PeriodicTask(
+            "disk forecast", lambda: FORECAST_MS, lambda now: broker.disk_forecast.note(now, broker.disk.usage)
+        ),
+        PeriodicTask("compaction", lambda: LOOK_MS, lambda now: broker.compaction.look()),
+        PeriodicTask("retention", lambda: 10_000, lambda now: broker.retention.expire()),
+        PeriodicTask("retention of topics", lambda: 10_000, lambda now: broker.topic_retention.expire()),
+    ]

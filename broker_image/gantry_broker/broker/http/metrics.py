@@ -13,13 +13,19 @@ from collections.abc import Callable, Mapping
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final, Protocol
 
+from gantry_broker.broker.http.archive_metrics import (
+    MAX_TOPICS,
+    Described,
+    archive_families,
+    archive_read_families,
+    compaction_families,
+)
 from gantry_broker.broker.stats import ASIDE
-from gantry_broker.exposition import Family, Kind, Labels, Remembered
+from gantry_broker.exposition import Family, Labels, Remembered
 from gantry_broker.http.families import Row, access_families, build_info, refused_values
 from gantry_broker.loopwatch import loop_families
 
 if TYPE_CHECKING:
-    from gantry_broker.archive.archiver import Report
     from gantry_broker.broker.access_control import AccessControl
     from gantry_broker.broker.archive_fill import ArchiveFill
     from gantry_broker.broker.archive_reads import ArchiveReads
@@ -37,7 +43,7 @@ if TYPE_CHECKING:
     from gantry_broker.broker.role import RoleState
     from gantry_broker.broker.sites import Sites
     from gantry_broker.broker.stats import Stats
-    from gantry_broker.config import ArchiveConfig, BrokerConfig
+    from gantry_broker.config import BrokerConfig
     from gantry_broker.loopwatch import LoopWatch
     from gantry_broker.remoting.connection import Shared
     from gantry_broker.remoting.tls_ports import PortsTls
@@ -46,15 +52,16 @@ if TYPE_CHECKING:
     from gantry_broker.store.store import MessageStore
     from gantry_broker.timeslice import TimeSlices
 
-MAX_TOPICS: Final = 500
-"""Topics with series of their own, the busiest ones; the others count in the totals only."""
-
 _COUNT: Final = itemgetter(1)
 
 Busiest = Mapping[str, list[tuple[str, int]]]
 """The counts of topics and groups by the name of the counter, highest first."""
 KnownLabels = Remembered[tuple[str, str], Labels]
 """Labels by kind of series and key."""
+Me = Mapping[str, str]
+"""The labels that each series of a member has."""
+One = Callable[[float], list[Row]]
+"""Makes the rows of a family with one value."""
 
 
 class Parts(Protocol):
@@ -91,150 +98,57 @@ class Parts(Protocol):
 
 async def busiest(broker: Parts) -> Busiest:
     """Return the counts of a page. Works in slices."""
-    found: dict[str, list[tuple[str, int]]] = defaultdict(list)
+    by_counter: dict[str, list[tuple[str, int]]] = defaultdict(list)
     async for (name, key), counter in broker.slices.sliced(broker.stats.counters()):
-        found[name].append((key, counter.value))
-    async for rows in broker.slices.sliced(found.values()):
+        by_counter[name].append((key, counter.value))
+    async for rows in broker.slices.sliced(by_counter.values()):
         rows.sort(key=_COUNT, reverse=True)
-    return found
-
-
-def archive_families(
-    report: Report | None, archive: ArchiveConfig | None, one: Callable[[float], list[Row]]
-) -> list[tuple[str, Kind, str, list[Row]]]:
-    """Return what is known of the archive; nothing without one. `one` makes the row of a value.
-
-    Values of the manifest are absent until it was read: they are not known.
-    """
-    if report is None or archive is None:
-        return []
-    rows: list[tuple[str, Kind, str, list[Row]]] = [
-        ("gantry_archive_interval_seconds", "gauge", "How much may be missing.", one(archive.interval_s)),
-        ("gantry_archive_uploads", "gauge", "1 on the member that uploads.", one(int(report.uploads))),
-        ("gantry_archive_failing", "gauge", "1 while the last step failed.", one(int(bool(report.error)))),
-        ("gantry_archive_fenced", "gauge", "1 while another cluster owns it.", one(int(bool(report.fenced)))),
-        ("gantry_archive_uploaded_bytes_total", "counter", "Bytes of objects sent.", one(report.uploaded_bytes)),
-    ]
-    if not report.known:
-        return rows
-    more: list[tuple[str, str, float]] = [
-        ("gantry_archive_end_offset_bytes", "The archive has the log up to here.", report.end),
-        ("gantry_archive_behind_bytes", "Confirmed bytes that the archive lacks.", report.behind_bytes),
-        ("gantry_archive_behind_seconds", "How long the oldest of them has waited.", report.behind_ms / 1000),
-        ("gantry_archive_size_bytes", "Bytes of its objects with records.", report.size),
-        ("gantry_archive_objects", "Its objects with records.", report.parts),
-        ("gantry_archive_gaps", "Ranges of the log that it lacks for ever.", report.gaps),
-        ("gantry_archive_faults", "Its objects that are damaged or missing, as far as is known.", report.faults),
-        (
-            "gantry_archive_recoverable_from_timestamp_seconds",
-            "Store time of its first record; 0: it has none.",
-            report.recoverable_from_ms / 1000,
-        ),
-        (
-            "gantry_archive_archived_timestamp_seconds",
-            "Store time of its last record; 0: it has none.",
-            report.archived_ms / 1000,
-        ),
-    ]
-    if (checked := report.verification) is not None:
-        more.append(
-            ("gantry_archive_verified_timestamp_seconds", "When all of it was read back last.", checked.at_ms / 1000)
-        )
-    return [*rows, *((name, "gauge", text, one(value)) for name, text, value in more)]
-
-
-def archive_read_families(
-    reads: ArchiveReads, filled: int, one: Callable[[float], list[Row]]
-) -> list[tuple[str, Kind, str, list[Row]]]:
-    """Return what was read from the archive for clients; nothing where none is read from it."""
-    tiered = reads.tiered
-    if tiered is None:
-        return []
-    served, counters = reads.served, tiered.counters
-    return [
-        ("gantry_archive_read_messages_total", "counter", "Messages for clients from it.", one(served.messages)),
-        ("gantry_archive_read_bytes_total", "counter", "Bytes of these messages.", one(served.bytes)),
-        ("gantry_archive_read_refused_total", "counter", "Requests that clients repeat.", one(served.refused)),
-        ("gantry_archive_read_errors_total", "counter", "Failed calls for readers.", one(counters.errors)),
-        ("gantry_archive_read_failing", "gauge", "1 while the last read failed.", one(int(bool(reads.error)))),
-        ("gantry_archive_fetched_bytes_total", "counter", "Bytes fetched for readers.", one(counters.fetched_bytes)),
-        ("gantry_archive_cache_hits_total", "counter", "Pieces that the disk had.", one(counters.hits)),
-        ("gantry_archive_fill_bytes_total", "counter", "Bytes of the log taken from it.", one(filled)),
-        ("gantry_archive_cache_bytes", "gauge", "What the disk keeps for readers.", one(tiered.cache_bytes)),
-    ]
-
-
-def compaction_families(
-    compaction: Compaction, labels: Callable[[str], Labels], one: Callable[[float], list[Row]]
-) -> list[tuple[str, Kind, str, list[Row]]]:
-    """Return what compaction has done, by topic; nothing without compacted topics."""
-    saved = [(labels(topic), compaction.saved(topic)) for topic in compaction.topics()[:MAX_TOPICS]]
-    if not saved:
-        return []
-    return [
-        (
-            "gantry_compaction_seen_bytes",
-            "gauge",
-            "Bytes of the messages that compaction has looked at, by topic.",
-            [(found, each.seen_bytes) for found, each in saved],
-        ),
-        (
-            "gantry_compaction_kept_bytes",
-            "gauge",
-            "Bytes of those that it keeps.",
-            [(found, each.kept_bytes) for found, each in saved],
-        ),
-        ("gantry_compaction_failing", "gauge", "1 while the last pass failed.", one(int(bool(compaction.error)))),
-    ]
+    return by_counter
 
 
 async def gantry_families(
     broker: Parts, ports: Ports, http_refused: Mapping[str, int], counts: Busiest, known: KnownLabels
 ) -> list[Family]:
     """Return all families of one page. `http_refused`: refused HTTP requests and connections, by reason."""
-    status = broker.replication.status_fields()
-    usage = broker.disk.usage
-    forecast = broker.disk_forecast.full_in_s
-    full = broker.health.disk_full
-    used = resource.getrusage(resource.RUSAGE_SELF)
     me = {"cluster": broker.config.own_cluster, "group": broker.config.own_group, "member": str(broker.config.member)}
-    stats = broker.stats
+
+    def one(value: float) -> list[Row]:
+        return [(me, value)]
+
+    def topic_labels(topic: str) -> Labels:
+        return Labels(me, topic=topic)
+
+    rows = [
+        *_of_role_and_log(broker, me, one),
+        *await _of_messages(broker, me, topic_labels, counts, known),
+        *_of_connections(broker, me, one, ports, http_refused),
+        *_of_held_messages(broker, me, one),
+        *_of_disk(broker, one),
+        *_of_repairs(broker, one),
+        *archive_families(broker.sites.report or broker.archiving.report, broker.config.archive, one),
+        *archive_read_families(broker.archive_reads, broker.archive_fill.bytes, one),
+        *compaction_families(broker.compaction, topic_labels, one),
+        *_of_process(broker, one),
+    ]
+    return [
+        *(Family(name, kind, text, some) for name, kind, text, some in rows),
+        *_latencies(broker, me),
+        refused_values(broker.replication.refusals, me),
+        *access_families(broker.access.gate, me),
+        *broker.tls.families(me),
+        build_info("broker"),
+    ]
+
+
+def _of_role_and_log(broker: Parts, me: Me, one: One) -> list[Described]:
+    status = broker.replication.status_fields()
+    full = broker.health.disk_full
     followers: list[Row] = [
         ({**me, "follower": str(f.member.member)}, max(status["end"] - f.acked, 0))
         for f in status["followers"]
         if f.acked >= 0
     ]
-
-    guard = ports.guard
-    refused: list[Row] = (
-        [] if guard is None else [({**me, "reason": reason}, n) for reason, n in sorted(guard.refused.items())]
-    )
-
-    def one(value: float) -> list[Row]:
-        return [(me, value)]
-
-    def room(value: int | None) -> list[Row]:
-        return [] if value is None else one(value)  # No sample where nothing is known.
-
-    def topic_labels(topic: str) -> Labels:
-        return Labels(me, topic=topic)
-
-    def group_labels(key: str) -> Labels:
-        topic, _, group = key.partition("@")
-        return Labels(me, topic=topic, consumer_group=group)
-
-    async def rows_of(name: str, labels: Callable[[str], Labels]) -> list[Row]:
-        kind = labels.__qualname__
-        return [
-            (known.get((kind, key), labels, key), value)
-            async for key, value in broker.slices.sliced(counts.get(name, [])[:MAX_TOPICS])
-        ]
-
-    messages_in = await rows_of("TOPIC_PUT_NUMS", topic_labels)
-    bytes_in = await rows_of("TOPIC_PUT_SIZE", topic_labels)
-    messages_out = await rows_of("GROUP_GET_NUMS", group_labels)
-
-    rows: list[tuple[str, Kind, str, list[Row]]] = [
+    return [
         ("gantry_role_master", "gauge", "1 on the master of the group.", one(int(status["role"] == "Master"))),
         (
             "gantry_site_standby",
@@ -256,6 +170,29 @@ async def gantry_families(
             one(status["lag_bytes"]),
         ),
         ("gantry_follower_lag_bytes", "gauge", "Bytes that a follower has not acknowledged.", followers),
+    ]
+
+
+async def _of_messages(
+    broker: Parts, me: Me, topic_labels: Callable[[str], Labels], counts: Busiest, known: KnownLabels
+) -> list[Described]:
+    stats = broker.stats
+
+    def group_labels(key: str) -> Labels:
+        topic, _, group = key.partition("@")
+        return Labels(me, topic=topic, consumer_group=group)
+
+    async def rows_of(name: str, labels: Callable[[str], Labels]) -> list[Row]:
+        kind = labels.__qualname__
+        return [
+            (known.get((kind, key), labels, key), value)
+            async for key, value in broker.slices.sliced(counts.get(name, [])[:MAX_TOPICS])
+        ]
+
+    messages_in = await rows_of("TOPIC_PUT_NUMS", topic_labels)
+    bytes_in = await rows_of("TOPIC_PUT_SIZE", topic_labels)
+    messages_out = await rows_of("GROUP_GET_NUMS", group_labels)
+    return [
         (
             "gantry_messages_in_total",
             "counter",
@@ -281,6 +218,15 @@ async def gantry_families(
             "Records that could not be delivered, retried or checked as they should, and were passed over, by kind.",
             [({**me, "kind": kind}, stats.set_aside.get(kind, 0)) for kind in ASIDE],
         ),
+    ]
+
+
+def _of_connections(broker: Parts, me: Me, one: One, ports: Ports, http_refused: Mapping[str, int]) -> list[Described]:
+    guard = ports.guard
+    refused: list[Row] = (
+        [] if guard is None else [({**me, "reason": reason}, n) for reason, n in sorted(guard.refused.items())]
+    )
+    return [
         ("gantry_connections", "gauge", "Open remoting connections.", one(ports.connections)),
         (
             "gantry_member_handshakes_failed_total",
@@ -294,6 +240,24 @@ async def gantry_families(
             "HTTP requests and connections refused, by reason: host, token, body, time, connections.",
             [({**me, "reason": reason}, count) for reason, count in sorted(http_refused.items())],
         ),
+        (
+            "gantry_connections_refused_total",
+            "counter",
+            "Connections refused over a limit.",
+            one(ports.connections_refused),
+        ),
+        (
+            "gantry_connections_cut_total",
+            "counter",
+            "Connections closed because of the bytes that they held.",
+            one(broker.shared.cut),
+        ),
+        ("gantry_unfinished_frame_bytes", "gauge", "Bytes of incomplete frames.", one(broker.shared.held)),
+    ]
+
+
+def _of_held_messages(broker: Parts, me: Me, one: One) -> list[Described]:
+    return [
         (
             "gantry_dead_letters",
             "gauge",
@@ -309,6 +273,18 @@ async def gantry_families(
         ("gantry_timer_messages", "gauge", "Timer messages and recalls that wait.", one(broker.timers_waiting())),
         ("gantry_topics", "gauge", "Topics.", one(len(broker.meta.working.topics))),
         ("gantry_consumer_groups", "gauge", "Consumer groups known.", one(len(broker.meta.working.groups))),
+    ]
+
+
+def _of_disk(broker: Parts, one: One) -> list[Described]:
+    usage = broker.disk.usage
+    forecast = broker.disk_forecast.full_in_s
+    full = broker.health.disk_full
+
+    def room(value: int | None) -> list[Row]:
+        return [] if value is None else one(value)  # No sample where nothing is known.
+
+    return [
         ("gantry_disk_free_bytes", "gauge", "Free bytes of the store's disk.", room(usage and usage.free)),
         ("gantry_disk_size_bytes", "gauge", "Size of the store's disk.", room(usage and usage.total)),
         (
@@ -318,6 +294,11 @@ async def gantry_families(
             one(math.inf if forecast is None else forecast),
         ),
         ("gantry_disk_full", "gauge", "1 while sends are refused because the disk is full.", one(int(full))),
+    ]
+
+
+def _of_repairs(broker: Parts, one: One) -> list[Described]:
+    return [
         (
             "gantry_log_damaged_places",
             "gauge",
@@ -342,27 +323,20 @@ async def gantry_families(
             "Damaged entries of consume queues, written again from the log.",
             one(broker.store.state.queue_entries_repaired),
         ),
-        (
-            "gantry_connections_refused_total",
-            "counter",
-            "Connections refused over a limit.",
-            one(ports.connections_refused),
-        ),
-        (
-            "gantry_connections_cut_total",
-            "counter",
-            "Connections closed because of the bytes that they held.",
-            one(broker.shared.cut),
-        ),
-        *archive_families(broker.sites.report or broker.archiving.report, broker.config.archive, one),
-        *archive_read_families(broker.archive_reads, broker.archive_fill.bytes, one),
-        *compaction_families(broker.compaction, topic_labels, one),
-        ("gantry_unfinished_frame_bytes", "gauge", "Bytes of incomplete frames.", one(broker.shared.held)),
+    ]
+
+
+def _of_process(broker: Parts, one: One) -> list[Described]:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return [
         *((name, kind, text, one(v)) for name, kind, text, v in loop_families(broker.loop_watch.holds, "gantry")),
         ("gantry_uptime_seconds", "gauge", "Since the process started.", one(time.time() - broker.started_ms / 1000)),
         ("process_cpu_seconds_total", "counter", "CPU time used.", [({}, used.ru_utime + used.ru_stime)]),
         ("process_resident_memory_bytes", "gauge", "Resident memory.", [({}, _resident())]),
     ]
+
+
+def _latencies(broker: Parts, me: Me) -> list[Family]:
     latencies = broker.latencies
     latencies.sends.settle()
     histograms = [
@@ -381,14 +355,7 @@ async def gantry_families(
         ),
         ("gantry_event_loop_lag_seconds", "How late a timer of the event loop runs.", broker.loop_watch.lag),
     ]
-    return [
-        *(Family(name, kind, text, found) for name, kind, text, found in rows),
-        *(Family(name, "histogram", text, histograms=[(me, found)]) for name, text, found in histograms),
-        refused_values(broker.replication.refusals, me),
-        *access_families(broker.access.gate, me),
-        *broker.tls.families(me),
-        build_info("broker"),
-    ]
+    return [Family(name, "histogram", text, histograms=[(me, histogram)]) for name, text, histogram in histograms]
 
 
 def _resident() -> int:
