@@ -107,7 +107,8 @@ def main(spec: str, folder: str) -> None:
     """Answer lines of standard input."""
     import pyspark
     from gantry_spark.session import SHORT_RUN_OPTIONS, session
-    from gantry_spark.tables.job import TableJob, TableSpec
+    from gantry_spark.tables.job import TableJob
+    from gantry_spark.tables.spec import TableSpec
 
     os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
     options = f"{SHORT_RUN_OPTIONS} -XX:+UseSerialGC"

@@ -12,8 +12,10 @@ import pytest
 from gantry_broker.store.sealed import seal, unseal
 from gantry_broker.testing import LocalBroker
 from gantry_spark.tables import entry_cache, library
-from gantry_spark.tables.job import TableJob, TableSpec, ends_of, open_catalog
+from gantry_spark.tables.commits import ends_of, open_catalog
+from gantry_spark.tables.job import TableJob
 from gantry_spark.tables.maintenance import Rules, maintain, now_ms
+from gantry_spark.tables.spec import TableSpec
 
 from tests.spark.test_tables import SCHEMA, one_at_a_time, send
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from gantry_broker.testing import broker
-from gantry_spark.tables.job import TableJob, TableSpec
+from gantry_spark.tables.job import TableJob
+from gantry_spark.tables.spec import TableSpec
 
 from tests.spark.executors import Driver
 from tests.spark.test_tables import check, send

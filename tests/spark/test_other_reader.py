@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 from gantry_broker.testing import LocalBroker
-from gantry_spark.tables.job import TableJob, TableSpec, ends_of
+from gantry_spark.tables.commits import ends_of
+from gantry_spark.tables.job import TableJob
 from gantry_spark.tables.maintenance import Rules, maintain, now_ms
+from gantry_spark.tables.spec import TableSpec
 
 from benchmarks.rig.java import JavaMissing
 from tests.spark.iceberg_reader import Reader

@@ -14,11 +14,13 @@ from gantry_broker.archive.errors import ArchiveError
 from gantry_broker.testing import LocalBroker
 from gantry_spark.errors import SourceError
 from gantry_spark.tables import library
+from gantry_spark.tables.commits import ends_of, open_catalog
 from gantry_spark.tables.fields import BadSchema
-from gantry_spark.tables.job import TableJob, TableSpec, ends_of, open_catalog
+from gantry_spark.tables.job import TableJob
 from gantry_spark.tables.maintenance import Rules, maintain, now_ms
 from gantry_spark.tables.offsets import NotContinued
 from gantry_spark.tables.parquet import COMPLETE, ParquetCatalog, ParquetTable
+from gantry_spark.tables.spec import TableSpec
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 

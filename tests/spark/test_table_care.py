@@ -22,12 +22,14 @@ import pytest
 from gantry_broker.client import Message, MessageQueue, Producer
 from gantry_broker.contracts.table_runs import RunOrder, TableOrder, from_text
 from gantry_broker.testing import LocalBroker
+from gantry_spark.tables.commits import ends_of
 from gantry_spark.tables.decoders import decoder, fields_of
 from gantry_spark.tables.fields import BadSchema, Rejected, to_schema
-from gantry_spark.tables.job import BadRecord, TableJob, TableSpec, ends_of
+from gantry_spark.tables.job import TableJob
 from gantry_spark.tables.library import type_text
 from gantry_spark.tables.maintenance import Rules, maintain, now_ms
 from gantry_spark.tables.partitions import parse_parts
+from gantry_spark.tables.spec import BadRecord, TableSpec
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, timestamp_pb2
 from pyiceberg.types import ListType, LongType, MapType, NestedField, StringType, StructType
 

@@ -25,13 +25,15 @@ from gantry_spark.tables import fields as fields_module
 from gantry_spark.tables import job as job_module
 from gantry_spark.tables import library
 from gantry_spark.tables import rows as rows_module
+from gantry_spark.tables.commits import ends_of, open_catalog
 from gantry_spark.tables.decoders import as_field, decoder
 from gantry_spark.tables.fields import BadSchema, Rejected, Values, convert, infer, parse_schema, unknown_fields
-from gantry_spark.tables.job import SchemaProposed, TableJob, TableSpec, ends_of, open_catalog
+from gantry_spark.tables.job import TableJob
 from gantry_spark.tables.maintenance import Rules, maintain, now_ms
 from gantry_spark.tables.offsets import NotContinued
 from gantry_spark.tables.parquet import ParquetTable
 from gantry_spark.tables.run import Run, reason_of
+from gantry_spark.tables.spec import SchemaProposed, TableSpec
 from pyiceberg.types import LongType
 
 from tests.spark.test_authentication import ADMIN, secured
@@ -483,7 +485,7 @@ def test_store_times_that_step_back_repeat_no_message(
         monkeypatch.setattr(made, "_store_ms", lambda queue, offset: times[offset])
         return made
 
-    from gantry_spark.tables import job as module
+    from gantry_spark.tables import executor as module
 
     real = module.Part.note_newest
 
@@ -528,7 +530,7 @@ def test_rows_of_many_values_are_written_in_parts(
 ) -> None:
     monkeypatch.setattr(rows_module, "BATCH_VALUES", 300)
     parts: list[int] = []
-    from gantry_spark.tables import job as module
+    from gantry_spark.tables import executor as module
 
     real = module.convert_batch
 

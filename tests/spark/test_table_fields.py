@@ -23,7 +23,6 @@ from gantry_spark.tables.fields import (
     unknown_fields,
     widened,
 )
-from gantry_spark.tables.job import TableSpec
 from gantry_spark.tables.offsets import (
     ENDED,
     ENDS,
@@ -42,6 +41,7 @@ from gantry_spark.tables.offsets import (
     summary,
 )
 from gantry_spark.tables.rows import DELETED, SYSTEM_TYPE, Shape, newest, places, without
+from gantry_spark.tables.spec import TableSpec
 from gantry_spark.topics.queues import Bounds, QueueRange
 from hypothesis import given
 from hypothesis import strategies as st

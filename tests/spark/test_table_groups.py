@@ -11,8 +11,9 @@ import pytest
 from gantry_broker.client import Admin, Message, MessageQueue, Producer
 from gantry_broker.protocol.bodies import SubscriptionGroup
 from gantry_spark.tables import job as job_module
-from gantry_spark.tables.job import TableJob, TableSpec
+from gantry_spark.tables.job import TableJob
 from gantry_spark.tables.offsets import PATIENCE_MS, losses_of
+from gantry_spark.tables.spec import TableSpec
 
 from tests.local.cluster import Cluster, running
 from tests.spark.live_cluster import until

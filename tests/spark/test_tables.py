@@ -18,10 +18,12 @@ from gantry_spark.tables import fields as fields_module
 from gantry_spark.tables import job as job_module
 from gantry_spark.tables import parquet as parquet_module
 from gantry_spark.tables import run as run_module
+from gantry_spark.tables.commits import ends_of
 from gantry_spark.tables.fields import BadSchema, Rejected, convert, parse_schema
-from gantry_spark.tables.job import TableJob, TableSpec, ends_of
+from gantry_spark.tables.job import TableJob
 from gantry_spark.tables.maintenance import Rules, maintain, now_ms
 from gantry_spark.tables.offsets import NotContinued
+from gantry_spark.tables.spec import TableSpec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -197,14 +199,14 @@ def test_a_commit_between_check_and_commit_is_not_built_upon(
     mq: LocalBroker, warehouse: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PyIceberg would repeat the commit on top of the other one."""
-    from gantry_spark.tables import job as module
+    from gantry_spark.tables import commits as module
 
     topic = mq.create_topic(queues=1)
     spec = TableSpec(topic, mq.name_servers, warehouse)
     send(mq, topic, [("a", b"1")])
     one_at_a_time(TableJob(spec, None))
     send(mq, topic, [("b", b"2")])
-    real = module._commit
+    real = module.commit_transaction
     done: list[bool] = []
 
     def late(transaction: Any, table: Any) -> None:
@@ -213,7 +215,7 @@ def test_a_commit_between_check_and_commit_is_not_built_upon(
             assert TableJob(spec, None).run()
         real(transaction, table)
 
-    monkeypatch.setattr(module, "_commit", late)
+    monkeypatch.setattr(module, "commit_transaction", late)
     with pytest.raises(NotContinued, match="another commit came first"):
         TableJob(spec, None).run()
     check(TableJob(spec, None), [("a", b"1"), ("b", b"2")])

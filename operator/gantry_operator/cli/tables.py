@@ -23,7 +23,7 @@ from gantry_operator.cli.progress import Progress
 from gantry_operator.cluster.amounts import size
 
 if TYPE_CHECKING:
-    from gantry_spark.tables.job import TableSpec
+    from gantry_spark.tables.spec import TableSpec
     from gantry_spark.topics.wire import Cluster
 
     from gantry_operator.api.table import Tables
@@ -137,7 +137,7 @@ def _in_format(properties: dict[str, str], file_format: str) -> dict[str, str]:
 
 def _spec(catalog: dict[str, str], directory: Path | None, name: str | None, **more: Any) -> TableSpec:
     """Return a specification with the addresses of the cluster. Raises CliError."""
-    from gantry_spark.tables.job import TableSpec
+    from gantry_spark.tables.spec import TableSpec
 
     servers, options = _reached(directory, name)
     return TableSpec(name_servers=servers, catalog=catalog, options=options, **more)
@@ -456,7 +456,7 @@ def maintain_table(
     rows_s = None if retention is None else _seconds(retention, "--retention")
     with _one_line_errors(), Progress(f"table {table}"):
         from gantry_spark.tables import library
-        from gantry_spark.tables.job import ends_of
+        from gantry_spark.tables.commits import ends_of
         from gantry_spark.tables.maintenance import Rules, maintain, now_ms
 
         namespace = _namespace(table_namespace, catalog, directory, name)

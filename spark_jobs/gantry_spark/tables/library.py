@@ -16,24 +16,14 @@ from pyiceberg.table import Table
 from pyiceberg.types import IcebergType, ListType, MapType, StructType
 
 from gantry_spark.errors import GantrySparkError, SourceError
+from gantry_spark.tables.commits import ends_of, open_catalog
 from gantry_spark.tables.entry_cache import NAMESPACE, REJECTED, Entry, Facts, with_behind
 from gantry_spark.tables.fields import BadSchema, parse_schema
-from gantry_spark.tables.job import (
-    DEFINITION,
-    MESSAGE,
-    MODE,
-    PARTITION_BY,
-    SCHEMA,
-    SCHEMA_KIND,
-    TOPIC,
-    TableSpec,
-    ends_of,
-    open_catalog,
-)
 from gantry_spark.tables.offsets import NotContinued, losses_of
 from gantry_spark.tables.parquet import TYPE as PARQUET
 from gantry_spark.tables.parquet import ParquetTable, iceberg_schema
 from gantry_spark.tables.rows import Shape
+from gantry_spark.tables.spec import DEFINITION, MESSAGE, MODE, PARTITION_BY, SCHEMA, SCHEMA_KIND, TOPIC, TableSpec
 from gantry_spark.topics.queues import Offsets, to_table
 from gantry_spark.topics.wire import Cluster
 

@@ -22,13 +22,15 @@ from pyiceberg.exceptions import NotInstalledError, RESTError, ServerError
 
 from gantry_spark.errors import GantrySparkError, SourceError, error_message, error_name
 from gantry_spark.session import parse_conf
+from gantry_spark.tables.commits import ends_of
 from gantry_spark.tables.entry_cache import keep, with_behind
 from gantry_spark.tables.fields import BadSchema
-from gantry_spark.tables.job import BadRecord, CatalogFailed, SchemaProposed, TableJob, TableSpec, ends_of
+from gantry_spark.tables.job import TableJob
 from gantry_spark.tables.library import drop, entries
 from gantry_spark.tables.maintenance import Rules, maintain
 from gantry_spark.tables.offsets import NotContinued
 from gantry_spark.tables.parquet import TYPE as PARQUET
+from gantry_spark.tables.spec import BadRecord, CatalogFailed, SchemaProposed, TableSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
