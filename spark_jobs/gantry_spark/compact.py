@@ -294,7 +294,7 @@ def _topic_entry(path: Path, topic: str) -> dict[str, Any] | None:
     from gantry_broker.protocol.fastjson import JsonError, loads
 
     try:
-        found = loads(path.read_bytes())["topicConfigTable"][topic]
+        entry = loads(path.read_bytes())["topicConfigTable"][topic]
     except (OSError, JsonError, KeyError, TypeError):
         return None
-    return {str(k): v for k, v in found.items()} if isinstance(found, dict) else None
+    return {str(k): v for k, v in entry.items()} if isinstance(entry, dict) else None

@@ -37,18 +37,18 @@ _UNITS: Final = {"s": 1 / 3600, "m": 1 / 60, "h": 1.0, "d": 24.0, "w": 168.0}
 
 def parse_hours(text: str) -> float:
     """Parse a duration such as `90m`, `12h` or `7d`, and return it in hours. Raises ValueError with the valid form."""
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhdw])", text.strip())
-    if found is None:
+    parts = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhdw])", text.strip())
+    if parts is None:
         raise ValueError(f"{text!r} is not a duration: write a number and s, m, h, d or w, for example 7d")
-    return float(found[1]) * _UNITS[found[2]]
+    return float(parts[1]) * _UNITS[parts[2]]
 
 
 def parse_memory(text: str) -> str:
     """Parse a memory size such as `512m` or `2g` for Spark's JVM. Raises ValueError with the valid form."""
-    found = re.fullmatch(r"([0-9]{1,9})([kmgt])b?", text.strip().lower())
-    if found is None or int(found[1]) << 10 * "kmgt".index(found[2]) < MIN_MEMORY_KB:
+    parts = re.fullmatch(r"([0-9]{1,9})([kmgt])b?", text.strip().lower())
+    if parts is None or int(parts[1]) << 10 * "kmgt".index(parts[2]) < MIN_MEMORY_KB:
         raise ValueError(f"{text!r}: write a whole number and m or g, at least 512m, for example 2g")
-    return f"{found[1]}{found[2]}"
+    return f"{parts[1]}{parts[2]}"
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -96,10 +96,10 @@ def arguments() -> argparse.ArgumentParser:
 
 def _integer_from(least: int) -> Callable[[str], int]:
     def number(text: str) -> int:
-        found = whole_number(text, least)
-        if found is None:
+        parsed = whole_number(text, least)
+        if parsed is None:
             raise argparse.ArgumentTypeError(f"{text!r}; write a whole number of at least {least}")
-        return found
+        return parsed
 
     return number
 

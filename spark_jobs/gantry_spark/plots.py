@@ -194,8 +194,8 @@ def _window_order(label: str) -> float:
 
 def _hottest(topics: Sequence[Topic]) -> list[tuple[Mapping[str, Any], str]]:
     """Return the keys with the most versions, each with its topic."""
-    found = [(k, t["topic"]) for t in _user(topics) for k in t["hotKeys"] if k["records"] > 1]
-    return sorted(found, key=lambda f: -f[0]["records"])[:MAX_KEYS]
+    keys = [(k, t["topic"]) for t in _user(topics) for k in t["hotKeys"] if k["records"] > 1]
+    return sorted(keys, key=lambda f: -f[0]["records"])[:MAX_KEYS]
 
 
 def equal_versions(topics: Sequence[Topic]) -> int | None:
@@ -206,16 +206,16 @@ def equal_versions(topics: Sequence[Topic]) -> int | None:
 
 def hot_keys(topics: Sequence[Topic]) -> str:
     """Plot the keys with the most versions of all topics. Equal bars say nothing, so they are not drawn."""
-    found = _hottest(topics)
-    if not found or (len(found) > 1 and equal_versions(topics) is not None):
+    hottest = _hottest(topics)
+    if not hottest or (len(hottest) > 1 and equal_versions(topics) is not None):
         return ""
-    found.reverse()
-    names = list(dict.fromkeys(topic for _, topic in reversed(found)))
+    hottest.reverse()
+    names = list(dict.fromkeys(topic for _, topic in reversed(hottest)))
     colors = {name: SERIES[i % len(SERIES)] for i, name in enumerate(names)}
-    labels = [_text(k["key"], 20) for k, _ in found]
+    labels = [_text(k["key"], 20) for k, _ in hottest]
     figure = go.Figure()
     for name in names:
-        rows = [(i, k) for i, (k, topic) in enumerate(found) if topic == name]
+        rows = [(i, k) for i, (k, topic) in enumerate(hottest) if topic == name]
         figure.add_bar(
             y=[i for i, _ in rows], x=[k["records"] for _, k in rows], name=_text(name), orientation="h",
             marker={"color": colors[name]}, width=0.7,
@@ -223,7 +223,7 @@ def hot_keys(topics: Sequence[Topic]) -> str:
             hovertemplate="%{customdata[0]}: %{x:,} versions, %{customdata[1]}, %{customdata[2]} of the topic"
             "<extra>" + _text(name) + "</extra>",
         )  # fmt: skip
-    figure.update_yaxes(tickmode="array", tickvals=list(range(len(found))), ticktext=labels, **NAMES)
+    figure.update_yaxes(tickmode="array", tickvals=list(range(len(hottest))), ticktext=labels, **NAMES)
     figure.update_xaxes(title="versions")
     figure.update_layout(barmode="overlay")
     return _html(figure, HEIGHT, [(_short(name), colors[name]) for name in names])

@@ -136,10 +136,10 @@ class CoreProperties:
 
     def values(self, name: str) -> Any:
         """Return one property of each record as a pyarrow StringArray, null if the record has no such property."""
-        found = self._core.properties.get(name)
-        if found is None:
-            found = nullable_strings(*row_properties(self._core.data, self._rows.tobytes(), name.encode()))
-        return found
+        values = self._core.properties.get(name)
+        if values is None:
+            values = nullable_strings(*row_properties(self._core.data, self._rows.tobytes(), name.encode()))
+        return values
 
     def maps(self) -> Any:
         """Return the properties of each record as a pyarrow MapArray."""
@@ -168,14 +168,14 @@ def _name_positions(data: Bytes, name: bytes) -> Ints:
     for first in range(0, len(data) - width, _PIECE):
         piece = data[first : first + _PIECE + width]
         pieces.append(np.flatnonzero((piece[:-width] == name[0]) & (piece[width:] == _NAME_END)) + first)
-    found = np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)
+    positions = np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)
     for place in range(1, width):
-        if not len(found):
+        if not len(positions):
             break
-        same = data[found + place] == name[place]
+        same = data[positions + place] == name[place]
         if not bool(same.all()):
-            found = found[same]
-    return found
+            positions = positions[same]
+    return positions
 
 
 def _value_ends(data: Bytes, at: Ints, limit: Ints) -> Ints:
@@ -185,10 +185,10 @@ def _value_ends(data: Bytes, at: Ints, limit: Ints) -> Ints:
     rows = slice(None) if bool(within.all()) else np.flatnonzero(within)
     hits = gather_fixed(data, at[rows], f"V{_WINDOW}").view(np.uint8).reshape(-1, _WINDOW) == _PIECE_END
     first = hits.argmax(axis=1)
-    known = hits[np.arange(len(first)), first]
-    ends = np.where(known, at[rows] + first, len(data))
+    has_end = hits[np.arange(len(first)), first]
+    ends = np.where(has_end, at[rows] + first, len(data))
     unresolved: Bools = np.ones(len(at), dtype=np.bool_)
-    unresolved[rows] = ~known & (at[rows] + _WINDOW < limit[rows])
+    unresolved[rows] = ~has_end & (at[rows] + _WINDOW < limit[rows])
     result[rows] = np.minimum(ends, limit[rows])
     late = np.flatnonzero(unresolved)
     if len(late):

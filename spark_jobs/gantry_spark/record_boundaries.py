@@ -48,8 +48,8 @@ def find_record_boundaries(
         return np.concatenate([first, np.array(rest, dtype=np.int64)]), at
     begins = _cursor_starts(buf, at, last, isqrt(8 * expected), _SEARCH_RECORDS * at // len(sample))
     pieces = [first]
-    found, ends = _advance_cursors(np.frombuffer(buf, dtype=np.uint8)[:filled], begins, last, filled)
-    after = _merge_walks(buf, filled, last, begins, found, ends, pieces)
+    steps, ends = _advance_cursors(np.frombuffer(buf, dtype=np.uint8)[:filled], begins, last, filled)
+    after = _merge_walks(buf, filled, last, begins, steps, ends, pieces)
     return np.concatenate(pieces), after
 
 
@@ -74,9 +74,9 @@ def _cursor_starts(buf: Buffer, at: int, last: int, count: int, search_bytes: in
     places = [at]
     view = memoryview(buf)
     for nominal in range(at, last, max(1, (last - at) // count)):
-        found = bytes(view[nominal + 4 : nominal + search_bytes]).find(_MAGIC_START)
-        if found >= 0 and places[-1] < nominal + found <= last:
-            places.append(nominal + found)
+        distance = bytes(view[nominal + 4 : nominal + search_bytes]).find(_MAGIC_START)
+        if distance >= 0 and places[-1] < nominal + distance <= last:
+            places.append(nominal + distance)
     return np.array(places, dtype=np.int64)
 
 
@@ -89,7 +89,7 @@ def _advance_cursors(whole: Bytes, begins: Ints, last: int, filled: int) -> tupl
     sizes = np.ndarray((len(whole) - 3,), dtype=">i4", buffer=whole, strides=(1,))
     limits = np.append(begins[1:], last + 1)
     ends = begins.copy()
-    found: list[Ints] = []
+    steps: list[Ints] = []
     at, limit = begins, limits
     cursor = np.arange(len(begins))
     while len(at):
@@ -98,21 +98,21 @@ def _advance_cursors(whole: Bytes, begins: Ints, last: int, filled: int) -> tupl
         if not alive.all():
             ends[cursor[~alive]] = at[~alive]
             at, after, limit, cursor = at[alive], after[alive], limit[alive], cursor[alive]
-        found.append(at)
+        steps.append(at)
         more = after < limit
         if not more.all():
             ends[cursor[~more]] = after[~more]
             after, limit, cursor = after[more], limit[more], cursor[more]
         at = after
-    return found, ends
+    return steps, ends
 
 
 def _merge_walks(
-    buf: Buffer, filled: int, last: int, begins: Ints, found: list[Ints], ends: Ints, pieces: list[Ints]
+    buf: Buffer, filled: int, last: int, begins: Ints, steps: list[Ints], ends: Ints, pieces: list[Ints]
 ) -> int:
     """Merge the cursors' positions in the order of a single walk, and return the end of the last record."""
     # A stable sort merges the steps, because each step is sorted.
-    positions = np.sort(np.concatenate(found), kind="stable")
+    positions = np.sort(np.concatenate(steps), kind="stable")
     broken = np.flatnonzero(ends[:-1] != begins[1:]).tolist()
     if not broken:
         pieces.append(positions)

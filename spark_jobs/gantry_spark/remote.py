@@ -90,8 +90,8 @@ def base_url(text: str) -> str:
 
 def split_group(text: str) -> tuple[str | None, str]:
     """Split an address into its group (None: not given) and its base URL."""
-    found = _NAMED.fullmatch(text)
-    return (None, base_url(text)) if found is None else (found[1], base_url(found[2]))
+    parts = _NAMED.fullmatch(text)
+    return (None, base_url(text)) if parts is None else (parts[1], base_url(parts[2]))
 
 
 def fetch_status(url: str, token_file: str | None = None, trust: Trust = PLAINTEXT) -> MemberStatus:
@@ -118,24 +118,24 @@ def fetch_tables(url: str, token_file: str | None = None, trust: Trust = PLAINTE
     Over HTTP with the admin token: at the ports for clients a request may need the signature of a user.
     """
     data = http_get(base_url(url), token_file, "/v1/tables?ages=false", trust)
-    found: dict[tuple[str, str, int], int] = {}
+    offsets: dict[tuple[str, str, int], int] = {}
     compacted: dict[str, Compacted] = {}
     try:
         tables = orjson.loads(data)
         for name, topic in tables["topics"].items():
-            if (said := topic.get("compaction")) is not None:
-                numbers = [said[field] for field in Compacted._fields]
+            if (compaction := topic.get("compaction")) is not None:
+                numbers = [compaction[field] for field in Compacted._fields]
                 if any(type(number) is not int or number < 0 for number in numbers):
-                    raise ValueError(f"compaction of {name}: {said!r}")
+                    raise ValueError(f"compaction of {name}: {compaction!r}")
                 compacted[name] = Compacted._make(numbers)
         for row in tables["lags"]:
             for queue, _, committed in row["queues"]:
                 if not (type(queue) is type(committed) is int and queue >= 0 and 0 <= committed <= MAX_OFFSET):
                     raise ValueError(f"{queue!r}, {committed!r}")
-                found[str(row["group"]), str(row["topic"]), queue] = committed
+                offsets[str(row["group"]), str(row["topic"]), queue] = committed
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SourceError(f"broker {url}: its tables cannot be read: {error!r}") from None
-    return Tables(found, compacted)
+    return Tables(offsets, compacted)
 
 
 class RemoteLog:
@@ -258,12 +258,12 @@ class _Member:
     def _connected(self) -> HTTPConnection:
         host, port = self._url.hostname or "", self._url.port
         if self._url.scheme == "https":
-            made: HTTPConnection = HTTPSConnection(host, port, timeout=_CONNECT_S, context=self._trust.context())
+            connection: HTTPConnection = HTTPSConnection(host, port, timeout=_CONNECT_S, context=self._trust.context())
         else:
-            made = HTTPConnection(host, port, timeout=_CONNECT_S)
-        made.connect()
-        made.sock.settimeout(_READ_S)
-        return made
+            connection = HTTPConnection(host, port, timeout=_CONNECT_S)
+        connection.connect()
+        connection.sock.settimeout(_READ_S)
+        return connection
 
     def close(self) -> None:
         if self._connection is not None:

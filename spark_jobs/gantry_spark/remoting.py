@@ -52,10 +52,10 @@ def call(
                 for frame in decoder.feed(data):
                     if frame.is_response and frame.opaque == 1:
                         if frame.code != ResponseCode.SUCCESS:
-                            said = f"{address} refuses request {code}: {frame.code} {frame.remark or ''}"
+                            reason = f"{address} refuses request {code}: {frame.code} {frame.remark or ''}"
                             if frame.code == ResponseCode.NO_PERMISSION:
-                                said += "; set option credentialsFile to a file with the keys of a user who may ask"
-                            raise SourceError(said)
+                                reason += "; set option credentialsFile to a file with the keys of a user who may ask"
+                            raise SourceError(reason)
                         return frame
     except OSError as error:
         raise SourceError(f"{address} does not answer: {error}") from None
@@ -78,21 +78,21 @@ def broker_urls(name_servers: str, trust: Trust = PLAINTEXT) -> list[str]:
         except (SourceError, ValueError) as error:
             problems.append(f"NameServer {error}")
             continue
-        found: list[str] = []
+        of_groups: list[str] = []
         without_http: list[str] = []
         for group, broker in info.brokers.items():
             addresses = dict.fromkeys(broker.addresses.values())
             urls = [f"{group}={url}" for url in (_http_url(a, trust) for a in addresses) if url is not None]
-            found += urls
+            of_groups += urls
             if not urls and not any(_lacks_http(a, trust) for a in addresses):
                 without_http.append(f"group {group} ({', '.join(addresses) or 'no address'})")
-        if found and without_http:
+        if of_groups and without_http:
             raise SourceError(
                 f"no broker names the HTTP interface of {'; '.join(without_http)}, known to NameServer {server}, "
                 f"and its part of the cluster would be missing: wait until it answers, or give option brokers"
             )
-        if found:
-            return found
+        if of_groups:
+            return of_groups
         problems.append(f"NameServer {server} has no broker with a known HTTP interface; give option brokers")
     raise SourceError("; ".join(problems) or "option cluster: write NameServer addresses as host:port;host:port")
 
@@ -122,14 +122,14 @@ def parse_offsets(body: bytes, where: str) -> dict[tuple[str, str, int], int]:
     """Parse RocketMQ's consumerOffset.json: `offsetTable` of `topic@group` -> {queue: offset}. Raises SourceError."""
     try:
         table = loads(body).get("offsetTable", {})
-        found: dict[tuple[str, str, int], int] = {}
+        offsets: dict[tuple[str, str, int], int] = {}
         for name, queues in table.items():
             topic, _, group = str(name).partition("@")
             for queue, offset in queues.items():
                 number, at = whole_number(str(queue), 0, MAX_INT), whole_number(str(offset), -1)
                 if number is None or at is None:
                     raise ValueError(f"{name}: queue {str(queue)[:40]!r}, offset {str(offset)[:40]!r}")
-                found[group, topic, number] = at
+                offsets[group, topic, number] = at
     except (JsonError, ValueError, AttributeError, TypeError) as error:
         raise SourceError(f"{where}: consumer offsets cannot be read: {error}") from None
-    return found
+    return offsets

@@ -156,7 +156,7 @@ async def test_a_letter_is_refused_when_no_topic_reaches_its_group(cluster: Clus
         assert await dead.topic_for("p", letter, way="pull") == "%RETRY%p"
         assert await dead.topic_for("p", letter, way="pop") == "%RETRY%p+T"
         await admin.create_group(SubscriptionGroup("p", orderly=True))
-        dead._known.clear()
+        dead._consumptions.clear()
         with pytest.raises(CannotResend, match=r"in order.*--to T"):
             await dead.send_again("p", letter, way="pop")
 

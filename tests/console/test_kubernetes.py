@@ -198,10 +198,10 @@ async def test_clusters_come_and_go_with_their_resources() -> None:
         fake.put(obj)
         clusters = Clusters(api, ())
         await clusters.look()
-        assert list(clusters.known) == [ClusterKey("mq", "demo")]
+        assert list(clusters.collectors) == [ClusterKey("mq", "demo")]
         fake.remove("BrokerCluster", "mq", "demo")
         await clusters.look()
-        assert not clusters.known
+        assert not clusters.collectors
 
 
 async def test_the_chart_outlives_the_console_in_a_config_map() -> None:

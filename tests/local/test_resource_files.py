@@ -62,14 +62,14 @@ async def test_a_resource_that_is_created_again_has_nothing_of_the_former_ones_s
     await store.report(found, {"x": Result(good, good, RecordedState("Created", 1, {"a": (8, 8, "ReadWrite")}))}, {})
     again = LocalTopicStore(folder, lambda *_: None).observe()
     assert again is not None
-    assert again.topics[0].known.generation == 1
+    assert again.topics[0].recorded.generation == 1
     await LocalResources(folder, "t", LoggedRemarks()).delete("BrokerTopic", "x")
     keep_local(folder, [BrokerTopic.make("x", "t", queuesPerGroup=2)], [])
     assert topics.described(folder, "BrokerTopic")[0]["status"] == {}
     for one in (store, LocalTopicStore(folder, lambda *_: None)):
         found = one.observe()
         assert found is not None
-        assert found.topics[0].known == RecordedState()
+        assert found.topics[0].recorded == RecordedState()
 
 
 async def test_a_topic_whose_table_is_to_be_dropped_waits_for_that(folder: ClusterFolder) -> None:

@@ -16,13 +16,13 @@ from tests.topics.model import Broker, observed
 class Rig:
     def __init__(self, *groups: str) -> None:
         self.brokers = {g: Broker(g) for g in groups}
-        self.known: dict[str, RecordedState] = {}
+        self.recorded: dict[str, RecordedState] = {}
         self.notes: list[str] = []
 
     def look(self, *wanted: WantedGroup, silent: set[str] = frozenset(), **more: Any) -> Decision:  # type: ignore[assignment]
-        asked = [replace(w, known=self.known.get(w.resource, w.known)) for w in wanted]
+        asked = [replace(w, recorded=self.recorded.get(w.resource, w.recorded)) for w in wanted]
         found = decide_groups(asked, observed(self.brokers, silent, **more))
-        self.known |= {name: r.known for name, r in found.results.items()}
+        self.recorded |= {name: r.recorded for name, r in found.results.items()}
         self.notes += [n.reason for n in found.notes]
         return found
 

@@ -115,7 +115,7 @@ class History:
     def operate(self, reliable: bool = False) -> int:
         """One pass. Returns the number of steps."""
         self.now += self.random.choice((0.3, 3.0, 30.0))
-        asked = [replace(w, known=self.kept.get(w.resource, RecordedState())) for w in self.wanted.values()]
+        asked = [replace(w, recorded=self.kept.get(w.resource, RecordedState())) for w in self.wanted.values()]
         seen = observed(self.brokers, self.silent, self.ask)
         found = decide_topics(asked, seen, self.settling, self.now, SETTLE_S)
         self.settling, self.ask = found.settling, found.ask
@@ -123,9 +123,9 @@ class History:
         for name, result in found.results.items():
             before = self.kept.get(name, RecordedState())
             if before.origin:
-                assert result.known.origin == before.origin
+                assert result.recorded.origin == before.origin
             if keep_results:
-                self.kept[name] = result.known
+                self.kept[name] = result.recorded
         for step in found.steps:
             chance = 1.0 if reliable else self.random.random()
             if step.group in self.silent or chance < 0.15:
@@ -182,7 +182,7 @@ def test_histories(part: int) -> None:
     for seed in SEEDS[part::6]:
         h = run(seed)
         come_to_rest(h)
-        asked = [replace(w, known=h.kept[w.resource]) for w in h.wanted.values()]
+        asked = [replace(w, recorded=h.kept[w.resource]) for w in h.wanted.values()]
         found = decide_topics(asked, observed(h.brokers), h.settling, h.now, SETTLE_S)
         assert found.steps == [], f"TOPICS_SEED={seed}"
         for w in h.wanted.values():

@@ -26,15 +26,15 @@ class Rig:
         self.now = 1_000.0
         self.settling: Any = {}
         self.ask: set[str] = set()
-        self.known: dict[str, RecordedState] = {}
+        self.recorded: dict[str, RecordedState] = {}
         self.notes: list[str] = []
 
     def look(self, *wanted: WantedTopic, silent: set[str] = frozenset(), **more: Any) -> Decision:  # type: ignore[assignment]
-        asked = [replace(w, known=self.known.get(w.resource, w.known)) for w in wanted]
+        asked = [replace(w, recorded=self.recorded.get(w.resource, w.recorded)) for w in wanted]
         seen = observed(self.brokers, silent, self.ask, **more)
         found = decide_topics(asked, seen, self.settling, self.now, 75.0)
         self.settling, self.ask = found.settling, found.ask
-        self.known |= {name: r.known for name, r in found.results.items()}
+        self.recorded |= {name: r.recorded for name, r in found.results.items()}
         self.notes += [n.reason for n in found.notes]
         return found
 
@@ -90,7 +90,7 @@ def test_queues_are_spread_evenly(total: int, groups: str, draining: str, expect
 def test_a_new_topic_is_created_on_every_group(pair: Rig) -> None:
     first = pair.look(topic(perm=Perm.READ, attributes={"message.type": "FIFO"}))
     assert [s.group for s in first.steps] == ["a", "b"]
-    assert first.results["t"].known.origin == "Created"
+    assert first.results["t"].recorded.origin == "Created"
     assert first.results["t"].ready.reason == "Missing"
     found = pair.settle(topic(perm=Perm.READ, attributes={"message.type": "FIFO"}))
     assert pair.queues() == {"a": (4, 4), "b": (4, 4)}
@@ -401,14 +401,14 @@ def test_topics_of_the_system_are_left_alone(rig: Rig, name: str) -> None:
 def test_a_silent_group_hinders_no_other_one(pair: Rig) -> None:
     found = pair.look(topic(), silent={"b"})
     assert [s.group for s in found.steps] == ["a"]
-    assert found.results["t"].known.origin == "Created"
+    assert found.results["t"].recorded.origin == "Created"
     pair.brokers["a"].do(found.steps[0])
     found = pair.look(topic(), silent={"b"})
     assert (found.results["t"].ready.status, found.results["t"].blind) == ("Unknown", True)
 
 
 def test_nobody_knows_the_origin_while_no_group_answers(pair: Rig) -> None:
-    assert pair.look(topic(), silent={"a", "b"}).results["t"].known.origin == ""
+    assert pair.look(topic(), silent={"a", "b"}).results["t"].recorded.origin == ""
     assert pair.settle(topic()).results["t"].ready.reason == "Created"
 
 

@@ -52,10 +52,10 @@ def created(users: Mapping[str, User], name: str, info: Mapping[str, Any]) -> Us
             return before
         raise Wrong(f"The user is existed: {name}")
     try:
-        made = User(name=name, keys=(key,), super=bool(is_super), enabled=_enabled(info.get("userStatus")) is not False)
+        user = User(name=name, keys=(key,), super=bool(is_super), enabled=_enabled(info.get("userStatus")) is not False)
     except ValidationError as error:
         raise Wrong(_text(error)) from None
-    return made
+    return user
 
 
 def updated(users: Mapping[str, User], name: str, info: Mapping[str, Any]) -> User:
@@ -118,9 +118,9 @@ def user_info(user: User) -> dict[str, Any]:
     }
 
 
-def list_users(users: Mapping[str, User], wanted: str) -> list[dict[str, Any]]:
+def list_users(users: Mapping[str, User], part: str) -> list[dict[str, Any]]:
     """`wanted`: a part of the name; empty: all users."""
-    return [user_info(user) for name, user in sorted(users.items()) if wanted in name]
+    return [user_info(user) for name, user in sorted(users.items()) if part in name]
 
 
 # ---- rules (5.x)
@@ -139,16 +139,16 @@ def parse_resource(text: str) -> tuple[str, str, str]:
     if text == "*":
         return "Any", "*", "Any"
     kind, colon, name = text.partition(":")
-    found = KINDS.get(kind.lower())
-    if not colon or found is None or not name:
+    kind_name = KINDS.get(kind.lower())
+    if not colon or kind_name is None or not name:
         raise Wrong(
             f"the resource is {text[:80]!r}; Topic:name, Group:name, Cluster:name, Topic:prefix* or * is expected"
         )
     if name == "*":
-        return found, "*", "Any"
+        return kind_name, "*", "Any"
     if name.endswith("*"):
-        return found, name[:-1], "Prefix"
-    return found, name, "Literal"
+        return kind_name, name[:-1], "Prefix"
+    return kind_name, name, "Literal"
 
 
 def resource_text(rule: Rule) -> str:
@@ -181,10 +181,10 @@ def _entry(entry: Mapping[str, Any]) -> Rule:
     kind, name, pattern = parse_resource(str(entry.get("resource") or ""))
     actions = []
     for action in entry.get("actions") or []:
-        found = _ACTIONS.get(str(action).lower())
-        if found is None:
+        known_action = _ACTIONS.get(str(action).lower())
+        if known_action is None:
             raise Wrong(f"the action is {str(action)[:40]!r}; one of {', '.join(ACTIONS)} or All is expected")
-        actions.append(found)
+        actions.append(known_action)
     decision = str(entry.get("decision") or "").lower()
     if decision not in ("allow", "deny"):
         raise Wrong(f"the decision is {decision[:40]!r}; Allow or Deny is expected")
@@ -237,8 +237,8 @@ def acl_info(user: User, resource: str = "") -> dict[str, Any]:
 
 
 def list_acls(users: Iterable[User], subject: str, resource: str) -> list[dict[str, Any]]:
-    found = [acl_info(user, resource) for user in users if subject in f"User:{user.name}"]
-    return [info for info in found if info["policies"]]
+    infos = [acl_info(user, resource) for user in users if subject in f"User:{user.name}"]
+    return [info for info in infos if info["policies"]]
 
 
 # ---- 4.9
@@ -262,22 +262,22 @@ def plain_config(users: Mapping[str, User], ext: Mapping[str, str]) -> User:
             every_topic=ext.get("defaultTopicPerm") or "DENY",
             every_group=ext.get("defaultGroupPerm") or "DENY",
         )
-        made = user_of(name, key, admin == "true", rules, f"account {name[:128]}")
+        account = user_of(name, key, admin == "true", rules, f"account {name[:128]}")
     except ValueError as error:
         raise Wrong(str(error)) from None
     if before is None:
-        return made
-    new = {_key(rule) for rule in made.rules}
+        return account
+    new = {_key(rule) for rule in account.rules}
     # DENY has no rule, and ends a default that was there.
     new |= {(kind, "*", "Any") for kind in ("Topic", "Group") if ext.get(f"default{kind}Perm")}
-    rules = [rule for rule in before.rules if _key(rule) not in new] + list(made.rules)
+    rules = [rule for rule in before.rules if _key(rule) not in new] + list(account.rules)
     # A new entry counts beside the defaults that are there, and a new default beside the entries.
     touched = {kind for kind, name, _ in new if name == "*"}
     rules += [rule for rule in narrowed(rules) if rule.type in touched or _key(rule) in new]
     return _changed(
         before,
-        keys=made.keys if ext.get("secretKey") else before.keys,
-        super=made.super if admin else before.super,
+        keys=account.keys if ext.get("secretKey") else before.keys,
+        super=account.super if admin else before.super,
         rules=[rule.model_dump() for rule in rules],
     )
 

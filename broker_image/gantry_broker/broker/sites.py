@@ -141,13 +141,13 @@ class Sites:
         held = self._role.site
         if held.role != "Active" or held.superseded == why or self.must_restart.is_set():
             return
-        wanted = Site(held.role, held.generation, held.token, held.origin, held.origin_end, why)
+        site = Site(held.role, held.generation, held.token, held.origin, held.origin_end, why)
         (log.error if why else log.info)("%s", why or "this cluster owns its archive again")
         try:
-            save_site(self._config.data_dir, wanted)
+            save_site(self._config.data_dir, site)
         except OSError as error:
             log.error("the part of this cluster cannot be written: %s", error)
-        self._role.take_site(wanted)
+        self._role.take_site(site)
 
     # ---- the archive
 
@@ -177,21 +177,21 @@ class Sites:
 
     async def look(self) -> SiteLook:
         """Look at the archive. Raises NotStandby, ArchiveError."""
-        found = await self._follows().look()
-        owner = found.owner
+        archive = await self._follows().look()
+        owner = archive.owner
         return SiteLook(
             owner_uid=owner.uid,
             owner_cluster=owner.cluster,
             number=owner.number,
-            closed=found.closed,
-            handed_over=list(found.handed_over),
-            groups=list(found.groups),
-            archived_end=found.archived_end,
-            archived_ms=found.archived_ms,
-            end=found.end,
+            closed=archive.closed,
+            handed_over=list(archive.handed_over),
+            groups=list(archive.groups),
+            archived_end=archive.archived_end,
+            archived_ms=archive.archived_ms,
+            end=archive.end,
         )
 
-    async def take(self, asked: TakeRequest) -> TakeAnswer:
+    async def take(self, request: TakeRequest) -> TakeAnswer:
         """Take the archive over. Raises NotStandby, Fenced, ArchiveError."""
         following, archive = self._follows(), self._config.archive
         if archive is None:
@@ -199,7 +199,7 @@ class Sites:
         if self._config.follow is not None and archive.url != self._config.follow.url:
             raise ArchiveError(f"spec.archive.url is {archive.url}, the standby follows {self._config.follow.url}")
         end = await following.take_over(
-            archive.uid, self._config.own_cluster, asked.token, accept_loss=asked.accept_loss
+            archive.uid, self._config.own_cluster, request.token, accept_loss=request.accept_loss
         )
         return TakeAnswer(archived_end=end, end=self._store.state.confirmed)
 

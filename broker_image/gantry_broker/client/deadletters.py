@@ -141,7 +141,7 @@ class DeadLetters:
         """`timeout`: seconds for all attempts to send one letter."""
         self._producer = Producer(name_servers, timeout=timeout, credentials=credentials, tls=tls)
         self.admin = Admin(self._producer.session)
-        self._known: dict[tuple[str, str], tuple[float, Consumption]] = {}
+        self._consumptions: dict[tuple[str, str], tuple[float, Consumption]] = {}
 
     async def __aenter__(self) -> Self:
         await self._producer.start()
@@ -153,8 +153,8 @@ class DeadLetters:
     async def groups(self) -> list[DeadGroup]:
         """Return the groups that have dead letters. Raises RemotingError, BrokerError, BodyError."""
         topics = [topic for topic in await self.admin.topics() if topic.startswith(DLQ_PREFIX)]
-        found = await asyncio.gather(*(self._count(topic) for topic in topics))
-        return [group for group in found if group is not None]
+        groups = await asyncio.gather(*(self._count(topic) for topic in topics))
+        return [group for group in groups if group is not None]
 
     async def group(self, group: str) -> DeadGroup | None:
         """Return one group's counts; None: it has no dead-letter topic. Raises as `groups`, and InvalidMessage for
@@ -232,18 +232,18 @@ class DeadLetters:
         """
         check_group(group)
         origin = origin_topic(letter)
-        known = await self._consumption(group, origin)
+        consumption = await self._consumption(group, origin)
         popped = bool({Prop.FIRST_POP_TIME, Prop.POP_ORIGIN} & letter.properties.keys())
-        way = known.way(letter_popped=popped) if way is None else way
+        way = consumption.way(letter_popped=popped) if way is None else way
         if way is None:
-            before = "has both pulled and popped before" if known.pulled else "has no offsets that show it"
+            before = "has both pulled and popped before" if consumption.pulled else "has no offsets that show it"
             raise CannotResend(
                 f"it is not known how group {group} consumes {origin}: it has no member now, and {before}. Start a "
                 "member, or say how it consumes: --consume pull, or --consume pop for POP and gRPC"
             )
         if way == PULL:
             return RETRY_PREFIX + group
-        if known.in_order:
+        if consumption.in_order:
             raise CannotResend(
                 f"group {group} pops in order, and such members read no retry topic: send the letters to the topic "
                 f"itself, where every group of it gets them: --to {origin}"
@@ -273,11 +273,11 @@ class DeadLetters:
 
     async def _consumption(self, group: str, topic: str) -> Consumption:
         """Return how far a group is in a topic. Raises RemotingError, BrokerError and BodyError."""
-        at, known = self._known.get((group, topic), (0.0, None))
-        if known is None or time.monotonic() - at > KNOWN_S:
-            known = await self._ask_consumption(group, topic)
-            self._known[group, topic] = time.monotonic(), known
-        return known
+        at, consumption = self._consumptions.get((group, topic), (0.0, None))
+        if consumption is None or time.monotonic() - at > KNOWN_S:
+            consumption = await self._ask_consumption(group, topic)
+            self._consumptions[group, topic] = time.monotonic(), consumption
+        return consumption
 
     async def _ask_consumption(self, group: str, topic: str) -> Consumption:
         members = await self.admin.consumer_connections(group)

@@ -52,33 +52,33 @@ class PullConsumer(Consumer):
     async def assign(self, queues: Iterable[MessageQueue], expression: str = "*") -> None:
         """Read exactly these queues, independent of other members."""
         self._assigned_by_hand = True
-        wanted = list(queues)
-        for topic in {queue.topic for queue in wanted}:
+        chosen = list(queues)
+        for topic in {queue.topic for queue in chosen}:
             await self.session.route(topic)
             self._subscriptions.setdefault(topic, subscription(topic, expression))
-        await self._stop_queues([queue for queue in self._assigned if queue not in wanted])
-        for queue in wanted:
+        await self._stop_queues([queue for queue in self._assigned if queue not in chosen])
+        for queue in chosen:
             if queue not in self._assigned:
                 await self._start_queue(queue)
 
     async def poll(self, timeout: float = 5.0, max_messages: int = 32) -> list[ReceivedMessage]:
         """Wait up to `timeout` seconds for a first message, and return up to `max_messages` available ones."""
-        found: list[ReceivedMessage] = []
+        messages: list[ReceivedMessage] = []
         try:
             async with asyncio.timeout(timeout):
-                while not found:
-                    self._accept(await self._ready.get(), found)
+                while not messages:
+                    self._accept(await self._ready.get(), messages)
         except TimeoutError:
-            return found
-        while len(found) < max_messages and not self._ready.empty():
-            self._accept(self._ready.get_nowait(), found)
+            return messages
+        while len(messages) < max_messages and not self._ready.empty():
+            self._accept(self._ready.get_nowait(), messages)
         async with self._capacity:
             self._capacity.notify_all()
-        return found
+        return messages
 
-    def _accept(self, item: tuple[ReceivedMessage, ProcessQueue] | None, found: list[ReceivedMessage]) -> None:
+    def _accept(self, item: tuple[ReceivedMessage, ProcessQueue] | None, messages: list[ReceivedMessage]) -> None:
         if item is not None and not item[1].dropped:
-            found.append(item[0])
+            messages.append(item[0])
             item[1].done(item[0], now_ms())
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:

@@ -347,13 +347,13 @@ class RouteTable:
 
     def system_topics(self, listener: str = "") -> tuple[list[str], str | None]:
         """Return the names of clusters and groups, which brokers register as topics, and the address of some broker."""
-        found: dict[str, None] = {}
+        names: dict[str, None] = {}
         address = None
         for name, group in self.groups.items():
-            found[group.cluster] = None
-            found[name] = None
+            names[group.cluster] = None
+            names[name] = None
             address = address or next(iter(_addresses(group, listener).values()), None)
-        return list(found), address
+        return list(names), address
 
     def unit_topics_in_parts(self, *, unit: bool | None, subscribed: bool | None) -> Iterator[list[str]]:
         """Yield topics by the bits of their system flag, in parts as `topics_in_parts`; None: either."""
@@ -370,11 +370,11 @@ class RouteTable:
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> bool:
         """Forget a topic, in one cluster or everywhere; False: no group had it."""
-        found = False
+        had_it = False
         for group in self.groups.values():
             if cluster in (None, group.cluster) and group.topics.pop(topic, None) is not None:
-                found = group.incomplete = True
-        return found
+                had_it = group.incomplete = True
+        return had_it
 
     def topics_of(self, group_name: str) -> int:
         """Return how many topics a group has; 0 for an unknown group."""
@@ -392,12 +392,12 @@ def _queue_data(group: str, config: TopicConfig) -> QueueData:
 
 
 def _addresses(group: Group, listener: str) -> dict[int, str]:
-    found = {}
+    addresses = {}
     for broker_id in sorted(group.entries):
         address = group.entries[broker_id].address_for(listener)
         if address is not None:
-            found[broker_id] = address
-    return found
+            addresses[broker_id] = address
+    return addresses
 
 
 def _matches(flags: int, bit: int, wanted: bool | None) -> bool:

@@ -54,14 +54,14 @@ class _Kept(Generic[T]):
         self._asking: dict[str, asyncio.Task[T]] = {}
 
     def cached(self, name: str) -> T | None:
-        found = self._values.get(name)
-        return None if found is None or time.monotonic() >= found[1] else found[0]
+        kept = self._values.get(name)
+        return None if kept is None or time.monotonic() >= kept[1] else kept[0]
 
     async def get(self, name: str) -> T:
         """Return the value, an earlier one if asking fails. Raises what asking raises without one."""
-        found = self._values.get(name)
-        if found is not None and time.monotonic() < found[1]:
-            return found[0]
+        kept = self._values.get(name)
+        if kept is not None and time.monotonic() < kept[1]:
+            return kept[0]
         task = self._asking.get(name)
         if task is None:
             task = self._asking[name] = asyncio.ensure_future(self._fetch(name))
@@ -69,10 +69,10 @@ class _Kept(Generic[T]):
         try:
             return await asyncio.shield(task)
         except (RemotingError, BrokerError, NoRoute):
-            if found is None:
+            if kept is None:
                 raise
-            self._values[name] = found[0], time.monotonic() + ABSENT_S
-            return found[0]
+            self._values[name] = kept[0], time.monotonic() + ABSENT_S
+            return kept[0]
 
     async def _fetch(self, name: str) -> T:
         value, exists = await self._ask(name)
@@ -211,10 +211,10 @@ class Brokers:
             raise BrokerError("the brokers of the cluster", answer.code, answer.remark)
         info = ClusterInfo.from_json(_json(answer.body))
         self._seen.update(info.brokers)
-        found = [
+        masters = [
             broker.addresses[MASTER_ID] for _, broker in sorted(info.brokers.items()) if MASTER_ID in broker.addresses
         ]
-        return found, bool(found)
+        return masters, bool(masters)
 
 
 def _json(body: bytes) -> Any:

@@ -303,8 +303,8 @@ def lock_holder(path: Path) -> int:
     """Return the process that has locked RocketMQ's lock file; 0 for none. It takes no lock itself. Raises OSError."""
     try:
         with open(path, "rb") as file:
-            asked = _FLOCK.pack(fcntl.F_WRLCK, 0, 0, 1, 0)
-            kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(file.fileno(), fcntl.F_GETLK, asked))
+            lock = _FLOCK.pack(fcntl.F_WRLCK, 0, 0, 1, 0)
+            kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(file.fileno(), fcntl.F_GETLK, lock))
     except FileNotFoundError:
         return 0
     return 0 if kind == fcntl.F_UNLCK else int(pid)
@@ -325,15 +325,15 @@ def plan_start(files: StoreFiles) -> Start:
     """Decide as recovery does and read the log from where it would, without writing. Raises StoreError, OSError."""
     with files.open_log() as log:
         plan = recovery_plan.plan(files.root, log, files.point, known=files.epoch_file is not None)
-        found = Scan(0, "an empty store")
+        scanned = Scan(0, "an empty store")
         if files.bases:
-            found = scan(log, plan.scan_from, lost_from=recovery_plan.lost_from(plan, files.point))
+            scanned = scan(log, plan.scan_from, lost_from=recovery_plan.lost_from(plan, files.point))
         return Start(
             plan,
-            found,
-            recovery_plan.confirmed_after(plan, files.point, files.start, found.end),
-            recovery_plan.epochs_after(plan, found, files.epoch_file),
-            recovery_plan.find_damage(log, found, files.point, files.epoch_file),
+            scanned,
+            recovery_plan.confirmed_after(plan, files.point, files.start, scanned.end),
+            recovery_plan.epochs_after(plan, scanned, files.epoch_file),
+            recovery_plan.find_damage(log, scanned, files.point, files.epoch_file),
         )
 
 
@@ -469,7 +469,7 @@ def _describe_times(files: StoreFiles) -> list[Fact]:
 
 
 def _describe_start(files: StoreFiles, start: Start) -> list[Fact]:
-    plan, found = start.plan, start.found
+    plan, scanned = start.plan, start.found
     refused = f"refused while process {files.holder} has the store open; then " if files.holder else ""
     if not files.bases:
         return [("a start would be", refused + "one with an empty log")]
@@ -483,13 +483,13 @@ def _describe_start(files: StoreFiles, start: Start) -> list[Fact]:
     index = _trusted(plan.trusted_index, files.start, plan.clean)
     facts = [
         ("a start would be", refused + origin),
-        ("  read the log", f"from {plan.scan_from}: {found.records} records"),
-        ("  log", f"{files.start} to {found.end} ({found.reason}), confirmed to {start.confirmed}"),
+        ("  read the log", f"from {plan.scan_from}: {scanned.records} records"),
+        ("  log", f"{files.start} to {scanned.end} ({scanned.reason}), confirmed to {start.confirmed}"),
         ("  queues", queues),
         ("  key index", index),
     ]
-    if found.last_ms:
-        facts.append(("  last record", f"stored at {utc(found.last_ms)}"))
+    if scanned.last_ms:
+        facts.append(("  last record", f"stored at {utc(scanned.last_ms)}"))
     if start.damage is not None:
         facts.append(
             (

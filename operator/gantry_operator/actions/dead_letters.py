@@ -37,7 +37,7 @@ async def groups_with_dead_letters(target: Target) -> list[DeadGroup]:
 async def read_letters(target: Target, choice: Choice, show: Callable[[ReceivedMessage], None]) -> None:
     """Call `show` with each chosen letter. Raises ActionError."""
     async with dead_letters_of(target) as dead:
-        await _known(dead, choice.group)
+        await _group_of(dead, choice.group)
         async with aclosing(_chosen(dead, choice)) as pages:
             async for page in pages:
                 for letter in page.letters:
@@ -65,8 +65,8 @@ async def resend_letters(
     marking = not (choice.ids or choice.topic is not None or to is not None or dry_run)
     done = 0
     async with dead_letters_of(target, max(patience, 1.0)) as dead:
-        known = await _known(dead, choice.group)
-        total = choice.count or (known.waiting if choice.waiting_only else known.letters)
+        dead_group = await _group_of(dead, choice.group)
+        total = choice.count or (dead_group.waiting if choice.waiting_only else dead_group.letters)
         on_progress(done, total)
         async with aclosing(_chosen(dead, choice)) as pages:
             async for page in pages:
@@ -111,13 +111,13 @@ async def _send(
     return sent, problem
 
 
-async def _known(dead: DeadLetters, group: str) -> DeadGroup:
-    known = await dead.group(group)
-    if known is None and dead.admin.left_out:
+async def _group_of(dead: DeadLetters, group: str) -> DeadGroup:
+    dead_group = await dead.group(group)
+    if dead_group is None and dead.admin.left_out:
         raise ActionError(f"no broker group that answers has dead letters of {group}: cannot tell")
-    if known is None:
+    if dead_group is None:
         raise ActionError(f"group {group} has no dead letters; `gantry dlq list` shows the groups that have")
-    return known
+    return dead_group
 
 
 async def _chosen(dead: DeadLetters, choice: Choice) -> AsyncGenerator[Page, None]:

@@ -43,9 +43,9 @@ async def create_group(target: Target, group: str, settings: Mapping[str, Any], 
         if not managed:
             changed = {ours: settings[field] for field, ours in GROUP_FIELDS.items() if field in settings}
             for name, address in masters.items():
-                known = (await admin.groups(address)).get(group) or SubscriptionGroup(group)
+                present = (await admin.groups(address)).get(group) or SubscriptionGroup(group)
                 try:
-                    await admin.create_group(replace(known, **changed), groups=[name])
+                    await admin.create_group(replace(present, **changed), groups=[name])
                 except InvalidMessage as error:
                     raise ActionError(str(error), Cause.BAD_INPUT) from None
         return sorted(masters)
@@ -219,5 +219,5 @@ async def reset_group(target: Target, group: str, topic: str | None, to: str, co
 
 
 async def _topics_of(admin: Admin, group: str) -> list[str]:
-    found = {queue.topic for queue in await admin.consume_stats(group)}
-    return sorted(name for name in found if not name.startswith(RETRY_PREFIX))
+    topics = {queue.topic for queue in await admin.consume_stats(group)}
+    return sorted(name for name in topics if not name.startswith(RETRY_PREFIX))

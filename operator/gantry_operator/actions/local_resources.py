@@ -53,11 +53,11 @@ class LocalResources:
     async def create(self, resource: BrokerTopic | ConsumerGroup) -> None:
         from gantry_operator.platforms.local import topics
 
-        with readable(self._folder.resources), topics.changed_resources(self._folder) as known:
-            former = known.of(resource.kind).get(resource.name)
+        with readable(self._folder.resources), topics.changed_resources(self._folder) as resources:
+            former = resources.of(resource.kind).get(resource.name)
             if former is not None and former.metadata.deletionTimestamp is None:
                 raise ActionError(f"{resource.kind} {resource.name} exists already: delete it, or change your manifest")
-            if known.keep(resource):
+            if resources.keep(resource):
                 self._remarks.note(taken_back(resource))
 
     async def change(self, kind: Kind, name: str, changes: Mapping[str, Any]) -> int:
@@ -65,8 +65,8 @@ class LocalResources:
         from gantry_operator.api.manifest import problems_of
         from gantry_operator.platforms.local import topics
 
-        with readable(self._folder.resources), topics.changed_resources(self._folder) as known:
-            former = known.of(kind).get(name)
+        with readable(self._folder.resources), topics.changed_resources(self._folder) as resources:
+            former = resources.of(kind).get(name)
             if former is None:
                 raise ActionError(f"there is no {kind} {name}")
             if former.metadata.deletionTimestamp is not None:
@@ -75,16 +75,16 @@ class LocalResources:
             try:
                 changed = type(former).make(name, spec.pop("cluster"), former.metadata.namespace, **spec)
             except ValidationError as error:
-                said = "; ".join(map(str, problems_of(error.errors(), type(former))))
-                raise ActionError(said, Cause.BAD_INPUT) from None
-            known.keep(changed)
+                reasons = "; ".join(map(str, problems_of(error.errors(), type(former))))
+                raise ActionError(reasons, Cause.BAD_INPUT) from None
+            resources.keep(changed)
             return int(changed.metadata.generation or 1)
 
     async def delete(self, kind: Kind, name: str) -> None:
         from gantry_operator.platforms.local import topics
 
-        with readable(self._folder.resources), topics.changed_resources(self._folder) as known:
-            known.delete(kind, name)
+        with readable(self._folder.resources), topics.changed_resources(self._folder) as resources:
+            resources.delete(kind, name)
 
 
 @contextmanager
@@ -105,9 +105,9 @@ def keep_local(
     """
     from gantry_operator.platforms.local import topics
 
-    with readable(folder.resources), topics.changed_resources(folder) as known:
-        wanted: list[BrokerTopic | ConsumerGroup] = [*wanted_topics, *wanted_groups]
-        return [taken_back(resource) for resource in wanted if known.keep(resource)]
+    with readable(folder.resources), topics.changed_resources(folder) as resources:
+        given: list[BrokerTopic | ConsumerGroup] = [*wanted_topics, *wanted_groups]
+        return [taken_back(resource) for resource in given if resources.keep(resource)]
 
 
 def taken_back(resource: BrokerTopic | ConsumerGroup) -> str:

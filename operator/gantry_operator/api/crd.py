@@ -190,8 +190,8 @@ def bare(schema: dict[str, Any]) -> dict[str, Any]:
     """Return a schema without the descriptions of its fields: `kubectl explain` shows the newest version, and `kubectl
     apply` keeps a whole CRD in an annotation, which has room for 256 KiB.
     """
-    found: dict[str, Any] = _without_descriptions(schema)
-    return found | {"description": schema["description"]}
+    short: dict[str, Any] = _without_descriptions(schema)
+    return short | {"description": schema["description"]}
 
 
 def _without_descriptions(node: Any) -> Any:
@@ -205,8 +205,8 @@ def _without_descriptions(node: Any) -> Any:
 
 def schema(resource: Resource = CLUSTER) -> dict[str, Any]:
     """Return the structural schema of a resource."""
-    found: dict[str, Any] = _without_defaults(schema_with_defaults(resource))
-    return found
+    structural: dict[str, Any] = _without_defaults(schema_with_defaults(resource))
+    return structural
 
 
 def _without_defaults(node: Any) -> Any:
@@ -321,9 +321,9 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type):
         return annotation if issubclass(annotation, BaseModel) else None
     for argument in get_args(annotation):
-        found = _model_in(argument)
-        if found is not None:
-            return found
+        inner = _model_in(argument)
+        if inner is not None:
+            return inner
     return None
 
 
@@ -338,10 +338,10 @@ def render(file: Path = FILES[0]) -> str:
     """Return the YAML of one of the files. The chart's copy stays when the chart is uninstalled, so the clusters stay,
     too.
     """
-    found = crd(next(r for r in RESOURCES if r.file_name == file.name))
+    definition = crd(next(r for r in RESOURCES if r.file_name == file.name))
     if file.parent == CHART:
-        found["metadata"]["annotations"] = {"helm.sh/resource-policy": "keep"}
-    return HEADER + yaml.dump(found, Dumper=_Plain, sort_keys=False, width=120, allow_unicode=True)
+        definition["metadata"]["annotations"] = {"helm.sh/resource-policy": "keep"}
+    return HEADER + yaml.dump(definition, Dumper=_Plain, sort_keys=False, width=120, allow_unicode=True)
 
 
 def stale(root: Path) -> list[Path]:

@@ -90,11 +90,11 @@ class TemplateMetadata(Strict):
 
     @field_validator("labels", "annotations")
     @classmethod
-    def _not_ours(cls, found: dict[str, str]) -> dict[str, str]:
-        for key in found:
+    def _not_ours(cls, entries: dict[str, str]) -> dict[str, str]:
+        for key in entries:
             if RESERVED.fullmatch(key):
                 _refuse(f"{key} is the operator's: write a name of your own")
-        return found
+        return entries
 
 
 class PodTemplate(Strict):
@@ -150,8 +150,8 @@ def problems(spec: Mapping[str, Any]) -> Iterator[str]:
     if any(True for key in spec if key not in POD):
         return
     for kind in ("containers", "initContainers"):
-        for found in spec.get(kind) or []:
-            yield from _container_problems(kind, found)
+        for container in spec.get(kind) or []:
+            yield from _container_problems(kind, container)
     for volume in spec.get("volumes") or []:
         if volume.get("name") in OWN_VOLUMES or not volume.get("name"):
             yield f"volumes: {volume.get('name')!r} is the operator's or no name: write another name"
@@ -165,17 +165,17 @@ def proxy_problems(spec: Mapping[str, Any]) -> Iterator[str]:
     for volume in spec.get("volumes") or []:
         if volume["name"] in PROXY_VOLUMES:
             yield f"volumes: {volume['name']!r} is the operator's: write another name"
-    for found in spec.get("containers") or []:
-        if found["name"] in CONTAINERS and found["name"] != "proxy":
-            yield f"containers: {found['name']} is no container of a proxy: write proxy, or the name of a sidecar"
-        for mount in found.get("volumeMounts") or []:
+    for container in spec.get("containers") or []:
+        if container["name"] in CONTAINERS and container["name"] != "proxy":
+            yield f"containers: {container['name']} is no container of a proxy: write proxy, or the name of a sidecar"
+        for mount in container.get("volumeMounts") or []:
             path = str(mount.get("mountPath", "") if isinstance(mount, Mapping) else "").rstrip("/")
-            if found["name"] == "proxy" and path in PROXY_MOUNTS:
+            if container["name"] == "proxy" and path in PROXY_MOUNTS:
                 yield f"containers[proxy].volumeMounts: {path} is the operator's: write another path"
 
 
-def _container_problems(kind: str, found: Mapping[str, Any]) -> Iterator[str]:
-    name = found.get("name")
+def _container_problems(kind: str, container: Mapping[str, Any]) -> Iterator[str]:
+    name = container.get("name")
     if not isinstance(name, str) or not name:
         yield f"{kind} has an entry without a name: write {', '.join(CONTAINERS)} or the name of a sidecar"
         return
@@ -183,14 +183,14 @@ def _container_problems(kind: str, found: Mapping[str, Any]) -> Iterator[str]:
     if own and kind == "initContainers":
         yield f"initContainers: {name} is the operator's name: write another name"
     if own:
-        for key in found:
+        for key in container:
             if key in OWN_CONTAINER:
                 yield f"{kind}[{name}].{key} is the operator's: {OWN_CONTAINER[key]}"
-        for env in found.get("env") or []:
+        for env in container.get("env") or []:
             if not isinstance(env, Mapping) or env.get("name") in OWN_ENV:
                 yield f"{kind}[{name}].env: {', '.join(OWN_ENV)} is the operator's: write another name"
         for part, field in (("volumeMounts", "mountPath"), ("volumeDevices", "devicePath")):
-            for mount in found.get(part) or []:
+            for mount in container.get(part) or []:
                 path = str(mount.get(field) or "" if isinstance(mount, Mapping) else "").rstrip("/")
                 if not path or _covers(path, OWN_MOUNTS):
                     yield f"{kind}[{name}].{part}: {path or 'no path'} is the operator's: write another path"
@@ -199,7 +199,7 @@ def _container_problems(kind: str, found: Mapping[str, Any]) -> Iterator[str]:
                         f"{kind}[{name}].{part}: {path} would hide code of the image: write a path of your own, such "
                         "as /mnt/NAME"
                     )
-    elif not found.get("image"):
+    elif not container.get("image"):
         yield f"{kind}[{name}] has no image: write one, or the name of the operator's container"
 
 

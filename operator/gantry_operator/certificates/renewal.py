@@ -57,7 +57,7 @@ class Certificates:
 
 
 def renew(
-    held: Certificates, holders: Mapping[str, Names], owner: tuple[str, str], asked: Asked, now: datetime
+    held: Certificates, holders: Mapping[str, Names], owner: tuple[str, str], requests: Asked, now: datetime
 ) -> tuple[Certificates, list[Note]]:
     """Return the certificates that should exist now, and what changed. `owner`: namespace (or "") and name of the
     cluster.
@@ -67,10 +67,10 @@ def renew(
     notes: list[Note] = []
     authority = _usable(held.authority)
     for _ in range(MAX_STEPS):
-        step = schedule.authority_step(_state(authority), asked.authority, now)
+        step = schedule.authority_step(_state(authority), requests.authority, now)
         if step is Step.NONE:
             break
-        authority = _after(step, authority, asked.authority, owner, now, notes)
+        authority = _after(step, authority, requests.authority, owner, now, notes)
     assert authority is not None
     signer = x509.read(authority.current).key_id
     leaves: dict[str, KeyPair] = {}
@@ -78,9 +78,9 @@ def renew(
     for holder, names in sorted(holders.items()):
         present = held.leaves.get(holder)
         reason = schedule.leaf_reason(
-            _facts(present), x509.names_of(names), signer, asked.certificates, held.followed.get(holder, ""), now
+            _facts(present), x509.names_of(names), signer, requests.certificates, held.followed.get(holder, ""), now
         )
-        followed[holder] = asked.certificates or held.followed.get(holder, "")
+        followed[holder] = requests.certificates or held.followed.get(holder, "")
         if not reason:
             assert present is not None
             leaves[holder] = present
@@ -91,16 +91,16 @@ def renew(
 
 
 def _after(
-    step: Step, authority: Authority | None, asked: str, owner: tuple[str, str], now: datetime, notes: list[Note]
+    step: Step, authority: Authority | None, request: str, owner: tuple[str, str], now: datetime, notes: list[Note]
 ) -> Authority:
     """Return the authority after a step."""
     if step is Step.FIRST or authority is None:
         notes.append(
             Note("AuthorityChanged", "the cluster's certificate authority was made: there was none that is valid")
         )
-        return Authority(_make(owner, now), asked=asked)
+        return Authority(_make(owner, now), asked=request)
     if step is Step.ADD:
-        pause = schedule.overlap(_state(authority), asked)
+        pause = schedule.overlap(_state(authority), request)
         until = x509.read(authority.current).not_after
         switch_at = min(now + pause, max(now, until - timedelta(days=1)))
         notes.append(
@@ -113,7 +113,7 @@ def _after(
             following=_make(owner, now),
             switch_at=switch_at,
             drop_at=switch_at + pause,
-            asked=asked or authority.asked,
+            asked=request or authority.asked,
         )
     if step is Step.SWITCH:
         assert authority.following is not None

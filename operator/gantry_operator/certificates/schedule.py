@@ -64,7 +64,7 @@ def renewal_time(facts: CertificateInfo) -> datetime:
     return facts.made + (facts.not_after - facts.made) * RENEWED_AT
 
 
-def authority_step(state: AuthorityState, asked: str, now: datetime) -> Step:
+def authority_step(state: AuthorityState, request: str, now: datetime) -> Step:
     """Return the next step. Call it again after each step."""
     current = state.current
     if current is None:
@@ -76,29 +76,29 @@ def authority_step(state: AuthorityState, asked: str, now: datetime) -> Step:
         return Step.FIRST
     if state.former is not None and (state.drop_at is None or now >= state.drop_at or now >= state.former.not_after):
         return Step.DROP
-    if state.former is None and (now >= renewal_time(current) or asked not in ("", state.asked)):
+    if state.former is None and (now >= renewal_time(current) or request not in ("", state.asked)):
         return Step.ADD
     return Step.NONE
 
 
-def overlap(state: AuthorityState, asked: str) -> timedelta:
+def overlap(state: AuthorityState, request: str) -> timedelta:
     """How long both authorities are trusted before a switch, and again after it."""
-    return SPREAD if asked not in ("", state.asked) else OVERLAP
+    return SPREAD if request not in ("", state.asked) else OVERLAP
 
 
 def leaf_reason(
-    leaf: CertificateInfo | None, wanted: frozenset[str], signer: str, asked: str, followed: str, now: datetime
+    leaf: CertificateInfo | None, names: frozenset[str], signer: str, request: str, followed: str, now: datetime
 ) -> str:
     """Why a leaf certificate must be made again; empty: it is good. `signer`: the key id of the present authority."""
     if leaf is None:
         return "there was none"
     if leaf.signer != signer:
         return "another authority signs"
-    if not wanted <= leaf.names:
-        return f"it lacked {', '.join(sorted(wanted - leaf.names)[:3])}"
-    if leaf.names - wanted:
-        return f"it also named {', '.join(sorted(leaf.names - wanted)[:3])}"
-    if asked not in ("", followed):
+    if not names <= leaf.names:
+        return f"it lacked {', '.join(sorted(names - leaf.names)[:3])}"
+    if leaf.names - names:
+        return f"it also named {', '.join(sorted(leaf.names - names)[:3])}"
+    if request not in ("", followed):
         return "its renewal was requested"
     if now >= renewal_time(leaf):
         return "two thirds of its time are over"

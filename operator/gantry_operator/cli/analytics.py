@@ -246,23 +246,23 @@ def analyze(
                 raise CliError(f"{option} is for local runs; on Kubernetes write it into spec.analytics", Exit.USAGE)
         _analyze_there(source, context, namespace, timeout, as_json)
         return
-    found = resolve(source, directory)
+    chosen_source = resolve(source, directory)
     chosen = tuple(t.strip() for text in topics or [] for t in text.split(",") if t.strip())
     job = _job(
-        found,
-        out=out or found.out,
+        chosen_source,
+        out=out or chosen_source.out,
         topics=chosen,
         window_hours=_hours(since, "--since") if since else None,
         tombstone_hours=_hours(tombstones, "--tombstones"),
         top=top,
         rate=rate,
-        token_file=found.token_file(token_file),
+        token_file=chosen_source.token_file(token_file),
         credentials_file=None if credentials_file is None else str(credentials_file),
     )
     from gantry_spark.report import preflight, run
 
     done = _with_spark(
-        _memory(memory), f"analyzing {found.name}", lambda: preflight(job), lambda spark: run(spark, job)
+        _memory(memory), f"analyzing {chosen_source.name}", lambda: preflight(job), lambda spark: run(spark, job)
     )
     if as_json:
         print_json(done.report)
@@ -297,11 +297,11 @@ def _analyze_there(name: str | None, context: str | None, namespace: str | None,
         progress.say(f"fetching {status.get('report')}")
         _, data = asyncio.run(there.fetch(context, namespace, name, "report.json"))
     note(str(status.get("message", "")))
-    found = json.loads(data)
+    report = json.loads(data)
     if as_json:
-        print_json(found)
+        print_json(report)
     else:
-        _show(found)
+        _show(report)
 
 
 def _show(report: dict[str, Any]) -> None:
@@ -327,8 +327,8 @@ def _show(report: dict[str, Any]) -> None:
         note(f"note: {text}")
 
 
-def _damage(found: dict[str, Any]) -> str:
-    return f"{found['ranges']:,} range{'' if found['ranges'] == 1 else 's'}, {size(found['bytes'])}"
+def _damage(damage: dict[str, Any]) -> str:
+    return f"{damage['ranges']:,} range{'' if damage['ranges'] == 1 else 's'}, {size(damage['bytes'])}"
 
 
 def compact(
@@ -353,12 +353,12 @@ def compact(
     as_json = output == Output.json
     if dry_run == (out is not None):
         raise CliError("say what to do: --dry-run, or --out DIR", Exit.USAGE)
-    found = resolve(source, directory)
+    chosen_source = resolve(source, directory)
     job = _job(
-        found,
+        chosen_source,
         tombstone_hours=_hours(tombstones, "--tombstones"),
         now_ms=None if as_of is None else _as_of(as_of),
-        token_file=found.token_file(token_file),
+        token_file=chosen_source.token_file(token_file),
     )
     from gantry_spark.compact import check_compaction
     from gantry_spark.compact import compact as run_compact
@@ -436,9 +436,9 @@ def _save(page: bytes, path: Path) -> Path:
     except OSError as error:
         from gantry_operator.registry.disk_errors import DiskError, disk_error
 
-        found = disk_error(error, path)
-        said = str(found) if isinstance(found, DiskError) else f"{path} cannot be written: {error.strerror}"
-        raise CliError(said) from None
+        reason = disk_error(error, path)
+        message = str(reason) if isinstance(reason, DiskError) else f"{path} cannot be written: {error.strerror}"
+        raise CliError(message) from None
     return path
 
 

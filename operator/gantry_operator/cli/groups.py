@@ -41,8 +41,8 @@ def change(target: Target, group: str, settings: Mapping[str, Any], as_json: boo
     """Change a group that exists, or its resource. Raises CliError."""
     if not settings:
         raise CliError("nothing to change: write an option, as --retry-max 5 or --no-consume", Exit.USAGE)
-    said = run_async(change_group(target, group, settings))
-    print_json({"group": group, "done": said}) if as_json else say(said)
+    done = run_async(change_group(target, group, settings))
+    print_json({"group": group, "done": done}) if as_json else say(done)
 
 
 def show(target: Target, every: bool, as_json: bool) -> None:
@@ -59,15 +59,15 @@ def show(target: Target, every: bool, as_json: bool) -> None:
 
 def describe(target: Target, group: str, as_json: bool) -> None:
     """Everything about one group. Raises CliError."""
-    found = run_async(describe_group(target, group))
+    described = run_async(describe_group(target, group))
     if as_json:
-        print_json(found)
+        print_json(described)
         return
     say(f"group    {group}")
-    for row in found["groups"]:
+    for row in described["groups"]:
         say(f"on {row['name']:<6} {', '.join(f'{k} {v}' for k, v in row.items() if k != 'name')}")
-    say(f"members  {', '.join(map(_said, found['clients'])) or '-'}")
-    resource = found["resource"]
+    say(f"members  {', '.join(map(_client_line, described['clients'])) or '-'}")
+    resource = described["resource"]
     if resource:
         say(f"resource ConsumerGroup {resource['metadata']['name']}")
         for kind in ("Ready", "Synced"):
@@ -77,28 +77,28 @@ def describe(target: Target, group: str, as_json: bool) -> None:
         if reset:
             say(f"  reset    {reset['request']}: {reset['state']}: {reset.get('message', '')}")
     columns = ("topic", "group", "queue", "committed", "end", "lag")
-    print_table([name.upper() for name in columns], [[row[name] for name in columns] for row in found["queues"]])
+    print_table([name.upper() for name in columns], [[row[name] for name in columns] for row in described["queues"]])
 
 
-def _said(client: Mapping[str, str]) -> str:
+def _client_line(client: Mapping[str, str]) -> str:
     return f"{client['id']} ({client['language']} {client['version']}, {client['protocol']}, {client['address']})"
 
 
 def delete(target: Target, group: str, force: bool, as_json: bool) -> None:
     """Delete a group with its offsets. Raises CliError."""
-    said = run_async(delete_group(target, group, force))
-    print_json({"group": group, "done": said}) if as_json else say(said)
+    done = run_async(delete_group(target, group, force))
+    print_json({"group": group, "done": done}) if as_json else say(done)
 
 
 def reset(target: Target, group: str, topic: str | None, to: str, confirm: bool, as_json: bool) -> None:
     """Show what a reset skips and repeats, and carry it out with `confirm`. Raises CliError."""
-    found = run_async(reset_group(target, group, topic, to, confirm))
+    preview = run_async(reset_group(target, group, topic, to, confirm))
     if as_json:
-        print_json(found)
+        print_json(preview)
         return
     columns = ("topic", "group", "queue", "at", "to", "skipped", "repeated")
-    print_table([name.upper() for name in columns], [[row[name] for name in columns] for row in found["queues"]])
+    print_table([name.upper() for name in columns], [[row[name] for name in columns] for row in preview["queues"]])
     did = "were" if confirm else "would be"
-    say(f"{found['skipped']} messages {did} skipped, {found['repeated']} repeated")
+    say(f"{preview['skipped']} messages {did} skipped, {preview['repeated']} repeated")
     if not confirm:
         say("nothing was changed: --confirm carries it out")

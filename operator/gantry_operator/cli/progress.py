@@ -22,10 +22,10 @@ Count = tuple[int, int | None]
 """Done, and all; None: not known."""
 
 
-def plain_line(label: str, said: str, count: Count, seconds: float, unit: str = "") -> str:
+def plain_line(label: str, step: str, count: Count, seconds: float, unit: str = "") -> str:
     """One line about a command, for example `sending to T: 1,000 of 4,000 (25%), 12 s`."""
     done, total = count
-    parts = [said] if said else []
+    parts = [step] if step else []
     if total:
         parts.append(f"{done:,} of {total:,}{unit and ' '}{unit} ({min(done / total, 1):.0%})")
     elif done:
@@ -51,11 +51,11 @@ class Progress:
         `poll`: asked for the count before each line, by a thread; None: no change.
         """
         self._label = label
-        self._said = ""
+        self._step = ""
         self._unit = unit
         self._count: Count = (0, total)
         self._poll = poll
-        self._wanted = wanted
+        self._shown = wanted
         self._started = time.monotonic()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._show, daemon=True, name="progress")
@@ -67,10 +67,10 @@ class Progress:
 
     def say(self, text: str) -> None:
         """Name the present step."""
-        self._said = text
+        self._step = text
 
     def __enter__(self) -> Progress:
-        if self._wanted:
+        if self._shown:
             self._thread.start()
         return self
 
@@ -78,7 +78,7 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ended.set()
-        if self._wanted:
+        if self._shown:
             self._thread.join()
 
     def _show(self) -> None:
@@ -96,7 +96,7 @@ class Progress:
 
     def _lines(self) -> None:
         while True:
-            line = plain_line(self._label, self._said, self._now(), time.monotonic() - self._started, self._unit)
+            line = plain_line(self._label, self._step, self._now(), time.monotonic() - self._started, self._unit)
             print(line, file=sys.stderr, flush=True)
             if self._ended.wait(AGAIN_S):
                 return
@@ -114,7 +114,7 @@ class Progress:
             task = bar.add_task(self._label, total=None)
             while True:
                 done, total = self._now()
-                said = f"{self._label}: {self._said}" if self._said else self._label
-                bar.update(task, completed=done, total=total, description=escape(said))
+                description = f"{self._label}: {self._step}" if self._step else self._label
+                bar.update(task, completed=done, total=total, description=escape(description))
                 if self._ended.wait(REDRAW_S):
                     return

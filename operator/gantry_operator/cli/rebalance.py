@@ -86,15 +86,15 @@ async def _run(
 ) -> tuple[list[Queues], list[str]]:
     async with admin_of(target, whole=True) as admin:
         masters = await _taking(admin)
-        found = await _read(admin, masters, names, managed)
-        rows = proposal(found, masters, per_group)
+        before = await _read(admin, masters, names, managed)
+        rows = proposal(before, masters, per_group)
         if dry_run:
             return rows, []
-        add, close, _ = changes(found, rows)
+        add, close, _ = changes(before, rows)
         closed_at = time.monotonic()
         for change in [*add, *close]:
             await admin.create_topic_at(masters[change.group], change.config)
-        waiting = changes(found, rows)[2]
+        waiting = changes(before, rows)[2]
         deadline = closed_at + timeout_s
         while waiting:
             # A producer may send to a queue until it has the new route.
@@ -104,40 +104,40 @@ async def _run(
                 break
             await asyncio.sleep(POLL_S)
         after = await _read(admin, masters, names, managed)
-        wanted = {(row.topic, row.group): row.wanted for row in rows}
+        goals = {(row.topic, row.group): row.wanted for row in rows}
         rows = [
-            Queues(topic, group, config.write_queues, config.read_queues, wanted[topic, group])
+            Queues(topic, group, config.write_queues, config.read_queues, goals[topic, group])
             for topic, configs in sorted(after.items())
             for group, config in sorted(configs.items())
-            if (topic, group) in wanted
+            if (topic, group) in goals
         ]
         return rows, [f"topic {c.config.name} in group {c.group}" for c in waiting]
 
 
 async def _taking(admin: Admin) -> dict[str, str]:
     """Return the masters of the broker groups that take messages. A group that leaves the cluster takes none."""
-    found = {}
+    masters = {}
     for group, address in sorted((await admin.masters()).items()):
         info = await admin.runtime_info(address)
         if int(info.get("gantryPermission", Perm.READ | Perm.WRITE)) & Perm.WRITE:
-            found[group] = address
-    if not found:
+            masters[group] = address
+    if not masters:
         raise CliError("no broker group takes messages now: see `gantry status`")
-    return found
+    return masters
 
 
 async def _read(admin: Admin, masters: dict[str, str], names: list[str], managed: frozenset[str]) -> Topics:
     """Return the chosen topics by group, or all topics of users that no resource manages. One call for each group."""
-    found: Topics = {}
+    configs_of: Topics = {}
     for group, address in masters.items():
         for name, config in (await admin.topic_config(address)).topics.items():
             if name in names or (not names and name not in managed and _of_users(name, masters)):
-                found.setdefault(name, {})[group] = config
-    missing = sorted(set(names) - found.keys())
+                configs_of.setdefault(name, {})[group] = config
+    missing = sorted(set(names) - configs_of.keys())
     if missing:
         raise CliError(f"there is no topic {', '.join(missing)}: `gantry topic list` shows those that exist")
     clusters = set((await admin.cluster_info()).clusters)
-    return {name: configs for name, configs in found.items() if name in names or name not in clusters}
+    return {name: configs for name, configs in configs_of.items() if name in names or name not in clusters}
 
 
 def _of_users(name: str, masters: dict[str, str]) -> bool:
@@ -152,8 +152,8 @@ async def _take(admin: Admin, address: str, change: Change) -> bool:
     ends = {q.queue_id: (o.min_offset, o.max_offset) for q, o in stats.items() if q.broker == group}
     offsets: list[dict[int, int]] = []
     for consumer in await admin.topic_consumers(config.name):
-        known = await admin.consume_stats(consumer, config.name)
-        offsets.append({q.queue_id: o.consumer_offset for q, o in known.items() if q.broker == group})
+        offsets_of = await admin.consume_stats(consumer, config.name)
+        offsets.append({q.queue_id: o.consumer_offset for q, o in offsets_of.items() if q.broker == group})
     if not surplus_is_empty(config, ends, offsets):
         return False
     await admin.create_topic_at(address, config)

@@ -169,10 +169,10 @@ def _sources(
     names = groups_of(archive, None)
     if identity is not None and source.cluster not in (None, identity.cluster):
         raise CliError(f"{source.url} is the archive of cluster {identity.cluster}, not of {source.cluster}")
-    for wanted in cluster.spec.brokerGroups:
-        if wanted.name not in names:
-            raise CliError(f"the archive has no group {wanted.name}; its groups: {', '.join(names)}")
-        group = archive.group(wanted.name)
+    for spec_group in cluster.spec.brokerGroups:
+        if spec_group.name not in names:
+            raise CliError(f"the archive has no group {spec_group.name}; its groups: {', '.join(names)}")
+        group = archive.group(spec_group.name)
         yield group, group.load(), RestoreTarget(source.offset, source.time_ms)
 
 
@@ -228,15 +228,15 @@ def _restore_topic(
             from_archive.check_names(topic, new_name)
             identity = archive.identity()
             owner = "" if identity is None else identity.uid
-            wanted = from_archive.Goal(url, owner, topic, new_name, _time_ms(moment))
+            goal = from_archive.Goal(url, owner, topic, new_name, _time_ms(moment))
             metadata = run_async(target.resource())["metadata"]
             cluster = ".".join(filter(None, (metadata.get("namespace"), metadata["name"])))
             folder = state or state_home() / "restores" / cluster / new_name
             folder.mkdir(parents=True, exist_ok=True)
             if dry_run:
-                _show_topic(archive, wanted, folder, output)
+                _show_topic(archive, goal, folder, output)
                 return
-            done = run_async(_copy_topic(archive, wanted, folder, target))
+            done = run_async(_copy_topic(archive, goal, folder, target))
     except Refused as error:
         raise CliError(str(error)) from None
     except OSError as error:
@@ -244,29 +244,29 @@ def _restore_topic(
 
         raise CliError(f"{in_words(error)}: the same command goes on") from None
     shutil.rmtree(folder / from_archive.INDEX, ignore_errors=True)
-    found = from_archive.summary(done)
+    result = from_archive.summary(done)
     if output == Output.json:
-        print_json(found)
+        print_json(result)
         return
-    say(f"topic {new_name}: {found['messages']} messages in {len(found['queues'])} queues, as {topic} had them")
+    say(f"topic {new_name}: {result['messages']} messages in {len(result['queues'])} queues, as {topic} had them")
     note("offsets of consumer groups, and delayed messages that were not due, are not restored with a topic")
 
 
-def _show_topic(archive: Archive, wanted: Goal, folder: Path, output: Output) -> None:
+def _show_topic(archive: Archive, goal: Goal, folder: Path, output: Output) -> None:
     from gantry_operator.migration import from_archive
 
     with Progress("reading the index of the archive"):
-        topics = from_archive.open_topics(archive, from_archive.begin(archive, wanted, folder), folder)
-    rows = [(found.group, found.numbers(), found.messages) for found in topics]
-    for found in topics:
-        found.close()
+        topics = from_archive.open_topics(archive, from_archive.begin(archive, goal, folder), folder)
+    rows = [(archived.group, archived.numbers(), archived.messages) for archived in topics]
+    for archived in topics:
+        archived.close()
     if output == Output.json:
         print_json([{"group": group, "queues": queues, "messages": count} for group, queues, count in rows])
         return
     print_table(["GROUP", "QUEUES", "MESSAGES"], [list(row) for row in rows], right=["QUEUES", "MESSAGES"])
 
 
-async def _copy_topic(archive: Archive, wanted: Goal, folder: Path, target: Target) -> TopicRestore:
+async def _copy_topic(archive: Archive, requested: Goal, folder: Path, target: Target) -> TopicRestore:
     from gantry_broker.archive.threads import in_daemon_thread
     from gantry_broker.client import Admin
 
@@ -275,17 +275,17 @@ async def _copy_topic(archive: Archive, wanted: Goal, folder: Path, target: Targ
     topics = []
     try:
         with Progress("reading the index of the archive"):
-            goal = await in_daemon_thread(lambda: from_archive.begin(archive, wanted, folder))
+            goal = await in_daemon_thread(lambda: from_archive.begin(archive, requested, folder))
             topics = await in_daemon_thread(lambda: from_archive.open_topics(archive, goal, folder))
         async with (
-            target.clients() as known,
-            Admin(known.name_servers, credentials=known.credentials, tls=known.tls) as admin,
+            target.clients() as place,
+            Admin(place.name_servers, credentials=place.credentials, tls=place.tls) as admin,
         ):
             await from_archive.check_target(admin, goal, folder)
-            brokers = {group: broker for broker, group in known.groups.items()}
+            brokers = {group: broker for broker, group in place.groups.items()}
             source = from_archive.ArchivedQueues(from_archive.by_broker(topics, brokers))
             count = [0]
-            total = sum(found.messages for found in topics)
+            total = sum(archived.messages for archived in topics)
             with Progress("restoring", unit="messages", poll=lambda: (count[0], total)) as progress:
 
                 def shown(written: int, waits: str) -> None:
@@ -294,8 +294,8 @@ async def _copy_topic(archive: Archive, wanted: Goal, folder: Path, target: Targ
 
                 return await from_archive.copy_topic(source, admin, goal, folder, shown)
     finally:
-        for found in topics:
-            found.close()
+        for archived in topics:
+            archived.close()
 
 
 def _time_ms(text: str | None) -> int | None:

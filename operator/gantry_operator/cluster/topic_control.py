@@ -176,8 +176,8 @@ class TopicControl:
         asks_more = not topics.ask <= {*self._ask}
         self._settling, self._ask = topics.settling, sorted(topics.ask)
         steps = [*topics.steps, *groups.steps]
-        undecided = {w.resource for w in resources.topics if not w.known.origin}
-        undecided |= {w.resource for w in resources.groups if not w.known.origin}
+        undecided = {w.resource for w in resources.topics if not w.recorded.origin}
+        undecided |= {w.resource for w in resources.groups if not w.recorded.origin}
         if any(step.resource in undecided for step in steps):
             # After a restart a topic that was made here looks like an older one.
             await self._report(resources, topics.results, groups.results)

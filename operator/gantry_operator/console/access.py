@@ -57,26 +57,26 @@ class Sessions:
     """All sessions. Times are seconds of a monotonic clock."""
 
     def __init__(self) -> None:
-        self._known: dict[str, Session] = {}
+        self._sessions: dict[str, Session] = {}
 
     def open(self, user: str, now: float, token: str = "") -> Session:
         """Return a new session. The one that was not used for the longest time makes room."""
-        self._known = {k: s for k, s in self._known.items() if now - s.used < SESSION_S}
-        while len(self._known) >= MAX_SESSIONS:
-            del self._known[min(self._known, key=lambda k: self._known[k].used)]
+        self._sessions = {k: s for k, s in self._sessions.items() if now - s.used < SESSION_S}
+        while len(self._sessions) >= MAX_SESSIONS:
+            del self._sessions[min(self._sessions, key=lambda k: self._sessions[k].used)]
         session = Session(secrets.token_urlsafe(32), secrets.token_urlsafe(32), user, now, token)
-        self._known[session.id] = session
+        self._sessions[session.id] = session
         return session
 
     def find(self, cookie: str | None, now: float) -> Session | None:
-        session = self._known.get(cookie or "")
+        session = self._sessions.get(cookie or "")
         if session is None or now - session.used >= SESSION_S:
             return None
         session.used = now
         return session
 
     def close(self, session: Session) -> None:
-        self._known.pop(session.id, None)
+        self._sessions.pop(session.id, None)
 
 
 class OneTimeLinks:
@@ -92,9 +92,9 @@ class OneTimeLinks:
 
     def use(self, given: str) -> bool:
         """Whether the secret is one that was not used yet. It is used then."""
-        found = [link for link in self._open if hmac.compare_digest(link.encode(), given.encode())]
-        self._open.difference_update(found)
-        return bool(found)
+        used = [link for link in self._open if hmac.compare_digest(link.encode(), given.encode())]
+        self._open.difference_update(used)
+        return bool(used)
 
 
 def may_change(session: Session, csrf: str, headers: Mapping[str, str]) -> str:

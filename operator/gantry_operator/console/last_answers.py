@@ -32,30 +32,30 @@ class LastAnswers(Generic[T]):
         """`nothing`: what is known before the first answer."""
         self._nothing = nothing
         self._clock = clock
-        self._known: dict[str, T] = {}
+        self._answers: dict[str, T] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
 
     def of(self, name: str, ask: Callable[[], Coroutine[Any, Any, T]] | None, failed: T) -> T:
         """Return the last answer, and ask again in the background if it is old. `ask`: None: there is nobody to ask;
         `failed`: the answer when it raises.
         """
-        found = self._known.pop(name, self._nothing)
-        while len(self._known) >= KEPT:
-            del self._known[next(iter(self._known))]
-        self._known[name] = found
-        old = found.at is None or self._clock() - found.at >= AGAIN_S
+        answer = self._answers.pop(name, self._nothing)
+        while len(self._answers) >= KEPT:
+            del self._answers[next(iter(self._answers))]
+        self._answers[name] = answer
+        old = answer.at is None or self._clock() - answer.at >= AGAIN_S
         if ask is not None and old and name not in self._asking:
             self._asking[name] = asyncio.create_task(self._ask(name, ask, failed))
-        return found
+        return answer
 
     async def close(self) -> None:
         """End the questions."""
         await end_tasks(*self._asking.values())
 
     async def _ask(self, name: str, ask: Callable[[], Coroutine[Any, Any, T]], failed: T) -> None:
-        found = failed
+        answer = failed
         try:
-            found = await ask()
+            answer = await ask()
         finally:
-            self._known[name] = found
+            self._answers[name] = answer
             self._asking.pop(name, None)

@@ -144,22 +144,22 @@ def _following(rows: Sequence[MigrationGroupRow]) -> tuple[str, str]:
     """Return what happens while the copies follow, and what to do."""
     broken = [row for row in rows if row.state == "broken"]
     if broken:
-        said = "; ".join(f"group {row.name} stopped for good: {row.problem}" for row in broken)
+        text = "; ".join(f"group {row.name} stopped for good: {row.problem}" for row in broken)
         names = ", ".join(row.name for row in broken)
-        return said, f"delete the volume and the pod of the first member of group {names} to begin again"
+        return text, f"delete the volume and the pod of the first member of group {names} to begin again"
     waiting = [row for row in rows if row.problem or row.state != "following" or row.missingBytes is None]
     if waiting:
-        said = "; ".join(f"group {row.name}: {row.problem or 'it begins'}" for row in waiting)
-        return said, "wait: it is tried again; where it lasts, remove what the message names"
+        text = "; ".join(f"group {row.name}: {row.problem or 'it begins'}" for row in waiting)
+        return text, "wait: it is tried again; where it lasts, remove what the message names"
     copied = sum(row.copiedBytes or 0 for row in rows)
     missing = sum(row.missingBytes or 0 for row in rows)
     rate = sum(row.bytesPerSecond or 0 for row in rows)
-    said = f"{SAID[Phase.FOLLOWING]}: {size(copied)} are here, {size(missing)} are missing"
+    text = f"{SAID[Phase.FOLLOWING]}: {size(copied)} are here, {size(missing)} are missing"
     late = [row.name for row in rows if (row.missingBytes or 0) > NEAR]
     if late:
         about = f", about {duration(missing / rate)} at {size(rate)}/s" if rate else ""
-        return said + about, f"wait until no group lacks more than {size(NEAR)}: {', '.join(late)}"
-    return said, f"annotate {ASK}=cutover to let Gantry take over"
+        return text + about, f"wait until no group lacks more than {size(NEAR)}: {', '.join(late)}"
+    return text, f"annotate {ASK}=cutover to let Gantry take over"
 
 
 def _next(phase: Phase, request: str | None, *, broken: bool) -> str:
@@ -187,18 +187,18 @@ def condition_of(status: MigrationStatus) -> tuple[Literal["True", "False"], str
 
 def news(before: MigrationStatus | None, now: MigrationStatus) -> list[tuple[str, str]]:
     """Return kind and text of the events between two looks: what a person wants to hear of once."""
-    said: list[tuple[str, str]] = []
+    events: list[tuple[str, str]] = []
     if now.phase != Phase.FOLLOWING.value:
-        return said
-    known = {} if before is None else {row.name: row for row in before.groups}
+        return events
+    rows = {} if before is None else {row.name: row for row in before.groups}
     for row in now.groups:
-        old = known.get(row.name, MigrationGroupRow(name=row.name))
+        old = rows.get(row.name, MigrationGroupRow(name=row.name))
         # Without digits: offsets and times change all the time.
         if row.problem and re.sub(r"\d+", "", row.problem) != re.sub(r"\d+", "", old.problem):
-            said.append(("Warning", f"group {row.name}: {row.problem}"))
+            events.append(("Warning", f"group {row.name}: {row.problem}"))
         elif row.state == "following" and row.missingBytes is not None:
             if old.state != "following" or old.missingBytes is None:
-                said.append(("Normal", f"group {row.name} follows the source; {size(row.missingBytes)} are missing"))
+                events.append(("Normal", f"group {row.name} follows the source; {size(row.missingBytes)} are missing"))
             if row.missingBytes <= NEAR and (old.missingBytes is None or old.missingBytes > NEAR):
-                said.append(("Normal", f"group {row.name} may be cut over: {now.next}"))
-    return said
+                events.append(("Normal", f"group {row.name} may be cut over: {now.next}"))
+    return events

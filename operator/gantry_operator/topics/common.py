@@ -17,16 +17,16 @@ SHOWN: Final = 6
 def first_of_each(wanted: Sequence[W], name: Callable[[W], str]) -> dict[str, W]:
     """Return the owner of each name: the resource that had it, the older one, the first in the alphabet."""
     out: dict[str, W] = {}
-    for w in sorted(wanted, key=lambda w: (not w.known.origin, w.created, w.resource)):
+    for w in sorted(wanted, key=lambda w: (not w.recorded.origin, w.created, w.resource)):
         out.setdefault(name(w), w)
     return out
 
 
-def origin_of(known: RecordedState, found: bool, answered: bool) -> Origin:
+def origin_of(recorded: RecordedState, exists: bool, answered: bool) -> Origin:
     """Decided once, before the first step. `answered`: a broker group says what it has."""
-    if known.origin or not answered:
-        return known.origin
-    return "Adopted" if found else "Created"
+    if recorded.origin or not answered:
+        return recorded.origin
+    return "Adopted" if exists else "Created"
 
 
 def in_words(parts: Sequence[str]) -> str:

@@ -51,7 +51,7 @@ def decide_groups(wanted: Sequence[WantedGroup], seen: Observed) -> Decision:
     for w in wanted:
         why = _refusal(w, first[w.group])
         if why is not None:
-            decision.results[w.resource] = Result(why, replace(why, message="see Ready"), w.known)
+            decision.results[w.resource] = Result(why, replace(why, message="see Ready"), w.recorded)
         elif w.deleting:
             decision.results[w.resource] = _deletion(w, seen, decision.steps, decision.notes)
         else:
@@ -73,8 +73,8 @@ def _one(w: WantedGroup, seen: Observed, all_steps: list[Step], notes: list[Note
     silent = [g for g, t in seen.tables.items() if t is None and g not in seen.draining]
     configs = {g: c for g, t in answering.items() if (c := t.consumer_group(w.group)) is not None}
     rows = {g: row_of(c) for g, c in configs.items()}
-    origin = origin_of(w.known, bool(configs), bool(answering))
-    if origin == "Adopted" and not w.known.origin:
+    origin = origin_of(w.recorded, bool(configs), bool(answering))
+    if origin == "Adopted" and not w.recorded.origin:
         notes.append(Note("Normal", "GroupAdopted", f"the brokers have {w.group} already", w.resource))
     steps: list[Step] = []
     drift: list[str] = []
@@ -87,8 +87,8 @@ def _one(w: WantedGroup, seen: Observed, all_steps: list[Step], notes: list[Note
         if config == target:
             continue
         differences = [f"{group}: {d}" for d in _differences(config, target)]
-        same_spec = w.known.generation == w.generation
-        if same_spec and group in w.known.rows and w.known.rows[group] != rows.get(group):
+        same_spec = w.recorded.generation == w.generation
+        if same_spec and group in w.recorded.rows and w.recorded.rows[group] != rows.get(group):
             drift += differences
             if w.report:
                 continue
@@ -99,7 +99,7 @@ def _one(w: WantedGroup, seen: Observed, all_steps: list[Step], notes: list[Note
     else:
         usable = ready(origin, f"on {', '.join(sorted(configs))}")
     figures = _figures(w.group, answering.values())
-    record = replace(w.known, origin=origin)
+    record = replace(w.recorded, origin=origin)
     if seen.paused:
         return Result(usable, paused(), record, rows, *figures, finalizer=w.delete)
     if drift and not w.report:
@@ -146,7 +146,7 @@ def _deletion(w: WantedGroup, seen: Observed, steps: list[Step], notes: list[Not
     rows = {g: row_of(c) for g, c in configs.items()}
     retry = [g for g, t in answering.items() if t.topic(RETRY_PREFIX + w.group) is not None]
     if not w.delete or (not configs and not retry and not silent):
-        return Result(DELETED, DELETED, w.known)
+        return Result(DELETED, DELETED, w.recorded)
     members, lag, _ = figures = _figures(w.group, answering.values())
     if seen.paused:
         state = paused()
@@ -168,7 +168,7 @@ def _deletion(w: WantedGroup, seen: Observed, steps: list[Step], notes: list[Not
         for group, tables in answering.items():
             steps.extend(_dropped(w, group, tables))
         _say_of_dead_letters(w, answering, notes)
-    return Result(state, state, w.known, rows, *figures, finalizer=True, busy=True)
+    return Result(state, state, w.recorded, rows, *figures, finalizer=True, busy=True)
 
 
 def _dropped(w: WantedGroup, group: str, tables: BrokerTables) -> list[Step]:

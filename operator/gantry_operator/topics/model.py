@@ -52,7 +52,7 @@ class WantedTopic:
     """The resource is being deleted."""
     held: bool = False
     """It cannot go before this program lets it go, and its topic may have lost its permission to write."""
-    known: RecordedState = field(default_factory=RecordedState)
+    recorded: RecordedState = field(default_factory=RecordedState)
     table: Table | None = None
     """The topic as a table; None: it has none."""
     table_status: TableStatus | None = None
@@ -73,7 +73,7 @@ class WantedGroup:
     delete: bool = False
     force: bool = False
     deleting: bool = False
-    known: RecordedState = field(default_factory=RecordedState)
+    recorded: RecordedState = field(default_factory=RecordedState)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class Result:
 
     ready: State
     synced: State
-    known: RecordedState = field(default_factory=RecordedState)
+    recorded: RecordedState = field(default_factory=RecordedState)
     now: Mapping[str, Row] = field(default_factory=dict)
     """Its configuration by broker group, as the brokers have it."""
     members: int = 0
@@ -186,7 +186,7 @@ class Settling:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`results` by resource; their `known.origin` must be kept before the first of `steps`."""
+    """`results` by resource; their `recorded.origin` must be kept before the first of `steps`."""
 
     steps: list[Step]
     results: dict[str, Result]

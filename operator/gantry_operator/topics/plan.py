@@ -64,7 +64,7 @@ def decide_topics(
     for w in wanted:
         why = _refusal(w, first[w.topic], seen)
         if why is not None:
-            decision.results[w.resource] = Result(why, replace(why, message="see Ready"), w.known)
+            decision.results[w.resource] = Result(why, replace(why, message="see Ready"), w.recorded)
             continue
         one = _Topic(w, seen, settling, now, settle_s)
         decision.results[w.resource] = one.decide()
@@ -118,8 +118,8 @@ class _Topic:
             return self._deletion(answering, silent, rows)
         silent = [g for g in silent if g not in seen.draining]
         targets = self.targets()
-        origin = origin_of(w.known, bool(by_group), bool(answering))
-        if origin == "Adopted" and not w.known.origin:
+        origin = origin_of(w.recorded, bool(by_group), bool(answering))
+        if origin == "Adopted" and not w.recorded.origin:
             self.notes.append(Note("Normal", "TopicAdopted", f"the brokers have {w.topic} already", w.resource))
         for group in seen.groups:
             tables = answering.get(group)
@@ -130,7 +130,7 @@ class _Topic:
             elif targets.get(group, 0):
                 self._missing(group, targets[group])
         usable = self._usable(targets, by_group)
-        record = replace(w.known, origin=origin, rows=self._rows_of_others(rows))
+        record = replace(w.recorded, origin=origin, rows=self._rows_of_others(rows))
         if seen.paused:
             self.steps, self.waits = [], []
             return Result(usable, paused(), record, rows, finalizer=w.delete)
@@ -183,12 +183,12 @@ class _Topic:
     def _existing(self, tables: BrokerTables, topic: SeenTopic, number: int) -> None:
         group, config = tables.group, topic.config
         target = self._next(tables, topic, number)
-        changes = _attribute_changes(config.attributes, self.w.attributes, self.w.known.attributes)
+        changes = _attribute_changes(config.attributes, self.w.attributes, self.w.recorded.attributes)
         differences = [f"{group}: {d}" for d in [*_differences(config, target), *changes]]
         if not differences:
             return
         others = self._drift_at(group, row_of(topic), number) or (
-            self._known_generation() and any(not c.startswith("-") for c in changes) and not self._new_attributes()
+            self._has_generation() and any(not c.startswith("-") for c in changes) and not self._new_attributes()
         )
         if others and self._keeps_drift(group, differences):
             return
@@ -219,11 +219,11 @@ class _Topic:
 
     def _left(self, group: str) -> bool:
         """Whether the operator took its write permission: it was changing the group when the spec changed again."""
-        record = self.w.known
+        record = self.w.recorded
         row = record.rows.get(group)
         if record.generation is None:
             return record.origin == "Created"  # This program made it with the permission, and took it away since.
-        return row is None or (not self._known_generation() and "Write" in str(row[2]))
+        return row is None or (not self._has_generation() and "Write" in str(row[2]))
 
     def _leaving(self, tables: BrokerTables, topic: SeenTopic) -> TopicConfig | None:
         config, group = topic.config, tables.group
@@ -277,11 +277,11 @@ class _Topic:
 
     # ---- what others have changed
 
-    def _known_generation(self) -> bool:
-        return self.w.known.generation == self.w.generation
+    def _has_generation(self) -> bool:
+        return self.w.recorded.generation == self.w.generation
 
     def _new_attributes(self) -> bool:
-        return dict(self.w.known.attributes) != dict(self.w.attributes)
+        return dict(self.w.recorded.attributes) != dict(self.w.attributes)
 
     def _drift_at(self, group: str, row: Row | None, number: int) -> bool:
         """Whether others have changed the topic on a group since all brokers had this spec.
@@ -289,8 +289,8 @@ class _Topic:
         A change of the broker groups changes the wanted number without a change of the spec: a group that has that
         number already was changed by this program.
         """
-        recorded_row = self.w.known.rows.get(group)
-        if not self._known_generation() or recorded_row is None or recorded_row == row or number == 0:
+        recorded_row = self.w.recorded.rows.get(group)
+        if not self._has_generation() or recorded_row is None or recorded_row == row or number == 0:
             return False
         return row is None or row[0] != number or recorded_row[0] == number
 
@@ -298,7 +298,7 @@ class _Topic:
         """Return the rows to compare with. One that this program is changing is none of them until all brokers are in
         step.
         """
-        return {g: r for g, r in self.w.known.rows.items() if g in self.drifted or now.get(g, r) == r}
+        return {g: r for g, r in self.w.recorded.rows.items() if g in self.drifted or now.get(g, r) == r}
 
     def _keeps_drift(self, group: str, differences: list[str]) -> bool:
         """Return True if the differences stay."""
@@ -321,7 +321,7 @@ class _Topic:
         if other:
             return State("False", "OtherPermission", f"{', '.join(other)} has another permission than the spec says")
         total = sum(topics[g].config.write_queues for g in targets if g in topics)
-        return ready(self.w.known.origin, f"{total} queues on {', '.join(g for g in targets if g in topics)}")
+        return ready(self.w.recorded.origin, f"{total} queues on {', '.join(g for g in targets if g in topics)}")
 
     def _synced(self, silent: list[str]) -> State:
         if self.drift and self.w.report:
@@ -339,7 +339,7 @@ class _Topic:
         if not w.delete and w.held:
             return self._kept(answering, silent, rows)
         if not w.delete or (not rows and not silent):
-            return Result(DELETED, DELETED, w.known)
+            return Result(DELETED, DELETED, w.recorded)
         if not self.seen.paused:
             drops: list[Step] = []
             for tables in answering.values():
@@ -357,13 +357,13 @@ class _Topic:
         if self.seen.paused:
             state = paused()
         elif self.waits and not self.steps:
-            said = [wait for wait in self.waits if not wait.endswith(_LOOKS)] or self.waits
-            state = State("False", "Unread", f"{w.topic} is not deleted yet: {in_words(said)}; {TO_KEEP}")
+            reasons = [wait for wait in self.waits if not wait.endswith(_LOOKS)] or self.waits
+            state = State("False", "Unread", f"{w.topic} is not deleted yet: {in_words(reasons)}; {TO_KEEP}")
         elif silent and not self.steps:
             state = blind(silent, State("False", "Deleting", f"{w.topic} is being deleted"))
         else:
             state = State("False", "Deleting", f"{w.topic} is being deleted")
-        return Result(state, state, w.known, rows, finalizer=True, busy=True)
+        return Result(state, state, w.recorded, rows, finalizer=True, busy=True)
 
     def _kept(self, answering: Mapping[str, BrokerTables], silent: list[str], rows: Mapping[str, Row]) -> Result:
         """Return the result after a deletion that was taken back: the resource goes once the topic takes messages as
@@ -378,10 +378,10 @@ class _Topic:
                 if config.perm != topic.config.perm:
                     self.steps.append(PutTopic(tables.group, config, (), w.resource))
         if not (self.steps or silent or self.seen.paused):
-            return Result(DELETED, DELETED, w.known)
+            return Result(DELETED, DELETED, w.recorded)
         state = State("False", "Keeping", f"{w.topic} stays, since spec.deletionPolicy is Retain now")
         state = paused() if self.seen.paused else state if self.steps else blind(silent, state)
-        return Result(state, state, w.known, rows, finalizer=True, busy=True)
+        return Result(state, state, w.recorded, rows, finalizer=True, busy=True)
 
 
 _UNDELIVERED = {

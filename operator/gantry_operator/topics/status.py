@@ -35,7 +35,7 @@ def topic_status(w: WantedTopic, result: Result) -> dict[str, Any]:
         "queues": sum(int(row[0]) for row in rows.values() if "Write" in str(row[2])),
         "permission": min(permissions, key=_strength) if permissions else "",
         "groups": [row_to_json(g, rows[g], TOPIC_ROW) for g in sorted(rows)],
-        "syncedAttributes": dict(result.known.attributes),
+        "syncedAttributes": dict(result.recorded.attributes),
     }
     if result.table is not None:
         out["table"] = result.table.model_dump(mode="json", exclude_none=True)
@@ -61,12 +61,12 @@ def group_status(w: WantedGroup, result: Result, reset: Mapping[str, Any] | None
 
 
 def _common(out: dict[str, Any], result: Result, generation: int, fields: tuple[str, ...]) -> dict[str, Any]:
-    known = result.known
-    out["syncedGroups"] = [row_to_json(g, known.rows[g], fields) for g in sorted(known.rows)]
-    if known.origin:
-        out["origin"] = known.origin
-    if known.generation is not None:
-        out["syncedGeneration"] = known.generation
+    recorded = result.recorded
+    out["syncedGroups"] = [row_to_json(g, recorded.rows[g], fields) for g in sorted(recorded.rows)]
+    if recorded.origin:
+        out["origin"] = recorded.origin
+    if recorded.generation is not None:
+        out["syncedGeneration"] = recorded.generation
     out["conditions"] = conditions(result, generation)
     return out
 

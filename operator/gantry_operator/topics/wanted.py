@@ -30,7 +30,7 @@ def _rows(listed: Any, fields: tuple[str, ...]) -> dict[str, Row]:
     return found
 
 
-def known_of(status: Mapping[str, Any], fields: tuple[str, ...]) -> RecordedState:
+def recorded_of(status: Mapping[str, Any], fields: tuple[str, ...]) -> RecordedState:
     """From the status as JSON: of its own making, but it may be of another version."""
     generation, origin = status.get("syncedGeneration"), status.get("origin")
     attributes = status.get("syncedAttributes") or {}
@@ -68,7 +68,7 @@ def wanted_topic(topic: BrokerTopic, status: Mapping[str, Any], held: bool = Fal
         force=bool(spec.force),
         deleting=topic.metadata.deletionTimestamp is not None,
         held=held,
-        known=known_of(status, TOPIC_ROW),
+        recorded=recorded_of(status, TOPIC_ROW),
         table=spec.table,
         table_status=_table_status(status),
     )
@@ -87,5 +87,5 @@ def wanted_group(group: ConsumerGroup, status: Mapping[str, Any]) -> WantedGroup
         delete=spec.deletionPolicy == "Delete",
         force=bool(spec.force),
         deleting=group.metadata.deletionTimestamp is not None,
-        known=known_of(status, GROUP_ROW),
+        recorded=recorded_of(status, GROUP_ROW),
     )

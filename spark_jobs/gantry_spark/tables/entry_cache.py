@@ -98,14 +98,14 @@ def read(properties: Mapping[str, str], namespace: str = NAMESPACE) -> list[Fact
     if folder is None or now is None:
         return None
     kept = _load(folder)
-    found: list[Facts] = []
+    facts: list[Facts] = []
     for key, version in sorted(now.items()):
         entry = kept.get(key)
         if entry is None or not _belongs(entry, version, now.get(key + REJECTED, "")):
             return None
         if entry[2] is not None:
-            found.append(entry[2])
-    return found
+            facts.append(entry[2])
+    return facts
 
 
 def _belongs(entry: Any, version: str, rejected: str) -> bool:
@@ -134,15 +134,15 @@ def _load(folder: Path) -> dict[str, Any]:
     try:
         with open(folder / FILE, "rb") as file:
             data = file.read(MAX_BYTES + 1)
-        found = orjson.loads(unseal(data)) if len(data) <= MAX_BYTES else None
+        entries = orjson.loads(unseal(data)) if len(data) <= MAX_BYTES else None
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return entries if isinstance(entries, dict) else {}
 
 
 def _versions(folder: Path, namespace: str | None) -> dict[str, str] | None:
     """Return the version of each table. None: they cannot be told. `namespace` None: those of all."""
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     catalog = folder / "catalog.db"
     try:
         if catalog.exists():
@@ -152,7 +152,7 @@ def _versions(folder: Path, namespace: str | None) -> dict[str, str] | None:
                     (CATALOG,),
                 ):
                     if namespace in (None, space):
-                        found[f"Iceberg/{space}/{name}"] = str(version)
+                        versions[f"Iceberg/{space}/{name}"] = str(version)
         for place in (folder / "parquet").glob(f"{namespace or '*'}/*"):
             newest = _newest(place / _COMMITS)
             if newest is not None:
@@ -160,10 +160,10 @@ def _versions(folder: Path, namespace: str | None) -> dict[str, str] | None:
                     begin = _COMMIT.match(file.read(_START))
                 if begin is None:
                     return None
-                found[f"Parquet/{place.parent.name}/{place.name}"] = begin[1].decode()
+                versions[f"Parquet/{place.parent.name}/{place.name}"] = begin[1].decode()
     except (OSError, sqlite3.Error):
         return None
-    return found
+    return versions
 
 
 def _newest(commits: Path) -> Path | None:

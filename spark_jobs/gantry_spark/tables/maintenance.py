@@ -125,18 +125,18 @@ class _Ages:
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, int | None] = {}
+        self._oldest: dict[str, int | None] = {}
 
     def oldest_ms(self, table: Table, path: str) -> int | None:
         """Milliseconds since 1970; None: the file does not say it."""
-        if path not in self._known:
+        if path not in self._oldest:
             with table.io.new_input(path).open() as opened:
-                self._known[path] = _oldest_ms(pq.read_metadata(opened))
-        return self._known[path]
+                self._oldest[path] = _oldest_ms(pq.read_metadata(opened))
+        return self._oldest[path]
 
 
 def _oldest_ms(footer: Any) -> int | None:
-    found: list[int] = []
+    times: list[int] = []
     for number in range(footer.num_row_groups):
         group = footer.row_group(number)
         for index in range(group.num_columns):
@@ -144,8 +144,8 @@ def _oldest_ms(footer: Any) -> int | None:
             if column.path_in_schema == f"{SYSTEM}.timestamp":
                 if not column.is_stats_set or not column.statistics.has_min_max:
                     return None
-                found.append(int(column.statistics.min.timestamp() * 1000))
-    return min(found, default=None)
+                times.append(int(column.statistics.min.timestamp() * 1000))
+    return min(times, default=None)
 
 
 def _next_group(table: Table, rules: Rules, ages: _Ages) -> _Group | None:
@@ -192,17 +192,17 @@ def _replace(
     properties = {ENDS: orjson.dumps(to_table(dict(ends))).decode(), STARTS: "{}", "gantry.maintenance": "true"}
     newest = _newest(table)
     properties |= {name: newest[name] for name in (TIMES, ENDED, MISSING) if name in newest}
-    made = list(_dataframe_to_data_files(table.metadata, rows, table.io)) if len(rows) else []
+    files = list(_dataframe_to_data_files(table.metadata, rows, table.io)) if len(rows) else []
     after("written")
     with transaction.update_snapshot(snapshot_properties=properties).overwrite() as update:
         for task in group.tasks:
             update.delete_data_file(task.file)
-        for file in made:
+        for file in files:
             update.append_data_file(file)
     try:
         transaction.commit_transaction()
     except CommitFailedException:
-        _delete(table, [file.file_path for file in made])
+        _delete(table, [file.file_path for file in files])
         raise
     after("replaced")
     return len(group.tasks), before - len(rows)
@@ -257,17 +257,17 @@ def _kept_snapshots(table: Table, rules: Rules) -> set[int]:
 
 def _files_of(table: Table, snapshots: Iterable[Any]) -> set[str]:
     """Manifest lists, manifests and data files that snapshots name."""
-    found: set[str] = set()
+    paths: set[str] = set()
     manifests: dict[str, Any] = {}
     for snapshot in snapshots:
-        found.add(snapshot.manifest_list)
+        paths.add(snapshot.manifest_list)
         for manifest in snapshot.manifests(table.io):
             manifests[manifest.manifest_path] = manifest
     for path, manifest in manifests.items():
-        found.add(path)
+        paths.add(path)
         entries = manifest.fetch_manifest_entry(table.io, discard_deleted=True)
-        found |= {entry.data_file.file_path for entry in entries}
-    return found
+        paths |= {entry.data_file.file_path for entry in entries}
+    return paths
 
 
 def _delete(table: Table, paths: Sequence[str]) -> int:

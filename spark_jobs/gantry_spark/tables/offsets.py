@@ -159,15 +159,15 @@ def summary(
     marks: Marks | None = None,
 ) -> dict[str, str]:
     """Return the properties of a snapshot that continues `last`. `times`: store times of the newest messages."""
-    found = {
+    properties = {
         ENDS: orjson.dumps(to_table({**last, **ends})).decode(),
         STARTS: orjson.dumps(to_table({r.queue: r.start for r in ranges})).decode(),
         TIMES: orjson.dumps(to_table(times)).decode(),
         **(marks or Marks()).summary(),
     }
     if text := "; ".join(losses):
-        found[LOST] = text[:4_000]
-    return found
+        properties[LOST] = text[:4_000]
+    return properties
 
 
 def covered(summaries: Iterable[Mapping[str, str]], name: str) -> Offsets:
@@ -206,10 +206,10 @@ def store_times(summaries: Iterable[Mapping[str, str]]) -> Offsets:
 def losses_of(properties: Mapping[str, str]) -> list[str]:
     """Return the losses in the properties of a table."""
     try:
-        found = orjson.loads(properties.get(LOSSES, "[]"))
+        losses = orjson.loads(properties.get(LOSSES, "[]"))
     except ValueError:
         return []
-    return [str(one) for one in found] if isinstance(found, list) else []
+    return [str(one) for one in losses] if isinstance(losses, list) else []
 
 
 def with_losses(properties: Mapping[str, str], losses: Iterable[str], now_ms: int) -> dict[str, str]:
@@ -219,10 +219,10 @@ def with_losses(properties: Mapping[str, str], losses: Iterable[str], now_ms: in
     return {LOSSES: orjson.dumps([*losses_of(properties), *more][-MAX_LOSSES:]).decode()} if more else {}
 
 
-def check_continues(expected: Offsets, found: Offsets, name: str) -> None:
+def check_continues(expected: Offsets, ends: Offsets, name: str) -> None:
     """Raise NotContinued unless a table still ends where a commit begins."""
-    if expected != found:
-        queue = next(q for q in sorted({*expected, *found}) if expected.get(q) != found.get(q))
+    if expected != ends:
+        queue = next(q for q in sorted({*expected, *ends}) if expected.get(q) != ends.get(q))
         raise NotContinued(
-            f"table {name}: another commit came first; {queue} ends at {found.get(queue)}, not at {expected.get(queue)}"
+            f"table {name}: another commit came first; {queue} ends at {ends.get(queue)}, not at {expected.get(queue)}"
         )

@@ -68,8 +68,8 @@ class Shape:
         assert self.fields is not None
         if self.kind not in (AVRO, PROTOBUF):
             return convert(self.fields, body, values)
-        found = decoder(self.kind, self.definition, self.message)(body)
-        return fit(self.fields, as_field(found), json_text, values)
+        decoded = decoder(self.kind, self.definition, self.message)(body)
+        return fit(self.fields, as_field(decoded), json_text, values)
 
     @property
     def key(self) -> str:
@@ -108,7 +108,7 @@ def convert_batch(batch: Any, shape: Shape, new_fields: Field | None = None) -> 
     keys = _texts(batch.column("key"))
     values = batch.column("value")
     reasons: list[str | None] = [None] * len(batch)
-    found: list[Any] = [None] * len(batch)
+    bodies: list[Any] = [None] * len(batch)
     deleted = np.zeros(len(batch), dtype=np.bool_)
     held = 0
     if shape.fields is not None or shape.by_key or values.null_count:
@@ -122,16 +122,16 @@ def convert_batch(batch: Any, shape: Shape, new_fields: Field | None = None) -> 
             elif shape.fields is not None:
                 one = Values()
                 try:
-                    found[index] = shape.decode(body, one)
+                    bodies[index] = shape.decode(body, one)
                     if shape.kind == "Inferred":
                         new_fields = _with_those_of(body, shape, new_fields)
                 except Rejected as error:
-                    found[index], reasons[index] = None, str(error)
+                    bodies[index], reasons[index] = None, str(error)
                 held += one.count
                 if held >= BATCH_VALUES:
                     count = index + 1
                     batch, keys, values = batch.slice(0, count), keys.slice(0, count), values.slice(0, count)
-                    reasons, found, deleted = reasons[:count], found[:count], deleted[:count]
+                    reasons, bodies, deleted = reasons[:count], bodies[:count], deleted[:count]
                     break
     system = pa.StructArray.from_arrays(
         [batch.column(n) if n != "key" else keys for n in SYSTEM_TYPE.names], fields=list(SYSTEM_TYPE)
@@ -142,7 +142,7 @@ def convert_batch(batch: Any, shape: Shape, new_fields: Field | None = None) -> 
         columns |= {"key": keys, "value": values, "properties": batch.column("properties")}
     else:
         for field in shape.fields.fields:
-            columns[field.name] = pa.array([f and f[field.name] for f in found], type=field.arrow())
+            columns[field.name] = pa.array([f and f[field.name] for f in bodies], type=field.arrow())
         columns[KEY] = keys
     columns[DELETED] = pa.array(deleted)
     staged = shape.staged()
@@ -151,16 +151,16 @@ def convert_batch(batch: Any, shape: Shape, new_fields: Field | None = None) -> 
     return Converted(rows.filter(pa.array(good)), rejected.filter(pa.array(~good)), len(batch), new_fields)
 
 
-def _with_those_of(body: bytes, shape: Shape, found: Field | None) -> Field | None:
+def _with_those_of(body: bytes, shape: Shape, before: Field | None) -> Field | None:
     """Return new fields with those of one more body. Raises Rejected if the table cannot have them."""
     assert shape.fields is not None
     more = unknown_fields(shape.fields, orjson.loads(body))
     if more is None:
-        return found
+        return before
     if shape.complete:
         raise Rejected(f"field {more.fields[0].name} is one of too many new fields for one commit")
     try:
-        return joined(shape.fields, found, more, shape.taken)
+        return joined(shape.fields, before, more, shape.taken)
     except BadSchema as error:
         raise Rejected(f"the table cannot have the new fields of the body: {error}") from None
 

@@ -318,8 +318,8 @@ def subscription_by_consumer(broker: Parts, conn: Connection, frame: Frame) -> F
     header = SubscriptionOfGroupHeader.parse(frame)
     group, topic = header.group, header.topic
     members = broker.clients.consumers.get(group)
-    found = members.subscriptions.get(topic) if members is not None else None
-    data = found.data.to_json() if found is not None else None
+    subscription = members.subscriptions.get(topic) if members is not None else None
+    data = subscription.data.to_json() if subscription is not None else None
     return ok(frame, body=orjson.dumps({"group": group, "topic": topic, "subscriptionData": data}))
 
 
@@ -387,8 +387,8 @@ async def clone_offsets(broker: Parts, conn: Connection, frame: Frame) -> Frame:
         queues = tables.offsets.get(f"{topic}@{header.srcGroup}")
         if queues:
             key = f"{topic}@{header.destGroup}"
-            known = tables.offsets.get(key, {})
-            more += sum(queue not in known for queue in queues)
+            present = tables.offsets.get(key, {})
+            more += sum(queue not in present for queue in queues)
             offsets[key] = {str(q): o for q, o in queues.items()}
     owner = owners_of(conn)[1]
     if fault := broker.meta.no_room_for_offsets(offsets, more, owner):
@@ -408,8 +408,8 @@ async def clone_offsets(broker: Parts, conn: Connection, frame: Frame) -> Frame:
 
 def _check_room(broker: Parts, owner: str, offsets: Mapping[str, Mapping[str, int]]) -> None:
     """Raise RequestRejected if offsets, by pair of topic and group, have no room, or no share for who asks."""
-    known = broker.meta.working.offsets
-    more = sum(int(queue) not in known.get(key, {}) for key, queues in offsets.items() for queue in queues)
+    present = broker.meta.working.offsets
+    more = sum(int(queue) not in present.get(key, {}) for key, queues in offsets.items() for queue in queues)
     if fault := broker.meta.no_room_for_offsets(offsets, more, owner):
         raise RequestRejected(ResponseCode.SYSTEM_ERROR, fault)
 
@@ -447,9 +447,9 @@ async def reset_offsets(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     owner = owners_of(conn)[1]
     async for queue_id in broker.slices.sliced(queues):
         now = broker.meta.working.offset(header.topic, header.group, queue_id)
-        wanted = await _reset_to(broker, header, queue_id, owner)
-        if now < 0 or header.isForce or wanted <= now or header.timestamp < 0 or server_side:
-            table[MessageQueue(header.topic, broker.config.group, queue_id)] = wanted
+        target = await _reset_to(broker, header, queue_id, owner)
+        if now < 0 or header.isForce or target <= now or header.timestamp < 0 or server_side:
+            table[MessageQueue(header.topic, broker.config.group, queue_id)] = target
         else:
             table[MessageQueue(header.topic, broker.config.group, queue_id)] = now
     change = {f"{header.topic}@{header.group}": {str(mq.queue_id): offset for mq, offset in table.items()}}
@@ -488,8 +488,8 @@ async def _reset_to(broker: Parts, header: ResetOffsetHeader, queue_id: int, own
         return int(header.offset)
     if header.timestamp < 0:
         return broker.store.reader.max_offset(header.topic, queue_id)
-    found = offset_at_time(broker, header.topic, queue_id, int(header.timestamp), owner=owner)
-    return found if isinstance(found, int) else await found
+    offset = offset_at_time(broker, header.topic, queue_id, int(header.timestamp), owner=owner)
+    return offset if isinstance(offset, int) else await offset
 
 
 MAX_STATUS: Final = 64 * 1024

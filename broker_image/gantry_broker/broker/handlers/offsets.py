@@ -105,15 +105,15 @@ def update_offset(broker: Parts, conn: Connection, frame: Frame) -> Coroutine[No
         raise RequestRejected(ResponseCode.TOPIC_NOT_EXIST, f"Topic {header.topic} not exist!")
     if header.queueId >= max(config.read_queues, config.write_queues):
         raise BadField("queueId", str(header.queueId), f"a queue of topic {header.topic}")
-    known = header.consumerGroup in broker.meta.working.groups
+    exists = header.consumerGroup in broker.meta.working.groups
     of_table = header.consumerGroup.startswith(TABLE_GROUP_PREFIX)
-    if not known and not of_table and not broker.settings.autoCreateSubscriptionGroup:
+    if not exists and not of_table and not broker.settings.autoCreateSubscriptionGroup:
         raise RequestRejected(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {header.consumerGroup} not exist!")
     offsets, owner = broker.meta.working.offsets, owners_of(conn)[1]
     if (key := offset_key(header.topic, header.consumerGroup)) not in offsets:
         if fault := broker.meta.no_room_for_offsets((key,), owner=owner):
             raise RequestRejected(ResponseCode.SYSTEM_ERROR, fault)
-        if not known:  # a member's heartbeat creates it; its offsets count as new
+        if not exists:  # a member's heartbeat creates it; its offsets count as new
             broker.creation.check_limits(groups=[header.consumerGroup])
     if not broker.meta.commit_offset_of(key, header.queueId, int(header.commitOffset), owner):
         raise RequestRejected(
@@ -170,12 +170,12 @@ def min_offset(broker: Parts, conn: Connection, frame: Frame) -> Frame:
 def search_offset(broker: Parts, conn: Connection, frame: Frame) -> Frame | Coroutine[None, None, Frame]:
     header = SearchOffsetHeader.parse(frame)
     known_queue(broker, header.topic, header.queueId)
-    found = offset_at_time(
+    offset = offset_at_time(
         broker, header.topic, header.queueId, int(header.timestamp), upper=header.upper, owner=owners_of(conn)[1]
     )
-    if isinstance(found, int):
-        return ok(frame, {"offset": str(found)})
-    return _when_found(frame, "offset", found)
+    if isinstance(offset, int):
+        return ok(frame, {"offset": str(offset)})
+    return _when_found(frame, "offset", offset)
 
 
 def offset_at_time(
@@ -198,12 +198,12 @@ def offset_at_time(
 async def _archived_at_time(
     broker: Parts, topic: str, queue_id: int, ms: int, local: int, *, upper: bool, owner: str
 ) -> int:
-    found = await broker.archive_reads.offset_at_time(topic, queue_id, ms, upper=upper, owner=owner)
-    return local if found is None else found
+    offset = await broker.archive_reads.offset_at_time(topic, queue_id, ms, upper=upper, owner=owner)
+    return local if offset is None else offset
 
 
-async def _when_found(frame: Frame, name: str, found: Coroutine[None, None, int]) -> Frame:
-    return ok(frame, {name: str(await found)})
+async def _when_found(frame: Frame, name: str, number: Coroutine[None, None, int]) -> Frame:
+    return ok(frame, {name: str(await number)})
 
 
 def earliest_store_time(broker: Parts, conn: Connection, frame: Frame) -> Frame | Coroutine[None, None, Frame]:
@@ -212,6 +212,6 @@ def earliest_store_time(broker: Parts, conn: Connection, frame: Frame) -> Frame 
     first = broker.archive_reads.min_offset(header.topic, header.queueId)
     if first < broker.store.reader.min_offset(header.topic, header.queueId):
         owner = owners_of(conn)[1]
-        found = broker.archive_reads.store_time(header.topic, header.queueId, first, owner)
-        return _when_found(frame, "timestamp", found)
+        store_time = broker.archive_reads.store_time(header.topic, header.queueId, first, owner)
+        return _when_found(frame, "timestamp", store_time)
     return ok(frame, {"timestamp": str(broker.store.reader.store_time(header.topic, header.queueId, first))})

@@ -83,7 +83,7 @@ async def create_topic(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     header = CreateTopicHeader.parse(frame)
     if header.topicFilterType not in FILTER_TYPES:
         raise BadField("topicFilterType", header.topicFilterType, " or ".join(FILTER_TYPES))
-    known = broker.meta.working.topics.get(header.topic)
+    present = broker.meta.working.topics.get(header.topic)
     config = TopicConfig(
         header.topic,
         header.readQueueNums,
@@ -94,7 +94,7 @@ async def create_topic(broker: Parts, conn: Connection, frame: Frame) -> Frame:
         header.order,
         attributes.changed(
             attributes.parsed(header.attributes or ""),
-            None if known is None else known.attributes,
+            None if present is None else present.attributes,
             broker.settings.enableMixedMessageType,
         ),
     )
@@ -108,8 +108,8 @@ async def create_topics(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     items = configurations(frame, "topic")
     configs = [checked_topic(broker, TopicConfig.from_json(item)) for item in items]
     for config in configs:
-        known = broker.meta.working.topics.get(config.name)
-        before = None if known is None else known.attributes
+        present = broker.meta.working.topics.get(config.name)
+        before = None if present is None else present.attributes
         config.attributes = attributes.changed(config.attributes, before, broker.settings.enableMixedMessageType)
     broker.creation.check_limits(topics=[config.name for config in configs], on_demand=False)
     await broker.changes.append_and_wait({"topics": [c.to_json() for c in configs]})
@@ -132,21 +132,21 @@ def _pop_retry_topics(broker: Parts, names: list[str]) -> list[str]:
     """Return the topics with the retries of POP consumption of these topics: a new topic begins without them."""
     tables = broker.meta.working
     ends = tuple([f"+{name}" for name in names])
-    found = {name for name in tables.topics if name.startswith(RETRY_PREFIX) and name.endswith(ends)}
+    retries = {name for name in tables.topics if name.startswith(RETRY_PREFIX) and name.endswith(ends)}
     for topic in names:
         old = [tables.old_pop_retries(group, topic) for group in tables.groups_of_topic(topic)]
-        found.update([name for name in old if name is not None])
-    return sorted(found.difference(names))
+        retries.update([name for name in old if name is not None])
+    return sorted(retries.difference(names))
 
 
 async def delete_topics(broker: Parts, names: list[str]) -> None:
     names = [*names, *_pop_retry_topics(broker, names)]
-    wanted = set(names)
-    offsets = [key for key in broker.meta.working.offsets if key.partition("@")[0] in wanted]
+    gone = set(names)
+    offsets = [key for key in broker.meta.working.offsets if key.partition("@")[0] in gone]
     await broker.changes.append_and_wait(
         {"dropTopics": names, "dropOffsets": offsets, "dropData": broker.store.log.end}
     )
-    broker.stats.forget(wanted)
+    broker.stats.forget(gone)
 
 
 async def all_topics(broker: Parts, conn: Connection, frame: Frame) -> Frame:
@@ -213,11 +213,11 @@ async def clean_unused(broker: Parts, conn: Connection, frame: Frame) -> Frame:
 
     The queues of system topics stay.
     """
-    known, store = broker.meta.working.topics, broker.store
+    topics, store = broker.meta.working.topics, broker.store
     unused = [
         name
         for name, queues in store.queues.topics_queues().items()
-        if name not in known
+        if name not in topics
         and not is_system_topic(name)
         and any(store.reader.min_offset(name, queue) < store.reader.max_offset(name, queue) for queue in queues)
     ]

@@ -70,16 +70,16 @@ class TimerTimes:
     """Remembers the delivery times of the last messages of the timer topic's queues."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[int, int]] = {}
+        self._last_times: dict[int, tuple[int, int]] = {}
 
     def of(self, store: MessageStore, bucket: int, end: int) -> int:
         """Return the delivery time of the message before `end`, Unix ms; 0: it cannot be read."""
-        known = self._known.get(bucket)
-        if known is None or known[0] != end:
+        time_and_end = self._last_times.get(bucket)
+        if time_and_end is None or time_and_end[0] != end:
             got = store.reader.get(TIMER_TOPIC, bucket, end - 1, 1, 1 << 20)
             times = [due_time(record) for record in decode_records(got.data)]
-            known = self._known[bucket] = (end, times[0] if times else 0)
-        return known[1]
+            time_and_end = self._last_times[bucket] = (end, times[0] if times else 0)
+        return time_and_end[1]
 
 
 class DrainReports:
@@ -108,8 +108,8 @@ class DrainReports:
             ends = {q: store.reader.bounds(topic, q) for q in ids}
             ends = {q: (low, high) for q, (low, high) in ends.items() if high > low}
             async for queue, (_, high) in broker.slices.sliced(list(ends.items())):
-                known = self._times.of(store, topic, queue, high - 1)
-                newest = max(newest, broker.clock.unix_ms() if known is None else known)
+                last_ms = self._times.of(store, topic, queue, high - 1)
+                newest = max(newest, broker.clock.unix_ms() if last_ms is None else last_ms)
             groups = readers.get(topic, [])
             if not groups and ends and topic.startswith(RETRY_PREFIX):
                 groups = [group for group in meta.working.groups if meta.working.is_retry_topic(group, topic)]
@@ -174,26 +174,26 @@ class DrainReports:
     async def _readers(self) -> dict[str, list[str]]:
         """Return the consumer groups of each topic."""
         tables, consumers = self._broker.meta.working, self._broker.clients.consumers
-        found: dict[str, dict[str, None]] = {}
+        readers: dict[str, dict[str, None]] = {}
         async for key in self._broker.slices.sliced(list(tables.offsets)):
             topic, _, group = key.rpartition("@")
             members = consumers.get(group)
             left = members is not None and members.subscribes and topic not in members.subscriptions
             retry = tables.is_retry_topic(group, topic)
             if group.startswith(TABLE_GROUP_PREFIX):
-                found.setdefault(topic, {})[group] = None  # No client of it ever connects, and no one creates it.
+                readers.setdefault(topic, {})[group] = None  # No client of it ever connects, and no one creates it.
             if not is_system_group(group) and (retry or not left) and (group in tables.groups or members is not None):
-                found.setdefault(topic, {})[group] = None
+                readers.setdefault(topic, {})[group] = None
         async for members in self._broker.slices.sliced(list(consumers.values())):
             for topic in members.subscriptions if not is_system_group(members.name) else ():
-                found.setdefault(topic, {})[members.name] = None
+                readers.setdefault(topic, {})[members.name] = None
         proxied = self._broker.clients.proxied
         async for group in self._broker.slices.sliced(proxied.groups()):
             for topic in {topic for client in proxied.of_group(group) for topic in client.topics}:
-                found.setdefault(topic, {})[group] = None
+                readers.setdefault(topic, {})[group] = None
         for group in tables.groups:
-            found.setdefault(RETRY_PREFIX + group, {})[group] = None
-        return {topic: list(groups) for topic, groups in found.items()}
+            readers.setdefault(RETRY_PREFIX + group, {})[group] = None
+        return {topic: list(groups) for topic, groups in readers.items()}
 
     def _unread(self, topic: str, group: str, ends: dict[int, tuple[int, int]]) -> Unread:
         """Count what a consumer group has not acknowledged. A queue without an offset counts from its beginning."""

@@ -58,7 +58,7 @@ Busiest = Mapping[str, list[tuple[str, int]]]
 """The counts of topics and groups by the name of the counter, highest first."""
 KnownLabels = Remembered[tuple[str, str], Labels]
 """Labels by kind of series and key."""
-Me = Mapping[str, str]
+Me = dict[str, str]
 """The labels that each series of a member has."""
 One = Callable[[float], list[Row]]
 """Makes the rows of a family with one value."""

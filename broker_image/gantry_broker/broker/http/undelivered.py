@@ -57,31 +57,31 @@ class UndeliveredMessages:
 
     def __init__(self, broker: Parts) -> None:
         self._broker = broker
-        self._known: dict[str, tuple[str, int, int]] = {}
+        self._waited: dict[str, tuple[str, int, int]] = {}
         """By topic: a message that waited at the last look, as (topic of the system, queue, offset)."""
 
     async def of(self, topics: Collection[str]) -> dict[str, Undelivered]:
         """Look for messages of these topics; at most `MAX_UNDELIVERED`, the others are unknown. Works in slices."""
         broker, tables = self._broker, self._broker.meta.working
-        found: dict[str, Undelivered] = dict.fromkeys(topics, "unknown")
-        asked = list(found)[:MAX_UNDELIVERED]
-        closed = {name for name in asked if (t := tables.topics.get(name)) is None or not t.perm & Perm.WRITE}
+        states: dict[str, Undelivered] = dict.fromkeys(topics, "unknown")
+        looked_for = list(states)[:MAX_UNDELIVERED]
+        closed = {name for name in looked_for if (t := tables.topics.get(name)) is None or not t.perm & Perm.WRITE}
         epoch = broker.replication.epoch
         # Only confirmed messages are in queues. None of these topics comes later: the topics take none.
         if not closed or not await self._confirmed(decisions=True) or not self._leads(epoch):
-            return found
+            return states
         queues = self._queues()
-        self._known = {name: place for name, place in self._known.items() if name in closed}
+        self._waited = {name: place for name, place in self._waited.items() if name in closed}
         left = set(closed)
-        for name, place in self._known.items():
+        for name, place in self._waited.items():
             if _waits(queues, place):
-                found[name] = _kind(place[0])
+                states[name] = _kind(place[0])
                 left.discard(name)
-        if left and not await self._search(queues, left, found):
-            return found
+        if left and not await self._search(queues, left, states):
+            return states
         if await self._confirmed() and self._leads(epoch):
-            found |= dict.fromkeys(left, "none")
-        return found
+            states |= dict.fromkeys(left, "none")
+        return states
 
     def _leads(self, epoch: int) -> bool:
         role, replication = self._broker.role, self._broker.replication
@@ -117,7 +117,7 @@ class UndeliveredMessages:
             if (begin := max(q.begin, store.reader.min_offset(q.topic, q.number))) < q.end
         ]
 
-    async def _search(self, queues: list[_Queue], left: set[str], found: dict[str, Undelivered]) -> bool:
+    async def _search(self, queues: list[_Queue], left: set[str], states: dict[str, Undelivered]) -> bool:
         """Move topics from `left` to `found`. False: a part of the queues is not readable."""
         marks = {name: f"{Prop.REAL_TOPIC}\x01{name}".encode() for name in left}
         async for queue, data in self._broker.slices.sliced(self._batches(queues)):
@@ -131,8 +131,8 @@ class UndeliveredMessages:
                 props = parse_properties(record.properties)
                 name = props.get(Prop.REAL_TOPIC, "")
                 if name in left and Prop.TIMER_DEL_UNIQKEY not in props:  # Otherwise it recalls another one.
-                    found[name] = _kind(queue.topic)
-                    self._known[name] = (queue.topic, queue.number, record.queue_offset)
+                    states[name] = _kind(queue.topic)
+                    self._waited[name] = (queue.topic, queue.number, record.queue_offset)
                     left.discard(name)
             if not left:
                 return True

@@ -81,9 +81,9 @@ class OnDemandCreation:
 
         Raises RequestRejected, NotWritable and StoreError.
         """
-        known = self._meta.working.topics.get(name)
-        if known is not None:
-            return known
+        present = self._meta.working.topics.get(name)
+        if present is not None:
+            return present
         self.check_limits(topics=[name])
         self._changes.append({"topics": [TopicConfig(name, queues, queues, perm, sys_flag=sys_flag).to_json()]})
         return self._meta.working.topics[name]
@@ -116,16 +116,16 @@ class OnDemandCreation:
 
     def group_config(self, name: str) -> SubscriptionGroup | None:
         """Return a group's configuration, and create it where role and settings allow that; None: they do not."""
-        known = self._meta.working.groups.get(name)
-        if known is not None:
-            return known
+        present = self._meta.working.groups.get(name)
+        if present is not None:
+            return present
         if not self._may_make(name):
             return None
-        made = SubscriptionGroup(name)
+        group = SubscriptionGroup(name)
         if self._role.may_append:
             self.check_limits(groups=[name])
-            self._append({"groups": [made.to_json()]})
-        return made
+            self._append({"groups": [group.to_json()]})
+        return group
 
     def group_configs(self, names: Iterable[str]) -> dict[str, SubscriptionGroup]:
         """Return the configurations of a client's consumer groups; one record creates the new ones and their retry
@@ -134,7 +134,7 @@ class OnDemandCreation:
         Leaves out groups that it may not create. Raises RequestRejected for too many new ones, and then creates none.
         """
         tables = self._meta.working
-        known: dict[str, SubscriptionGroup] = {}
+        configs: dict[str, SubscriptionGroup] = {}
         new: list[SubscriptionGroup] = []
         for name in names:
             group = tables.groups.get(name)
@@ -143,17 +143,17 @@ class OnDemandCreation:
                     continue
                 group = SubscriptionGroup(name)
                 new.append(group)
-            known[name] = group
+            configs[name] = group
         if not self._role.may_append:
-            return known
+            return configs
         topics = [
             TopicConfig(topic, queues, queues, Perm.READ | Perm.WRITE)
-            for group in known.values()
+            for group in configs.values()
             if (topic := retry_topic(group.name)) not in tables.topics
             for queues in [max(group.retry_queues, 1)]
         ]
         if not new and not topics:
-            return known
+            return configs
         self.check_limits(topics=[topic.name for topic in topics], groups=[group.name for group in new])
         change: Change = {}
         if new:
@@ -161,7 +161,7 @@ class OnDemandCreation:
         if topics:
             change["topics"] = [topic.to_json() for topic in topics]
         self._append(change)
-        return known
+        return configs
 
     def _may_make(self, group: str) -> bool:
         return self._settings.autoCreateSubscriptionGroup or group in PREDEFINED_GROUPS

@@ -62,10 +62,10 @@ class Follower:
         ended, SourceBroken when the migration must stop for good, StoreError, OSError.
         """
         store = self._store
-        asked = ha.first_offset(store.log.start, store.log.end)
-        overlap = store.reader.read_bytes(asked, store.log.end - asked) if store.log.end > asked else b""
-        while len(overlap) < store.log.end - asked:  # A read ends with its segment.
-            overlap += store.reader.read_bytes(asked + len(overlap), store.log.end - asked - len(overlap))
+        first = ha.first_offset(store.log.start, store.log.end)
+        overlap = store.reader.read_bytes(first, store.log.end - first) if store.log.end > first else b""
+        while len(overlap) < store.log.end - first:  # A read ends with its segment.
+            overlap += store.reader.read_bytes(first + len(overlap), store.log.end - first - len(overlap))
         shape = (store.log.start, store.log.end, overlap, store.log.segment_size)
         stream = ha.Stream(*shape) if in_sync is None else ha.LearnerStream(*shape, in_sync)
         try:
@@ -131,7 +131,7 @@ class Follower:
 
     async def _report(self, writer: asyncio.StreamWriter, stream: ha.Stream, promise: Callable[[], ha.Promise]) -> None:
         """Flush, and report, until the connection ends. Raises MigrationError for a slow disk, OSError."""
-        store, said, said_at, near = self._store, stream.asked, self._now(), False
+        store, reported, reported_at, near = self._store, stream.asked, self._now(), False
         loop = asyncio.get_running_loop()
         try:
             while True:
@@ -153,12 +153,12 @@ class Follower:
                     raise MigrationError(LOST)
                 # Senders wait from a report near the master's end on, and would wait for all that is missing then.
                 near = near or not present.sync or store.state.flushed >= present.end
-                offset = said
+                offset = reported
                 if self.reports is ha.Reports.DURABLE and near:
-                    offset = max(said, store.state.flushed)
-                if stream.greeted and (offset != said or self._now() - said_at >= ha.REPORT_S):
+                    offset = max(reported, store.state.flushed)
+                if stream.greeted and (offset != reported or self._now() - reported_at >= ha.REPORT_S):
                     writer.write(stream.report(offset))
-                    said, said_at = offset, self._now()
+                    reported, reported_at = offset, self._now()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(TICK_S):
                         await self._appended.wait()

@@ -151,8 +151,8 @@ def is_controlled(settings: Mapping[str, str]) -> bool:
 
 
 def _millis(settings: Mapping[str, str], name: str, default: int) -> int:
-    found = whole_number(settings.get(name, ""), 0, MAX_WAIT_MS)
-    return default if found is None else found
+    number = whole_number(settings.get(name, ""), 0, MAX_WAIT_MS)
+    return default if number is None else number
 
 
 def reports_for(promise: Promise) -> Reports:
@@ -258,10 +258,10 @@ class Stream:
 
     def _take(self, body: memoryview) -> None:
         at, self._position = self._position, self._position + len(body)
-        known = self._end_of_overlap - at
-        if known > 0:
+        overlapping = self._end_of_overlap - at
+        if overlapping > 0:
             begin = at - self.asked
-            same = min(known, len(body))
+            same = min(overlapping, len(body))
             if body[:same] != self._overlap[begin : begin + same]:
                 raise SourceBroken(
                     f"the source's log differs from what it sent before offset {self._end_of_overlap}: it was emptied, "

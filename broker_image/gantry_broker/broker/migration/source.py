@@ -102,7 +102,7 @@ class Source:
         """
         self.name = name
         self._own = own
-        self._known = known
+        self._last_seen = known
         self._cluster = cluster
         self._slaves: list[str] = []
         self.admin = Admin(list(name_servers), timeout=TIMEOUT_S, credentials=credentials, tls=tls)
@@ -119,22 +119,22 @@ class Source:
         try:
             info = await self.admin.cluster_info()
             broker = info.brokers.get(self.name)
-            if broker is None and self._known is not None:
+            if broker is None and self._last_seen is not None:
                 # A NameServer forgets what a member has registered with the end of its connection, and the source
                 # registers again after half a minute only.
-                broker = BrokerData(self._known[0], self.name, {})
+                broker = BrokerData(self._last_seen[0], self.name, {})
             if broker is None or self._cluster not in (None, broker.cluster):
                 names = ", ".join(sorted(info.brokers)) or "none"
                 raise MigrationError(f"the NameServer knows no broker {self.name}; it knows {names}")
             # Who has the place beside Gantry is the master that a controller has chosen since.
             found = [broker.addresses.get(number) for number in (MASTER_ID, FORMER_MASTER_ID)]
             address = next((one for one in found if one not in (None, self._own)), None)
-            if address is None and self._known is not None:
-                address = self._known[1]  # It has not registered again yet.
+            if address is None and self._last_seen is not None:
+                address = self._last_seen[1]  # It has not registered again yet.
             settings = {} if address is None else await self.admin.broker_config(address)
             if address is None or settings.get("brokerId") not in MASTERS:
                 raise MigrationError(f"broker {self.name} has no master now")
-            self._known = broker.cluster, address
+            self._last_seen = broker.cluster, address
             runtime = await self.admin.runtime_info(address)
             status = b""
             if is_controlled(settings):

@@ -443,11 +443,11 @@ class Sender:
         puts: list[Row] | list[PlainBatch] = []
         waits = True
         with suppress(KeyError, ValueError):  # The slow path names the field, or what is illegal.
-            if (found := self._plain_batch(frame, born_host)) is not None:
-                puts, queue_id = [found[0]], found[0].queue_id
+            if (plain := self._plain_batch(frame, born_host)) is not None:
+                puts, queue_id = [plain[0]], plain[0].queue_id
         if not puts:
-            made, queue_id, _, waits = self._slow_path(frame, born_host, now_ms, granted=True)
-            puts = [row_of(put) for put in made]
+            parsed, queue_id, _, waits = self._slow_path(frame, born_host, now_ms, granted=True)
+            puts = [row_of(put) for put in parsed]
         stored = self._put(puts, now_ms)
         self._store_took()
         host = self._store_host_hex
@@ -622,7 +622,7 @@ class Sender:
                     ResponseCode.MESSAGE_ILLEGAL,
                     f"the message is illegal: a batch cannot be part of a transaction (sysFlag {header.sysFlag})",
                 )
-        topic, known = self._topic(header, granted=granted)
+        topic, exists = self._topic(header, granted=granted)
         if is_compacted(topic.attributes) and items is None:
             _check_compaction_key(props)
         queue_id = header.queueId
@@ -637,9 +637,9 @@ class Sender:
             )
         if items is not None:
             puts = self._batch(items, header, topic, queue_id, born_host)
-            self._remember(topic, known)
+            self._remember(topic, exists)
             return puts, queue_id, None, waits
-        self._remember(topic, known)
+        self._remember(topic, exists)
         name = topic.name
         reconsume = header.reconsumeTimes or 0
         if name.startswith(RETRY_PREFIX) and self._exhausted(header, name.removeprefix(RETRY_PREFIX), reconsume):
@@ -679,8 +679,8 @@ class Sender:
 
     def _exhausted(self, header: SendHeader, group: str, reconsume: int) -> bool:
         """Return whether a retry that its client sends itself (orderly consumption) exceeds the allowed retries."""
-        known = self._meta.working.groups.get(group)
-        limit = known.retry_max_times if known is not None else 16
+        config = self._meta.working.groups.get(group)
+        limit = config.retry_max_times if config is not None else 16
         if header.maxReconsumeTimes is not None and header.maxReconsumeTimes >= 0:
             limit = header.maxReconsumeTimes
         return reconsume > 0 and reconsume > limit
@@ -697,19 +697,19 @@ class Sender:
             raise RequestRejected(ResponseCode.SYSTEM_ERROR, fault)
         if name in NOT_SENDABLE:
             raise RequestRejected(ResponseCode.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden.")
-        known = self._meta.working.topics.get(name)
-        topic = known or self._creation.topic_for(name, header.defaultTopic, header.defaultTopicQueueNums)
+        present = self._meta.working.topics.get(name)
+        topic = present or self._creation.topic_for(name, header.defaultTopic, header.defaultTopicQueueNums)
         if topic is None:
             raise RequestRejected(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please!{FAQ}")
-        if known is None and not granted and self._slices.left_s <= 0:
+        if present is None and not granted and self._slices.left_s <= 0:
             raise _InTurn
         if not topic.perm & _WRITE:
             raise RequestRejected(ResponseCode.NO_PERMISSION, f"the topic[{name}] sending message is forbidden")
-        return topic, known is not None
+        return topic, present is not None
 
-    def _remember(self, topic: TopicConfig, known: bool) -> None:
+    def _remember(self, topic: TopicConfig, exists: bool) -> None:
         """Create a missing topic, and add the topic to those of the fast path."""
-        if not known:
+        if not exists:
             self._creation.make_topic(topic)
         if not topic.name.startswith(RETRY_PREFIX) and not is_compacted(topic.attributes):
             queues = max(topic.read_queues, topic.write_queues)

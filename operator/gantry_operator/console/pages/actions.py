@@ -32,12 +32,12 @@ async def attempt(
     place, form = change
     try:
         async with do.one_line_errors():
-            said, command = await work(place, form)
+            done, command = await work(place, form)
     except ValueError as error:
         return actions_page(request, place, form, str(error), 400)
     except do.OperationError as error:
         return actions_page(request, place, form, str(error), 502)
-    return after_change(place, "actions", said, command, f"{place.snapshot.key.path}/actions")
+    return after_change(place, "actions", done, command, f"{place.snapshot.key.path}/actions")
 
 
 @router.get("/actions")
@@ -49,8 +49,8 @@ async def actions(request: Request, place: Here) -> Response:
 async def switchover(request: Request, change: Change) -> Response:
     async def work(place: ClusterRequest, form: Form) -> tuple[str, str]:
         group, to = one(form, "group"), one(form, "to") or None
-        said = await place.source.target.switchover(group, to)
-        return said, do.gantry(place.source, "switchover", group, *(["--to", to] if to else []))
+        done = await place.source.target.switchover(group, to)
+        return done, do.gantry(place.source, "switchover", group, *(["--to", to] if to else []))
 
     return await attempt(request, change, work)
 
@@ -60,9 +60,9 @@ async def make_topic(request: Request, change: Change) -> Response:
     async def work(place: ClusterRequest, form: Form) -> tuple[str, str]:
         name, queues, managed = one(form, "topic"), number(form, "queues", 1, 1024), bool(one(form, "managed"))
         groups = await create_topic(place.source.target, name, {"queuesPerGroup": queues}, managed)
-        said = f"{name}: {queues} queues in {', '.join(groups)}"
+        done = f"{name}: {queues} queues in {', '.join(groups)}"
         more = ["--managed"] if managed else []
-        return said, do.gantry(place.source, "topic", "create", name, "--queues", str(queues), *more)
+        return done, do.gantry(place.source, "topic", "create", name, "--queues", str(queues), *more)
 
     return await attempt(request, change, work)
 
@@ -71,10 +71,10 @@ async def make_topic(request: Request, change: Change) -> Response:
 async def make_user(request: Request, change: Change) -> Response:
     async def work(place: ClusterRequest, form: Form) -> tuple[str, str]:
         rules = one(form, "allow").split()
-        wanted = NewUser(one(form, "user"), None, False, rules, ())
-        said = f"{wanted.name}: its keys are in {await create_user(place.source.target, wanted)}"
+        user = NewUser(one(form, "user"), None, False, rules, ())
+        done = f"{user.name}: its keys are in {await create_user(place.source.target, user)}"
         words = [word for rule in rules for word in ("--allow", rule)]
-        return said, do.gantry(place.source, "user", "create", wanted.name, *words)
+        return done, do.gantry(place.source, "user", "create", user.name, *words)
 
     return await attempt(request, change, work)
 
@@ -85,9 +85,9 @@ async def pause(request: Request, change: Change) -> Response:
         pausing = place.source.pausing
         if pausing is None:
             raise HTTPException(404, "a cluster of this machine cannot be paused")
-        wanted = one(form, "paused") == "true"
-        await pausing.pause(wanted)
-        said = "the operator makes no changes until it is resumed; failover goes on" if wanted else "changes go on"
-        return said, pausing.command(wanted)
+        pauses = one(form, "paused") == "true"
+        await pausing.pause(pauses)
+        done = "the operator makes no changes until it is resumed; failover goes on" if pauses else "changes go on"
+        return done, pausing.command(pauses)
 
     return await attempt(request, change, work)

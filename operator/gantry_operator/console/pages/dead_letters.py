@@ -80,10 +80,10 @@ async def dead_resend(request: Request, change: Change, group: str) -> Response:
         raise HTTPException(400, "no letter was chosen")
     if len(ids) > do.CHOSEN:
         raise HTTPException(400, f"{len(ids)} letters were chosen: choose at most {do.CHOSEN}, or send all that wait")
-    said = await do.resend(place.source, group, ids)
+    done = await do.resend(place.source, group, ids)
     words = [word for message_id in ids for word in ("--id", message_id)]
     command = do.gantry(place.source, "dlq", "resend", group, *words)
-    return after_change(place, "dead", said, command, f"{place.snapshot.key.path}/dead/{quote(group, safe='')}")
+    return after_change(place, "dead", done, command, f"{place.snapshot.key.path}/dead/{quote(group, safe='')}")
 
 
 @router.get("/dead/{group}/export")
@@ -95,8 +95,8 @@ async def dead_export(place: Here, group: str) -> Response:
 
 @router.get("/dead/{group}/letter")
 async def dead_letter(request: Request, place: Here, group: str, id: str, kind: str = "auto") -> Response:
-    found = await do.letter(place.source, group, id)
-    if found is None:
+    letter = await do.letter(place.source, group, id)
+    if letter is None:
         raise HTTPException(404, f"{group} has no dead letter {id}")
-    values = message_values(request, place.source, found, kind, group)
+    values = message_values(request, place.source, letter, kind, group)
     return page(request, place, "message.html", "dead", **values)

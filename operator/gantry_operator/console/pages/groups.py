@@ -141,8 +141,8 @@ async def reset(request: Request, change: Change, group: str) -> Response:
     topic = one(form, "topic")
     try:
         to_ms = number(form, "to_ms", -1, 253_402_300_799_999)
-        said = await do.reset(place.source, group, topic, to_ms)
+        done = await do.reset(place.source, group, topic, to_ms)
     except (ValueError, do.OperationError) as error:
         return await reset_page(request, place, group, topic, said=str(error))
     command = do.reset_command(place.source, group, topic, to_ms)
-    return after_change(place, "groups", said, command, f"{place.snapshot.key.path}/groups/{quote(group)}")
+    return after_change(place, "groups", done, command, f"{place.snapshot.key.path}/groups/{quote(group)}")

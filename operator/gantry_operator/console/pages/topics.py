@@ -47,8 +47,8 @@ async def topic(request: Request, place: Here, topic: str, group: str = "") -> R
     only = shown[0] if len(shown) == 1 else None
     if only is not None:
         names = place.snapshot.groups_by_broker
-        found = place.collector.holders.of(only.group.name, list(only.group.clients))
-        for queue, clients in found.by_queue.items():
+        holders = place.collector.holders.of(only.group.name, list(only.group.clients))
+        for queue, clients in holders.by_queue.items():
             if queue.topic == topic:
                 held.setdefault((names.get(queue.broker, queue.broker), queue.queue_id), []).extend(clients)
     return page(
@@ -61,34 +61,34 @@ async def topic(request: Request, place: Here, topic: str, group: str = "") -> R
 
 def attributes_in(lines: str, before: Mapping[str, str]) -> dict[str, str | None]:
     """Return the attributes of lines of name=value; those of `before` that are missing: None. Raises ValueError."""
-    found: dict[str, str | None] = dict.fromkeys(before)
+    attributes: dict[str, str | None] = dict.fromkeys(before)
     for line in lines.splitlines():
         if not line.strip():
             continue
         name, given, value = (part.strip() for part in line.partition("="))
         if not given or not name or not value:
             raise ValueError(f"Other attributes: {line[:40]!r} is no attribute: write one name=value a line")
-        found[name] = value
-    return found
+        attributes[name] = value
+    return attributes
 
 
-def changes_in(form: Form, found: Settings) -> dict[str, Any]:
+def changes_in(form: Form, settings: Settings) -> dict[str, Any]:
     """Return the fields of a spec that the form changes. Raises ValueError that names a bad field."""
-    now = found["settings"]
+    now = settings["settings"]
     total = "queues" in now
-    wanted: dict[str, Any] = {name: one(form, name) or None for name in ("permission", "messageType", "retention")}
+    fields: dict[str, Any] = {name: one(form, name) or None for name in ("permission", "messageType", "retention")}
     if one(form, "queues"):
         most = MAX_ALL_QUEUES if total else MAX_QUEUES
-        wanted["queues" if total else "queuesPerGroup"] = number(form, "queues", 1, most)
-    changes = {name: value for name, value in wanted.items() if value != now.get(name)}
+        fields["queues" if total else "queuesPerGroup"] = number(form, "queues", 1, most)
+    changes = {name: value for name, value in fields.items() if value != now.get(name)}
     before = now.get("config") or {}
     attributes = {k: v for k, v in attributes_in(one(form, "attributes"), before).items() if v != before.get(k)}
     return changes | ({"config": attributes} if attributes else {})
 
 
-def texts_of(found: Settings) -> dict[str, str]:
+def texts_of(settings: Settings) -> dict[str, str]:
     """Return what the form shows; empty: broker groups differ, or the resource says nothing."""
-    now = found["settings"]
+    now = settings["settings"]
     texts = {name: str(now.get(name, "")) for name in ("permission", "messageType", "retention")}
     return texts | {
         "queues": str(now.get("queues") or now.get("queuesPerGroup") or ""),

@@ -49,20 +49,20 @@ def group_in_name(cluster: str, process: str) -> str | None:
 
 def leaving_groups(folder: ClusterFolder, cluster: BrokerCluster) -> tuple[BrokerGroup, ...]:
     """Return the groups that are not in the spec, and whose members have configs."""
-    wanted = {g.name for g in cluster.spec.brokerGroups} | set(removing_groups(folder))
-    found: dict[str, dict[str, Any]] = {}
+    staying = {g.name for g in cluster.spec.brokerGroups} | set(removing_groups(folder))
+    fields_of: dict[str, dict[str, Any]] = {}
     for path in sorted(folder.configs.glob("*.json")):
-        known, group = read_json(path), group_in_name(cluster.name, path.stem)
-        if not isinstance(known, dict) or group is None or group in wanted or "group" not in known:
+        config, group = read_json(path), group_in_name(cluster.name, path.stem)
+        if not isinstance(config, dict) or group is None or group in staying or "group" not in config:
             continue
-        number = known.get("member")
+        number = config.get("member")
         if type(number) is not int or not 0 <= number < MOST_MEMBERS:
             continue
-        fields = found.setdefault(group, {"name": group, "members": 0})
+        fields = fields_of.setdefault(group, {"name": group, "members": 0})
         fields["members"] = max(fields["members"], number + 1)
-        if known["group"] != group:
-            fields["brokerName"] = known["group"]
-    return tuple(BrokerGroup.model_validate(fields) for _, fields in sorted(found.items()))
+        if config["group"] != group:
+            fields["brokerName"] = config["group"]
+    return tuple(BrokerGroup.model_validate(fields) for _, fields in sorted(fields_of.items()))
 
 
 def running_cluster(folder: ClusterFolder, cluster: BrokerCluster) -> BrokerCluster:
@@ -77,12 +77,12 @@ def removed_processes(folder: ClusterFolder, cluster: str, group: str) -> list[P
     """Return the members of a removed group that have configs."""
     from gantry_operator.platforms.local.process_plan import BROKER, ProcessPlan
 
-    found = []
+    processes = []
     for number in range(MOST_MEMBERS):
         name = member_name(cluster, group, number)
         if folder.config(name).exists():
-            found.append(ProcessPlan(name, BROKER, folder.config(name).read_text(errors="replace"), group, number))
-    return found
+            processes.append(ProcessPlan(name, BROKER, folder.config(name).read_text(errors="replace"), group, number))
+    return processes
 
 
 def remove_remains(folder: ClusterFolder, cluster: str, group: str, *, keep_data: bool) -> None:

@@ -20,15 +20,15 @@ def leaving_members(folder: ClusterFolder, plan: Plan) -> dict[str, MemberPlan]:
     """Leaving members of the plan's groups by name, running or not: a group may be incomplete without them."""
     groups = {g.name for g in plan.groups}
     planned = {m.name for m in plan.members}
-    found = {}
+    members = {}
     for path in sorted(folder.configs.glob("*.json")):
-        known = read_json(path)
-        if path.stem in planned or not isinstance(known, dict):
+        config = read_json(path)
+        if path.stem in planned or not isinstance(config, dict):
             continue
-        group, number = known.get("group"), known.get("member")
+        group, number = config.get("group"), config.get("member")
         if group in groups and isinstance(number, int):
-            found[path.stem] = MemberPlan(path.stem, group, number)
-    return found
+            members[path.stem] = MemberPlan(path.stem, group, number)
+    return members
 
 
 def surplus_processes(folder: ClusterFolder, plan: Plan) -> list[ProcessPlan]:
@@ -36,14 +36,14 @@ def surplus_processes(folder: ClusterFolder, plan: Plan) -> list[ProcessPlan]:
     from gantry_operator.platforms.local.process_plan import NAME_SERVER, PROXY, ProcessPlan
 
     planned = {s.name for s in plan.name_servers} | {p.name for p in plan.proxies}
-    found = []
+    processes = []
     for path in sorted(folder.configs.glob("*.json")):
-        known = read_json(path)
-        if path.stem not in planned and isinstance(known, dict) and "group" not in known:
+        config = read_json(path)
+        if path.stem not in planned and isinstance(config, dict) and "group" not in config:
             # Proxies call NameServers; a NameServer calls none.
-            module = PROXY if "name_servers" in known else NAME_SERVER
-            found.append(ProcessPlan(path.stem, module, path.read_text(errors="replace")))
-    return found
+            module = PROXY if "name_servers" in config else NAME_SERVER
+            processes.append(ProcessPlan(path.stem, module, path.read_text(errors="replace")))
+    return processes
 
 
 def with_leaving(plan: Plan, leaving: Iterable[MemberPlan]) -> Plan:

@@ -121,16 +121,16 @@ class LocalAccessStore:
             users = load_users(self._folder)
         except (OSError, ValidationError) as error:
             raise StoreUnavailable(f"{self._folder.users} cannot be read: {error}") from error
-        wanted = [wanted_admin(self.cluster.name, users.rotateAdmin), *map(wanted_user, users.users.values())]
+        users_ = [wanted_admin(self.cluster.name, users.rotateAdmin), *map(wanted_user, users.users.values())]
         if self._has_proxies():
-            wanted.append(wanted_proxy(self.cluster.name))
-        secrets = {w.secret: read_secret(key_file(self._folder, w.secret)) for w in wanted}
+            users_.append(wanted_proxy(self.cluster.name))
+        secrets = {w.secret: read_secret(key_file(self._folder, w.secret)) for w in users_}
         own = secret_name(self.cluster.name, PROXY_NAME)
         if secrets.get(own) and not self._folder.proxy_key.exists():
             secrets[own] = {}  # Then it is written again, with this file.
         security = self.cluster.spec.security
-        found = {name: content for name, content in secrets.items() if content}
-        return Observed(self.cluster.name, authentication(self.cluster), security, wanted, found)
+        readable = {name: content for name, content in secrets.items() if content}
+        return Observed(self.cluster.name, authentication(self.cluster), security, users_, readable)
 
     async def load(self) -> AccessState:
         try:
@@ -192,8 +192,8 @@ def described(users: Users, answer: Mapping[str, Any] | None) -> list[dict[str, 
     out = []
     for user in sorted(users.users.values(), key=lambda u: u.name):
         obj = user.model_dump(mode="json", exclude={"status"}, exclude_none=True)
-        said = None if answer is None else (answer.get("users") or {}).get(user.name)
-        obj["status"] = {"accessKey": user.access_key} | (said or {})
+        status = None if answer is None else (answer.get("users") or {}).get(user.name)
+        obj["status"] = {"accessKey": user.access_key} | (status or {})
         out.append(obj)
     return out
 
@@ -202,8 +202,8 @@ def super_user(folder: ClusterFolder) -> Credentials | None:
     """Return the keys of the super user; None: they are not made yet."""
     from gantry_broker.client.credentials import Credentials
 
-    found = read_secret(key_file(folder, secret_name(folder.saved_name(), ADMIN_NAME)))
-    key = found.get(SECRET_KEY)
+    secret = read_secret(key_file(folder, secret_name(folder.saved_name(), ADMIN_NAME)))
+    key = secret.get(SECRET_KEY)
     return Credentials(ADMIN, key) if key else None
 
 
@@ -230,7 +230,7 @@ def secret_of(folder: ClusterFolder, cluster: str, user: str) -> tuple[str, str]
     """
     if user == ADMIN:
         return secret_name(cluster, ADMIN_NAME), SECRET_KEY
-    found = load_users(folder).users[user]
-    if found.spec.secret is not None:
-        return found.spec.secret.name, found.spec.secret.key
+    resource = load_users(folder).users[user]
+    if resource.spec.secret is not None:
+        return resource.spec.secret.name, resource.spec.secret.key
     return secret_name(cluster, user), SECRET_KEY

@@ -103,11 +103,11 @@ def why_not(pod: Object | None, problem: str, warning: str = "", claim_warning: 
         return "its pod is being stopped"
     status = pod.get("status") or {}
     for c in (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or []):
-        said = _container_problem(c)
-        if said in STARTING and warning:
-            return f"{said}: {warning}"
-        if said:
-            return said
+        problem_of = _container_problem(c)
+        if problem_of in STARTING and warning:
+            return f"{problem_of}: {warning}"
+        if problem_of:
+            return problem_of
     for condition in status.get("conditions") or []:
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             more = f"; its volume claim: {claim_warning}" if claim_warning else ""
@@ -117,20 +117,20 @@ def why_not(pod: Object | None, problem: str, warning: str = "", claim_warning: 
     return f"{problem}; it is on node {node}" if problem and node else problem
 
 
-def _container_problem(found: Mapping[str, Any]) -> str:
+def _container_problem(status: Mapping[str, Any]) -> str:
     """Why a container does not run; empty: it runs, or starts without a known problem."""
-    state, last = found.get("state") or {}, (found.get("lastState") or {}).get("terminated") or {}
+    state, last = status.get("state") or {}, (status.get("lastState") or {}).get("terminated") or {}
     waiting = state.get("waiting") or {}
     ended = state.get("terminated") or {}
-    if "OOMKilled" in (ended.get("reason"), last.get("reason")) and not found.get("ready"):
+    if "OOMKilled" in (ended.get("reason"), last.get("reason")) and not status.get("ready"):
         return _MEMORY
     reason, message = waiting.get("reason"), waiting.get("message")
     if reason in _PULL:
         return ": ".join(p for p in (reason, message) if p) + f"; {PULL_REMEDY}"
     if reason is not None or message is not None:
-        said = ": ".join(p for p in (reason, message) if p)
+        text = ": ".join(p for p in (reason, message) if p)
         code = last.get("exitCode")
-        return said if code is None else f"{said}; it ended with code {code}"
+        return text if code is None else f"{text}; it ended with code {code}"
     if ended and ended.get("exitCode"):
         return f"it ended with code {ended['exitCode']}" + (f": {ended['message']}" if ended.get("message") else "")
     return ""
@@ -140,15 +140,15 @@ def node_lost(pod: Object) -> bool:
     """Return whether the node of the pod has stopped reporting. Kubernetes then marks the pod as not ready, and leaves
     its containers as they were.
     """
-    known = {c["type"]: c["status"] for c in (pod.get("status") or {}).get("conditions") or []}
-    return known.get("Ready") == "False" and known.get("ContainersReady") == "True"
+    conditions = {c["type"]: c["status"] for c in (pod.get("status") or {}).get("conditions") or []}
+    return conditions.get("Ready") == "False" and conditions.get("ContainersReady") == "True"
 
 
 def notable(pod: Object | None, problem: str, now: datetime) -> bool:
     """Kubernetes says why this pod does not run: worth an event. A broker that is only silent is the failover's."""
     if why_not(pod, "") == "" or _BENIGN.match(problem) is not None:
         return False
-    made = None if pod is None else pod["metadata"].get("creationTimestamp")
-    if made is None or _PASSING.match(problem) is None:
+    created = None if pod is None else pod["metadata"].get("creationTimestamp")
+    if created is None or _PASSING.match(problem) is None:
         return True
-    return (now - datetime.fromisoformat(made)).total_seconds() >= STARTUP_S
+    return (now - datetime.fromisoformat(created)).total_seconds() >= STARTUP_S

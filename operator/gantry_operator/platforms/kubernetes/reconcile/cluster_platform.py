@@ -215,8 +215,8 @@ class ClusterPlatform:
         groups = [group.name for group in self.plan.groups]
         if not ask:
             return dict.fromkeys(groups)
-        said = await asyncio.gather(*(ask_copy(self.http, self._urls(group)) for group in groups))
-        return dict(zip(groups, said, strict=True))
+        answers = await asyncio.gather(*(ask_copy(self.http, self._urls(group)) for group in groups))
+        return dict(zip(groups, answers, strict=True))
 
     def _urls(self, group: str) -> list[str]:
         """Return the members' URLs. A pod that is made again has another address."""
@@ -279,10 +279,10 @@ class ClusterPlatform:
                 self._changed()
             return ""
         wait = self.shared.upgrades.wait(key)
-        said = f"the image {new} takes the place of {', '.join(former)}: " + (wait or "one pod after the other")
-        if said != self._upgrading:
-            self._upgrading = said
-            self.events.record("Normal", "UpgradeWaits" if wait else "UpgradeStarted", said)
+        text = f"the image {new} takes the place of {', '.join(former)}: " + (wait or "one pod after the other")
+        if text != self._upgrading:
+            self._upgrading = text
+            self.events.record("Normal", "UpgradeWaits" if wait else "UpgradeStarted", text)
             self._changed()
         return wait
 
@@ -360,13 +360,13 @@ class ClusterPlatform:
         if self.cluster is None or self.cluster.spec.hibernate:
             return []
         looked_at = {names.group_set(self.name, g) for g in changing}
-        found = []
+        texts = []
         for stateful_set in sets:
             name = stateful_set["metadata"]["name"]
             mine = (p for p in pods if p["metadata"]["name"].rpartition("-")[0] == name)
-            found.append("" if name in looked_at else awaited_change(stateful_set, mine))
-        found.append(proxies.progress(self.cluster, self._live_proxies()))
-        return [said for said in found if said]
+            texts.append("" if name in looked_at else awaited_change(stateful_set, mine))
+        texts.append(proxies.progress(self.cluster, self._live_proxies()))
+        return [text for text in texts if text]
 
     def _version(
         self, sets: Sequence[Object], pods: Sequence[Object], releases: Sequence[str]
@@ -404,8 +404,8 @@ class ClusterPlatform:
         if self.cluster.spec.external is None:
             return Addresses(nameServers=inner)
         services = {o["metadata"]["name"]: o for o in self.objects.owned("Service")}
-        known, _ = external.addresses(self.cluster, self.plan, services)
-        outer = ";".join(known[s.name] for s in self.plan.name_servers if s.name in known)
+        by_service, _ = external.addresses(self.cluster, self.plan, services)
+        outer = ";".join(by_service[s.name] for s in self.plan.name_servers if s.name in by_service)
         return Addresses(nameServers=inner, external=outer)
 
     # ---- events

@@ -46,10 +46,10 @@ def recovered(obj: Object, sets: Iterable[Object], live: Live, *, owned_leases: 
     meta, refused = obj["metadata"], obj.get("spec") or {}
     groups: dict[str, int] = {}
     common: dict[str, Any] = {"failover": readable_failover(refused.get("failover")), "nameServers": {}}
-    for found in sets:
-        labels, replicas = found["metadata"]["labels"], int(found["spec"]["replicas"])
+    for stateful_set in sets:
+        labels, replicas = stateful_set["metadata"]["labels"], int(stateful_set["spec"]["replicas"])
         group = labels.get(names.GROUP_LABEL)
-        if group is not None and group in leaving_groups.removing([found]):
+        if group is not None and group in leaving_groups.removing([stateful_set]):
             continue
         if group is not None:
             groups[group] = replicas
@@ -68,25 +68,25 @@ def recovered(obj: Object, sets: Iterable[Object], live: Live, *, owned_leases: 
     return Recovered(cluster, left_out, security is not None)
 
 
-def readable_failover(wanted: object) -> dict[str, Any]:
+def readable_failover(written: object) -> dict[str, Any]:
     """Return the readable part of `spec.failover` in a refused spec.
 
     Without a readable `automatic` there is no automatic promotion. Unclean promotions are off.
     """
-    if not isinstance(wanted, dict):
+    if not isinstance(written, dict):
         return {}
-    failover: dict[str, Any] = {"automatic": wanted.get("automatic", True) is True}
+    failover: dict[str, Any] = {"automatic": written.get("automatic", True) is True}
     with suppress(ValidationError):
-        timeout = {"detectionTimeout": wanted.get("detectionTimeout", "")}
+        timeout = {"detectionTimeout": written.get("detectionTimeout", "")}
         Failover.model_validate(timeout)
         failover |= timeout
     return failover
 
 
-def readable_security(wanted: object) -> Security | None:
+def readable_security(written: object) -> Security | None:
     """`spec.security` in a refused spec; None: it cannot be read."""
     try:
-        return Security.model_validate(wanted or {})
+        return Security.model_validate(written or {})
     except ValidationError:
         return None
 
@@ -98,15 +98,15 @@ def groups_that_run(
 
     `groups`: the replicas of each.
     """
-    known = {g: _running_with(cluster, g, live) for g in groups}
-    usual = next((k for k in known.values() if k is not None), None)
+    settings_of = {g: _running_with(cluster, g, live) for g in groups}
+    usual = next((k for k in settings_of.values() if k is not None), None)
     spec: dict[str, Any] = {}
     left_out: dict[str, str] = {}
     for group, replicas in sorted(groups.items()):
         if replicas == 0:
             left_out[group] = "its StatefulSet has 0 replicas"
             continue
-        runs_with = known[group] or usual or _by_its_leadership(cluster, group, live)
+        runs_with = settings_of[group] or usual or _by_its_leadership(cluster, group, live)
         if runs_with is None:
             left_out[group] = "none of its configs can be read"
             continue
@@ -131,8 +131,8 @@ def groups_that_run(
 
 def _configs(cluster: str, group: str, live: Live) -> Iterator[dict[str, Any]]:
     """Return the readable configs of a group's members."""
-    found = live("ConfigMap", names.group_set(cluster, group))
-    for text in [] if found is None else list((found.get("data") or {}).values()):
+    config_map = live("ConfigMap", names.group_set(cluster, group))
+    for text in [] if config_map is None else list((config_map.get("data") or {}).values()):
         with suppress(ValueError):
             config = json.loads(text)
             if isinstance(config, dict):
@@ -145,10 +145,10 @@ def _running_with(cluster: str, group: str, live: Live) -> dict[str, Any] | None
     Only the needed fields are read: an operator of another version may have written more, and a damaged field may not
     be needed.
     """
-    wanted = {"mode": "mode", "flush": "flush", "minInSyncReplicas": "min_in_sync"}
+    fields = {"mode": "mode", "flush": "flush", "minInSyncReplicas": "min_in_sync"}
     for config in _configs(cluster, group, live):
         if config.get("mode") in MODES:
-            return {field: config[name] for field, name in wanted.items() if name in config}
+            return {field: config[name] for field, name in fields.items() if name in config}
     return None
 
 

@@ -101,9 +101,9 @@ class KubernetesTopicStore:
         meta = obj["metadata"]
         annotations = meta.get("annotations") or {}
         of = (meta.get("generation"), meta.get("deletionTimestamp"), annotations.get(RESET_OFFSETS))
-        known = self._parsed.get(meta["uid"])
-        if known is not None and known.of == of:
-            return known.model
+        parsed = self._parsed.get(meta["uid"])
+        if parsed is not None and parsed.of == of:
+            return parsed.model
         # The status is ours and is read apart: an old one must not make the resource unreadable.
         document = {key: value for key, value in obj.items() if key != "status"}
         try:
@@ -122,8 +122,8 @@ class KubernetesTopicStore:
         meta = obj["metadata"]
         annotations = meta.get("annotations") or {}
         of = (meta.get("generation"), meta.get("deletionTimestamp"), annotations.get(RESET_OFFSETS))
-        known = self._parsed.get(meta["uid"])
-        return known is None or known.of != of
+        parsed = self._parsed.get(meta["uid"])
+        return parsed is None or parsed.of != of
 
     # ---- the outcome
 
@@ -134,11 +134,11 @@ class KubernetesTopicStore:
         complete = True
         for kind, obj, why in list(self._invalid.values()):
             await self._write(kind, obj, _invalid_status(obj, why))
-        for wanted in resources.topics:
-            result = topics.get(wanted.resource)
+        for topic in resources.topics:
+            result = topics.get(topic.resource)
             if result is not None:
                 figures, done = await self._show(
-                    BROKER_TOPIC, wanted.resource, result, topic_status(wanted, result), figures
+                    BROKER_TOPIC, topic.resource, result, topic_status(topic, result), figures
                 )
                 complete = complete and done
         for group in resources.groups:
@@ -206,12 +206,12 @@ class KubernetesTopicStore:
                 level = "Normal" if condition["status"] == "True" else "Warning"
                 self._recorder(kind, obj).record(level, condition["reason"], condition["message"])
 
-    async def _keep_finalizer(self, kind: Kind, obj: Object, wanted: bool) -> None:
+    async def _keep_finalizer(self, kind: Kind, obj: Object, keep: bool) -> None:
         meta = obj["metadata"]
         have = list(meta.get("finalizers") or [])
-        if (FINALIZER in have) == wanted or (wanted and meta.get("deletionTimestamp") is not None):
+        if (FINALIZER in have) == keep or (keep and meta.get("deletionTimestamp") is not None):
             return
-        finalizers = [*have, FINALIZER] if wanted else [f for f in have if f != FINALIZER]
+        finalizers = [*have, FINALIZER] if keep else [f for f in have if f != FINALIZER]
         # By resource version: a finalizer that somebody else adds meanwhile stays.
         patch = {"metadata": {"finalizers": finalizers, "resourceVersion": meta["resourceVersion"]}}
         try:
@@ -282,8 +282,8 @@ def stray_status(obj: Object) -> dict[str, Any] | None:
     spec = obj.get("spec") or {}
     before: dict[str, Any] = obj.get("status") or {}
     cluster, namespace = spec.get("cluster", ""), obj["metadata"].get("namespace")
-    said = f"there is no BrokerCluster {cluster} in namespace {namespace}: create it, or write another"
-    new = _with_times(before, before | _both(obj, "ClusterNotFound", said))
+    message = f"there is no BrokerCluster {cluster} in namespace {namespace}: create it, or write another"
+    new = _with_times(before, before | _both(obj, "ClusterNotFound", message))
     return None if before == new else merge_patch(before, new)
 
 

@@ -212,14 +212,14 @@ class KubernetesAccessStore:
                     f"Secret {name} exists and is of another object: if that is a former one, it is deleted soon; "
                     "otherwise delete it"
                 )
-            wanted = proxies.table_secret(self.cluster, table)
+            secret = proxies.table_secret(self.cluster, table)
             if len(table) > proxies.MAX_TABLE:
                 raise StoreUnavailable(
                     f"the access table has {len(table)} bytes, and a Secret holds {proxies.MAX_TABLE}: proxies keep "
                     "the former one; write fewer rules, or rules with prefixes"
                 )
-            if live is None or drift.outdated(wanted, live):
-                live = await self._called(self._api.apply(wanted))
+            if live is None or drift.outdated(secret, live):
+                live = await self._called(self._api.apply(secret))
                 self._note(live)
             self._table, self._table_version = table, live["metadata"]["resourceVersion"]
         try:
