@@ -11,7 +11,7 @@ from gantry_operator.cluster import master_slave_controller as loop
 from gantry_operator.cluster.group_controller import SwitchoverFailed
 from gantry_operator.cluster.master_slave_controller import MasterSlaveController
 from gantry_operator.cluster.platform import MemberEndpoint, ProcessState
-from gantry_operator.failover.decide import decide
+from gantry_operator.failover.choose_leader import decide
 from gantry_operator.failover.model import FailoverSettings, Promote, Report
 from gantry_operator.registry.base import Entry, RegistryUnavailable
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Literal
 
 from gantry_broker.contracts.leadership import InSyncSetProposal, LeadershipRecord, MemberId
-from gantry_operator.failover.decide import decide
+from gantry_operator.failover.choose_leader import decide
 from gantry_operator.failover.model import (
     Bootstrap,
     CancelHandover,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from gantry_broker.contracts.leadership import LeadershipRecord, MemberId
-from gantry_operator.failover.decide import decide
+from gantry_operator.failover.choose_leader import decide
 from gantry_operator.failover.model import (
     FailoverSettings,
     FollowerView,

@@ -7,10 +7,10 @@ from typing import Any
 
 from gantry_broker.contracts.leadership import LeadershipRecord, MemberId
 from gantry_broker.contracts.sites import first_epoch
-from gantry_operator.failover.decide import decide
+from gantry_operator.failover.choose_leader import decide
 from gantry_operator.failover.model import Bootstrap, FailoverSettings, MemberView, Observation, Report, Retire, Wait
 
-from tests.failover.test_decide import LEADERSHIP, unheard
+from tests.failover.test_choose_leader import LEADERSHIP, unheard
 
 RETIRED = LeadershipRecord(3, 8, None, frozenset())
 

@@ -14,7 +14,7 @@ from gantry_operator.plan.plan import plan
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.api import client
 from gantry_operator.platforms.kubernetes.api import informer_cache as cache
-from gantry_operator.platforms.kubernetes.api import leader_election as election
+from gantry_operator.platforms.kubernetes.api import operator_lease as election
 from gantry_operator.platforms.kubernetes.api.client import (
     AT_ONCE,
     CONFIG_MAP,
@@ -27,8 +27,8 @@ from gantry_operator.platforms.kubernetes.api.client import (
 )
 from gantry_operator.platforms.kubernetes.api.events import BURST, EventRecorder
 from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache
-from gantry_operator.platforms.kubernetes.api.leader_election import Election
 from gantry_operator.platforms.kubernetes.api.lease_registry import LEADERSHIP, LeaseRegistry
+from gantry_operator.platforms.kubernetes.api.operator_lease import Election
 from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings
 from gantry_operator.platforms.kubernetes.objects.object_reconciler import ObjectReconciler, ReconcileResult
 from gantry_operator.registry.base import RegistryUnavailable

@@ -12,7 +12,7 @@ import yaml
 from gantry_operator.api.topic import FINALIZER
 from gantry_operator.platforms.kubernetes import operator, uninstall
 from gantry_operator.platforms.kubernetes.api.client import ApiError, KubeApi
-from gantry_operator.platforms.kubernetes.api.leader_election import Election
+from gantry_operator.platforms.kubernetes.api.operator_lease import Election
 from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings
 from gantry_operator.platforms.kubernetes.operator import Operator
 from gantry_operator.platforms.kubernetes.reconcile.cluster_controller import ClusterController
@@ -47,7 +47,7 @@ async def test_the_hook_stops_the_operators_and_lets_every_object_go(
     managed(fake, "ConsumerGroup", "billing")
     acting = Election(api, "ops", uninstall.LEASE_NAME, "op-0", "")
     await acting.acquire()
-    monkeypatch.setattr("gantry_operator.platforms.kubernetes.api.leader_election.LOOK_S", 0.05)
+    monkeypatch.setattr("gantry_operator.platforms.kubernetes.api.operator_lease.LOOK_S", 0.05)
     hook = asyncio.create_task(uninstall.uninstall(api, "ops", "gantry-operator", (), "hook"))
     await until(lambda: not fake.objects["Deployment", "ops", "gantry-operator"]["spec"]["replicas"])
     assert FINALIZER in finalizers(fake, "BrokerTopic", "orders"), "not while an operator acts, which adds it again"

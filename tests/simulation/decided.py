@@ -11,7 +11,7 @@ from typing import Any
 
 from gantry_broker.contracts.leadership import Assignment, LeadershipRecord, MemberId
 from gantry_broker.replication.core import Role
-from gantry_operator.failover.decide import decide
+from gantry_operator.failover.choose_leader import decide
 from gantry_operator.failover.model import (
     Demote,
     FailoverSettings,

@@ -1,4 +1,8 @@
-"""The `gantry` command. `main` is the entry point. Each command imports its modules when it runs."""
+"""The `gantry` command. `main` is the entry point. Each command imports its modules when it runs.
+
+A new command is a function in `app.py`, or in the module of its group (`topic_commands.py`); CONTRIBUTING.md has the
+steps.
+"""
 
 from __future__ import annotations
 

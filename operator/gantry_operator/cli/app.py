@@ -1,4 +1,6 @@
-"""The commands and their options. Each calls a module that does the work."""
+"""The commands of `gantry` and their options; those of a group, as `gantry topic`, are in `*_commands.py` or in the
+module of the group. Each calls a module that does the work.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +16,18 @@ from typer.main import get_command_name
 from typer.models import CommandInfo
 
 from gantry_operator.actions.errors import ActionError
-from gantry_operator.cli import completion
 from gantry_operator.cli.analytics import register as register_analytics
 from gantry_operator.cli.archive import register as register_archive
 from gantry_operator.cli.console import register as register_console
 from gantry_operator.cli.debug import debug_app
+from gantry_operator.cli.dlq_commands import dlq_app
 from gantry_operator.cli.errors import CliError, Exit, presented
 from gantry_operator.cli.export import register as register_export
+from gantry_operator.cli.message_commands import register as register_messages
 from gantry_operator.cli.migrate import register as register_migrate
 from gantry_operator.cli.on_cluster import on_cluster
 from gantry_operator.cli.options import (
+    EPILOG,
     KUBERNETES,
     ContextOption,
     DirOption,
@@ -36,8 +40,8 @@ from gantry_operator.cli.options import (
 from gantry_operator.cli.output import give_up_stdout, json_text, note, prepare_streams, say, was_complete
 from gantry_operator.cli.restore import register as register_restore
 from gantry_operator.cli.tables import register as register_tables
-from gantry_operator.cli.topic_app import TopicArgument
-from gantry_operator.cli.topic_app import register as register_topics
+from gantry_operator.cli.topic_commands import register as register_topics
+from gantry_operator.cli.user_commands import user_app
 
 if TYPE_CHECKING:
     from gantry_operator.actions.target import Target
@@ -45,11 +49,6 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 """As of shells: 128 and the number of the signal."""
 BROKEN_PIPE = 141
-EPILOG = (
-    "Exit codes: 0 done, 1 failed, 2 wrong usage or manifest, 3 no such cluster, 4 not done in time. "
-    "Data goes to stdout, everything else to stderr."
-)
-
 app = typer.Typer(
     name="gantry",
     no_args_is_help=True,
@@ -86,20 +85,7 @@ register_restore(app, EPILOG)
 register_migrate(app)
 register_export(app, EPILOG)
 register_tables(app)
-dlq_app = typer.Typer(
-    no_args_is_help=True,
-    help="Dead letters: messages that a consumer group failed to consume too often.\n\n"
-    "[bold]gantry dlq list[/bold], then [bold]gantry dlq read billing[/bold], and once the consumer is repaired "
-    "[bold]gantry dlq resend billing[/bold].",
-    rich_markup_mode="rich",
-)
 app.add_typer(dlq_app, name="dlq")
-user_app = typer.Typer(
-    no_args_is_help=True,
-    help="Users: who may do what. Their keys lie in Secrets, or in files of the cluster's folder.\n\n"
-    "[bold]gantry user create orders --allow 'Topic:orders-*:Pub,Sub' --allow 'Group:orders:Sub'[/bold]",
-    rich_markup_mode="rich",
-)
 app.add_typer(user_app, name="user")
 app.add_typer(debug_app, name="debug")
 
@@ -434,304 +420,7 @@ def rebalance(
     run(target, topics or [], all_topics, queues, dry_run, timeout, as_json)
 
 
-@app.command(epilog=EPILOG)
-def produce(
-    topic: Annotated[
-        str,
-        typer.Argument(
-            help="The topic. The cluster creates a missing topic if it is configured to.",
-            show_default=False,
-            autocompletion=completion.topics,
-        ),
-    ],
-    lines: Annotated[
-        str | None, typer.Argument(metavar="[-]", help="'-': a message for each line of stdin.", show_default=False)
-    ] = None,
-    count: Annotated[int | None, typer.Option(min=1, help="Send this many messages of --size bytes.")] = None,
-    size: Annotated[int, typer.Option(min=1, max=4_194_304, help="Bytes of each, with --count.")] = 100,
-    file: Annotated[Path | None, typer.Option("--file", "-f", help="A message for each line of this file.")] = None,
-    body: Annotated[
-        str | None,
-        typer.Option(
-            help="Send one message with this text. '' with --keys deletes the key in a compacted topic, and in a table "
-            "with --upsert.",
-            show_default=False,
-        ),
-    ] = None,
-    prop: Annotated[
-        list[str] | None,
-        typer.Option("--property", metavar="NAME=VALUE", help="A property of every message; may be repeated."),
-    ] = None,
-    tags: Annotated[str, typer.Option(help="Tag of every message.")] = "",
-    keys: Annotated[str, typer.Option(help="Key of every message; '{n}' is its number.")] = "",
-    by_key: Annotated[
-        bool,
-        typer.Option(
-            "--by-key",
-            help="Messages of one key go to one queue, in their order. So they always do in a compacted topic.",
-        ),
-    ] = False,
-    in_flight: Annotated[int, typer.Option(min=1, max=4096, help="Maximum of sends without an answer.")] = 32,
-    patience: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            help="Seconds for which a send without acknowledgement is repeated. After one was given up, "
-            "the others are tried once, until something is acknowledged.",
-        ),
-    ] = 30.0,
-    directory: DirOption = None,
-    name: NameOption = None,
-    context: ContextOption = None,
-    namespace: NamespaceOption = None,
-    output: OutputOption = Output.text,
-) -> None:
-    """Send messages and report the number of acknowledgements.
-
-    [bold]gantry produce Orders --count 1000 --size 200[/bold],
-    [bold]seq 10 | gantry produce Orders -[/bold]
-    """
-    from gantry_operator.cli.messages import ProduceOptions, properties_of, run_produce
-    from gantry_operator.cli.target import find_target
-
-    sources = (count is not None) + (file is not None) + (lines is not None) + (body is not None)
-    if lines not in (None, "-"):
-        raise CliError(f"{lines!r} is no source: write --file {lines}, or --body TEXT", Exit.USAGE)
-    if sources != 1:
-        raise CliError("say what to send: --body TEXT, or --count N, or --file FILE, or '-' for stdin", Exit.USAGE)
-    if by_key and not keys:
-        raise CliError("--by-key needs the key of the messages: --keys TEXT", Exit.USAGE)
-    properties = properties_of(prop or [])
-    options = ProduceOptions(topic, count, size, file, tags, keys, in_flight, patience, body, by_key, properties)
-    run_produce(find_target(directory, name, context, namespace), options, output == Output.json)
-
-
-@app.command(epilog=EPILOG)
-@on_cluster
-def consume(
-    target: Target,
-    as_json: bool,
-    topic: TopicArgument,
-    group: Annotated[str, typer.Option("--group", "-g", help="Consumer group. The cluster stores its position.")],
-    count: Annotated[int | None, typer.Option(min=1, help="End after this many.")] = None,
-    timeout: Annotated[float | None, typer.Option(min=0, help="End after this many seconds without a message.")] = None,
-    tags: Annotated[str, typer.Option(help="Only these tags, like 'A || B'.")] = "*",
-    from_last: Annotated[bool, typer.Option("--from-last", help="A new group begins with the next message.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only count.")] = False,
-) -> None:
-    """Read messages: a line for each on stdout, with -o json an object for each.
-
-    A new group begins with the oldest message. Ctrl-C ends; the next run continues from there.
-    """
-    from gantry_operator.cli.messages import ConsumeOptions, run_consume
-
-    options = ConsumeOptions(topic, group, count, timeout, tags, from_last, quiet)
-    run_consume(target, options, as_json)
-
-
-@app.command(epilog=EPILOG)
-@on_cluster
-def messages(
-    target: Target,
-    as_json: bool,
-    topic: TopicArgument,
-    tags: Annotated[str, typer.Option(help="Only these tags, like 'A || B'.")] = "",
-    key: Annotated[str, typer.Option(help="Only messages with this key, from the index of the brokers.")] = "",
-    prop: Annotated[str, typer.Option("--property", help="Only with this property: a name, or NAME=VALUE.")] = "",
-    text: Annotated[str, typer.Option(help="Only with this text in the body, in any case.")] = "",
-    message_id: Annotated[str, typer.Option("--id", help="The message with this id.")] = "",
-    at: Annotated[str, typer.Option("--from", help="From this time on, like 2026-11-25T08:30, in UTC.")] = "",
-    before: Annotated[str, typer.Option(help="Older than this place, as the command prints it.")] = "",
-    after: Annotated[str, typer.Option(help="Newer than this place.")] = "",
-    count: Annotated[int, typer.Option(min=1, max=1000, help="How many, at most.")] = 50,
-) -> None:
-    """Look at the newest messages of a topic, or search it. No consumer group moves.
-
-    [bold]gantry messages Orders[/bold], [bold]gantry messages Orders --tags fruit --text apples -o json[/bold]
-    """
-    from gantry_operator.cli.browse import look_of, show
-
-    show(target, look_of(topic, tags, key, prop, text, message_id, at, before, after, count), as_json)
-
-
-UserArgument = Annotated[str, typer.Argument(help="The user; admin is the super user.", show_default=False)]
-
-
-@user_app.command("create", epilog=EPILOG)
-@on_cluster
-def user_create(
-    target: Target,
-    as_json: bool,
-    user: Annotated[str, typer.Argument(help="Its name: lower-case letters, digits, '-', '.'.", show_default=False)],
-    access_key: Annotated[
-        str | None, typer.Option("--access-key", help="Its name in clients. Default: the user's name.")
-    ] = None,
-    super_user: Annotated[bool, typer.Option("--super", help="It may do everything.")] = False,
-    allow: Annotated[
-        list[str] | None,
-        typer.Option(help="TYPE:NAME:ACTIONS, such as 'Topic:orders-*:Pub,Sub'; may be repeated.", metavar="RULE"),
-    ] = None,
-    deny: Annotated[
-        list[str] | None, typer.Option(help="The same for what it may not do; may be repeated.", metavar="RULE")
-    ] = None,
-) -> None:
-    """Create a user with a new secret key, and say where the key lies. The key itself is not printed."""
-    from gantry_operator.actions.users import NewUser
-    from gantry_operator.cli.users import create
-
-    wanted = NewUser(user, access_key, super_user, allow or (), deny or ())
-    create(target, wanted, as_json)
-
-
-@user_app.command("change", epilog=EPILOG)
-@on_cluster
-def user_change(
-    target: Target,
-    as_json: bool,
-    user: UserArgument,
-    super_user: Annotated[
-        bool | None, typer.Option("--super/--no-super", help="It may do everything.", show_default=False)
-    ] = None,
-    allow: Annotated[
-        list[str] | None,
-        typer.Option(help="In place of all rules that allow; as for create, '' for none.", metavar="RULE"),
-    ] = None,
-    deny: Annotated[
-        list[str] | None, typer.Option(help="In place of all rules that refuse; '' for none.", metavar="RULE")
-    ] = None,
-) -> None:
-    """Change what a user may do. What is not given stays. Its keys stay valid."""
-    from gantry_operator.cli.users import change
-
-    allowed, denied = (None if given is None else [rule for rule in given if rule] for given in (allow, deny))
-    change(target, user, super_user, allowed, denied, as_json)
-
-
-@user_app.command("list", epilog=EPILOG)
-@on_cluster
-def user_list(
-    target: Target,
-    as_json: bool,
-) -> None:
-    """List the users, without their keys."""
-    from gantry_operator.cli.users import show
-
-    show(target, as_json)
-
-
-def _about_one_user(name: str, function: str, text: str) -> None:
-    """Add a command about one user. `function`: of cli.users, which is imported only when the command runs."""
-
-    @user_app.command(name, epilog=EPILOG, help=text)
-    @on_cluster
-    def command(
-        target: Target,
-        as_json: bool,
-        user: UserArgument,
-    ) -> None:
-        from gantry_operator.cli import users
-
-        getattr(users, function)(target, user, as_json)
-
-
-_about_one_user("delete", "delete", "Delete a user. Its requests are refused within two seconds.")
-_about_one_user(
-    "rotate",
-    "rotate",
-    "Make a new secret key. The former one stays valid for the user's spec.rotation.overlap (an hour).",
-)
-_about_one_user("key", "key", "Print the secret key of a user.")
-
-
-@user_app.command("import", epilog=EPILOG)
-@on_cluster
-def user_import(
-    target: Target,
-    as_json: bool,
-    file: Annotated[Path, typer.Argument(help="RocketMQ's plain_acl.yml.", show_default=False)],
-) -> None:
-    """Create a user for each account of a plain_acl.yml, with its keys and permissions."""
-    from gantry_operator.cli.users import import_file
-
-    import_file(target, file, as_json)
-
-
-DeadGroupArgument = Annotated[
-    str, typer.Argument(help="The consumer group.", show_default=False, autocompletion=completion.groups)
-]
-IdOption = Annotated[
-    list[str] | None, typer.Option("--id", help="Only the letter with this id, as read shows it; may be repeated.")
-]
-OriginOption = Annotated[str | None, typer.Option("--topic", help="Only letters whose original topic is this one.")]
-
-
-@dlq_app.command("list", epilog=EPILOG)
-@on_cluster
-def dlq_list(
-    target: Target,
-    as_json: bool,
-) -> None:
-    """List the groups with dead letters, and the number of letters that were not sent again."""
-    from gantry_operator.cli.dlq import show_groups
-
-    show_groups(target, as_json)
-
-
-@dlq_app.command("read", epilog=EPILOG)
-@on_cluster
-def dlq_read(
-    target: Target,
-    as_json: bool,
-    group: DeadGroupArgument,
-    ids: IdOption = None,
-    topic: OriginOption = None,
-    count: Annotated[int | None, typer.Option(min=1, help="End after this many.")] = None,
-    waiting: Annotated[bool, typer.Option("--waiting", help="Only letters that were not sent again yet.")] = False,
-) -> None:
-    """Show a group's dead letters: id, time, topic, tries and body, a line for each; -o json shows all properties.
-
-    Reading changes nothing: the letters stay, and count as waiting until they are sent again.
-    """
-    from gantry_operator.actions.dead_letters import Choice
-    from gantry_operator.cli.dlq import run_read
-
-    choice = Choice(group, tuple(ids or ()), topic, count, waiting)
-    run_read(target, choice, as_json)
-
-
-@dlq_app.command("resend", epilog=EPILOG)
-@on_cluster
-def dlq_resend(
-    target: Target,
-    as_json: bool,
-    group: DeadGroupArgument,
-    ids: IdOption = None,
-    topic: OriginOption = None,
-    count: Annotated[int | None, typer.Option(min=1, help="End after this many.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="Also letters that were sent again before.")] = False,
-    to: Annotated[
-        str | None,
-        typer.Option("--to", help="Send to this topic instead of the group: all groups of the topic get it."),
-    ] = None,
-    consume: Annotated[
-        str | None,
-        typer.Option("--consume", help="How the group consumes: pull, or pop (POP, gRPC). Brokers mostly know it."),
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only report their number.")] = False,
-    patience: Annotated[float, typer.Option(min=0, help="Seconds for which a send is repeated.")] = 30.0,
-) -> None:
-    """Send a group's dead letters again: to this group alone, with all its tries, unless --to names a topic.
-
-    The cluster stores the progress, so the next run sends only newer letters. An interrupted run may repeat some
-    letters. The letters themselves stay in the dead-letter topic until they expire.
-    """
-    from gantry_operator.actions.dead_letters import Choice
-    from gantry_operator.cli.dlq import run_resend
-
-    choice = Choice(group, tuple(ids or ()), topic, count, not every and not ids and topic is None and to is None)
-    run_resend(target, choice, to, consume, patience, dry_run, as_json)
-
-
+register_messages(app)
 register_analytics(app)
 register_console(app)
 

@@ -12,6 +12,11 @@ import typer
 KUBERNETES: str = "GANTRY_KUBERNETES"
 """Environment variable of `kubectl gantry`: commands are about clusters on Kubernetes, whatever the options are."""
 CLUSTER = "Which cluster"
+EPILOG = (
+    "Exit codes: 0 done, 1 failed, 2 wrong usage or manifest, 3 no such cluster, 4 not done in time. "
+    "Data goes to stdout, everything else to stderr."
+)
+"""The last lines of each command's help."""
 
 
 def clusters(incomplete: str) -> list[str]:

@@ -20,7 +20,7 @@ from gantry_operator.cluster.member_http import httpx
 from gantry_operator.cluster.member_watch import MemberWatch
 from gantry_operator.cluster.platform import Change, FailoverPlatform, MemberEndpoint
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
-from gantry_operator.failover.decide import decide
+from gantry_operator.failover.choose_leader import decide
 from gantry_operator.failover.model import (
     Bootstrap,
     CancelHandover,

@@ -1,6 +1,6 @@
 """The operator's process: `python -m gantry_operator.platforms.kubernetes.operator`.
 
-Several may run; one acts (`leader_election`). kopf watches the BrokerClusters and calls the handlers below, which only
+Several may run; one acts (`operator_lease`). kopf watches the BrokerClusters and calls the handlers below, which only
 forward events to each cluster's `ClusterController`. `informer_cache` watches the operator's own objects.
 
 The chart sets these environment variables: GANTRY_BROKER_IMAGE, GANTRY_SPARK_IMAGE, POD_NAMESPACE, POD_NAME, POD_IP,
@@ -52,7 +52,7 @@ from gantry_operator.platforms.kubernetes.api.client import (
     load_config,
 )
 from gantry_operator.platforms.kubernetes.api.informer_cache import SILENCE_S, WATCH_S, InformerCache
-from gantry_operator.platforms.kubernetes.api.leader_election import Election
+from gantry_operator.platforms.kubernetes.api.operator_lease import Election
 from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings
 from gantry_operator.platforms.kubernetes.manifests.pod_template_merge import NEED_PERMISSION
 from gantry_operator.platforms.kubernetes.monitoring import metrics

@@ -23,7 +23,7 @@ from gantry_operator.platforms.kubernetes.api.client import (
     Object,
     load_config,
 )
-from gantry_operator.platforms.kubernetes.api.leader_election import Election
+from gantry_operator.platforms.kubernetes.api.operator_lease import Election
 from gantry_operator.platforms.kubernetes.resources.topics import KINDS as TOPIC_KINDS
 from gantry_operator.platforms.kubernetes.resources.topics import release
 

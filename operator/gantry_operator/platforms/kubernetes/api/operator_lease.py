@@ -1,4 +1,4 @@
-"""Leader election among operators: one acts and renews a Lease, the others stand by.
+"""The Lease by which one of several operators acts: one acts and renews a Lease, the others stand by.
 
 Why not kopf's peering: it elects by priority and has no time bound after which a silent operator must stop. Failover
 needs that bound, and needs a standby to take over before the Lease expires (docs/adr/0003-own-watches.md).

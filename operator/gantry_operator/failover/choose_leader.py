@@ -1,4 +1,6 @@
-"""The decisions of one group. Numbers in brackets are rules of docs/replication.md.
+"""The choice of a leader in mode MasterSlave, and the other decisions of one group.
+
+Numbers in brackets are rules of docs/replication.md.
 
 Safety does not depend on correct observations. A promotion stays within the recorded set. Every write is a
 compare-and-swap of the whole leadership record. Assignments are sent only after they are recorded. Observations decide
