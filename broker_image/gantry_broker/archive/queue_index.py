@@ -191,17 +191,17 @@ class QueueIndex:
     def part(self, start: int) -> Outlined | None:
         """Return the object that begins at an offset of the log."""
         with self._lock:
-            found = self._parts.get(start)
-            if found is None:
-                found = self._outlined("WHERE start = ?", start)
-            if found is not None:
-                _remember(self._parts, start, found, _REMEMBERED_PARTS)
-            return found
+            part = self._parts.get(start)
+            if part is None:
+                part = self._outlined("WHERE start = ?", start)
+            if part is not None:
+                _remember(self._parts, start, part, _REMEMBERED_PARTS)
+            return part
 
     def part_at(self, phys: int) -> Outlined | None:
         """Return the object that has an offset of the log."""
-        found = self._outlined("WHERE start <= ? ORDER BY start DESC LIMIT 1", phys)
-        return found if found is not None and phys < found.end else None
+        part = self._outlined("WHERE start <= ? ORDER BY start DESC LIMIT 1", phys)
+        return part if part is not None and phys < part.end else None
 
     def parts_between(self, begin_ms: int, end_ms: int, below: int) -> list[int]:
         """Return where the objects begin that may have records of these times and begin below an offset, in order."""
@@ -211,14 +211,14 @@ class QueueIndex:
     def at_or_behind(self, topic: str, queue_id: int, number: int) -> Held | None:
         """Return the first records of a queue that end behind a queue offset."""
         with self._lock:
-            known = self._last.get((topic, queue_id))
-            if known is not None and known[0].piece.first <= number < known[1]:
-                return known[0]
-            found, following = self._look(topic, queue_id, number)
-            if found is not None and found.piece.first <= number:
-                until = found.end if following is None else min(found.end, following.piece.first)
-                _remember(self._last, (topic, queue_id), (found, until), _REMEMBERED)
-            return found
+            last = self._last.get((topic, queue_id))
+            if last is not None and last[0].piece.first <= number < last[1]:
+                return last[0]
+            held, following = self._look(topic, queue_id, number)
+            if held is not None and held.piece.first <= number:
+                until = held.end if following is None else min(held.end, following.piece.first)
+                _remember(self._last, (topic, queue_id), (held, until), _REMEMBERED)
+            return held
 
     def _look(self, topic: str, queue_id: int, number: int) -> tuple[Held | None, Held | None]:
         """Return what `at_or_behind` does, and the next records behind the queue offset if there are some."""
@@ -280,9 +280,9 @@ class QueueIndex:
     def _outlined(self, where: str, *values: Any) -> Outlined | None:
         query = f"SELECT name, start, upto, first_ms, last_ms, size, segment, outline FROM parts {where}"
         for name, start, upto, first_ms, last_ms, size, segment_size, outline in self._rows(query, *values):
-            found = orjson.loads(outline)
-            keys = found["keys"]
-            blocks = tuple(Block(*block) for block in found["blocks"])
+            outlined = orjson.loads(outline)
+            keys = outlined["keys"]
+            blocks = tuple(Block(*block) for block in outlined["blocks"])
             known_keys = None if keys is None else Keys(*keys)
             return Outlined(name, start, upto, first_ms, last_ms, size, segment_size, blocks, known_keys)
         return None
@@ -321,11 +321,11 @@ class QueueIndex:
             self._db.execute("COMMIT")
 
 
-def _remember(known: OrderedDict[Any, Any], key: Any, value: Any, most: int) -> None:
-    known[key] = value
-    known.move_to_end(key)
-    if len(known) > most:
-        known.popitem(last=False)
+def _remember(entries: OrderedDict[Any, Any], key: Any, value: Any, most: int) -> None:
+    entries[key] = value
+    entries.move_to_end(key)
+    if len(entries) > most:
+        entries.popitem(last=False)
 
 
 def _held(row: Any) -> Held:
@@ -356,9 +356,9 @@ def _is_whole(db: sqlite3.Connection) -> bool:
         if number % _TURN == 0:
             time.sleep(0)
     parts = db.execute("SELECT start, name, upto, first_ms, last_ms, size, segment, outline, checksum FROM parts")
-    for *values, known in parts:
-        if (_checksum(*values) + of_parts.pop(values[0], 0)) & 0xFFFFFFFF != known:
+    for *values, checksum in parts:
+        if (_checksum(*values) + of_parts.pop(values[0], 0)) & 0xFFFFFFFF != checksum:
             return False
         time.sleep(0)
     covered = db.execute("SELECT start, upto, checksum FROM covered").fetchall()
-    return not of_parts and all(_checksum(start, upto) == known for start, upto, known in covered)
+    return not of_parts and all(_checksum(start, upto) == checksum for start, upto, checksum in covered)

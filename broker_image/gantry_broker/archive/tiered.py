@@ -160,22 +160,22 @@ class TieredLog:
         """
         # Small parts of a segment that is not archived whole are merged soon.
         whole = state.end - state.end % state.segment_size if state.segment_size else 0
-        wanted = [part for part in state.parts if part.end <= whole or part.start < below]
+        used = [part for part in state.parts if part.end <= whole or part.start < below]
         names = self._index.names()
-        missing = [part for part in wanted if part.name not in names]
+        missing = [part for part in used if part.name not in names]
         damaged = []
         for first in range(0, len(missing), AT_ONCE):
             some = missing[first : first + AT_ONCE]
             for part, look in [(part, in_background(partial(self._look_at, part))) for part in some]:
-                found = look.result()
-                if isinstance(found, Damaged):
-                    log.error("the archive: %s", found)
+                result = look.result()
+                if isinstance(result, Damaged):
+                    log.error("the archive: %s", result)
                     damaged.append(part)
                 else:
-                    self._index.add(part, found)
-        keep = {part.name for part in wanted}
+                    self._index.add(part, result)
+        keep = {part.name for part in used}
         gone = [start for name, start in self._index.names().items() if name not in keep]
-        complete_to = _complete_to(state, {part.name for part in wanted})
+        complete_to = _complete_to(state, {part.name for part in used})
         if missing or gone or self.view.start != state.start or self.view.complete_to != complete_to:
             # First the view: a reader must not take what is about to leave the table for something that never was.
             # Nor does the view promise more than its floors say: that goes on below.
@@ -201,17 +201,17 @@ class TieredLog:
             return error
 
     def _floors(self, hidden: Mapping[str, int], before: Mapping[str, int]) -> dict[tuple[str, int], int]:
-        found = {}
+        floors = {}
         for topic, queue_id, first in self._index.firsts():
             mark = hidden.get(topic, 0)
             floor: int | None = first
             if mark:
-                known = self.view.floors.get((topic, queue_id))
-                counts = before.get(topic) == mark and known is not None and known >= first
-                floor = known if counts else self.first_from(topic, queue_id, mark)
+                before_floor = self.view.floors.get((topic, queue_id))
+                counts = before.get(topic) == mark and before_floor is not None and before_floor >= first
+                floor = before_floor if counts else self.first_from(topic, queue_id, mark)
             if floor is not None:
-                found[topic, queue_id] = floor
-        return found
+                floors[topic, queue_id] = floor
+        return floors
 
     def spans(self, topic: str) -> dict[int, tuple[int, int]]:
         """Return by queue the first queue offset in the archive and the one behind the last. Raises OSError."""
@@ -244,7 +244,7 @@ class TieredLog:
             return state.end
         if part.first_ms >= since_ms or part in self.view.damaged:
             return part.start
-        found = part.end
+        expired_to = part.end
         for queue_id in self._index.queues_of(topic):
             held = self._index.reaching(topic, queue_id, part.start)
             if held is None or held.part != part.start:
@@ -252,9 +252,9 @@ class TieredLog:
             columns = self._columns(topic, queue_id, held, self._part(held), offline=False)
             for place, ms in zip(columns.places, columns.times, strict=True):
                 if place >= 0 and ms >= since_ms:
-                    found = min(found, place)
+                    expired_to = min(expired_to, place)
                     break
-        return found
+        return expired_to
 
     # ---- reads
 
@@ -377,16 +377,16 @@ class TieredLog:
         begin = phys - block.start
         size = int.from_bytes(data[begin : begin + 4])
         try:
-            found = _decoded(data[begin : begin + size])
+            record = _decoded(data[begin : begin + size])
         except Damaged:
             raise Missing(f"no record begins at {phys} of the log") from None
-        held = self._index.at_or_behind(found.topic, found.queue_id, found.queue_offset)
-        if found.phys_offset == phys and held is not None and held.name == part.name:
-            columns = self._columns(found.topic, found.queue_id, held, part, offline)
-            row = found.queue_offset - columns.first
-            visible = phys >= watermarks.get(found.topic, 0)
+        held = self._index.at_or_behind(record.topic, record.queue_id, record.queue_offset)
+        if record.phys_offset == phys and held is not None and held.name == part.name:
+            columns = self._columns(record.topic, record.queue_id, held, part, offline)
+            row = record.queue_offset - columns.first
+            visible = phys >= watermarks.get(record.topic, 0)
             if visible and 0 <= row < len(columns.places) and columns.places[row] == phys:
-                return found
+                return record
         raise Missing(f"no record begins at {phys} of the log")
 
     def query(
@@ -411,10 +411,10 @@ class TieredLog:
         self._check_complete(start)
         parts = self._index.parts_between(begin_ms, end_ms, start)
         hashed = key_hash(topic, key)
-        found: list[Record] = []
+        records: list[Record] = []
         read = 0
         for number, begins in enumerate(parts if unique else reversed(parts)):
-            if len(found) >= (1 if unique else most) or read > max_bytes:
+            if len(records) >= (1 if unique else most) or read > max_bytes:
                 break
             part = self._index.part(begins)
             if part is None or part.end <= visible_from:
@@ -425,7 +425,7 @@ class TieredLog:
                     "write a shorter time range"
                 )
             for place in reversed(self._places_of(part, topic, hashed, offline)):
-                if len(found) >= most or read > max_bytes:
+                if len(records) >= most or read > max_bytes:
                     break
                 if not visible_from <= place < start:
                     continue
@@ -436,12 +436,12 @@ class TieredLog:
                 if record.topic != topic or not begin_ms <= record.store_ms <= end_ms:
                     continue
                 if record.uniq_key == key or (not unique and key in record.keys):
-                    found.append(record)
-        if len(found) < most:
+                    records.append(record)
+        if len(records) < most:
             self._check_damage(
                 f"messages with the key {key[:80]}", lambda part: part.last_ms >= begin_ms and part.first_ms <= end_ms
             )
-        return found[:most]
+        return records[:most]
 
     def _places_of(self, part: Outlined, topic: str, hashed: int, offline: bool) -> list[int]:
         """Return the places of an object's records that may have a key."""
@@ -486,14 +486,14 @@ class TieredLog:
         return part
 
     def _columns(self, topic: str, queue_id: int, held: Held, part: Outlined, offline: bool) -> Columns:
-        found: Columns = self._loaded(
+        held_columns: Columns = self._loaded(
             (part.name, held.piece.at),
             lambda reader: reader.columns(part.directory(topic, queue_id, held.piece), topic, queue_id),
             lambda columns: len(columns.places) * _ROW_BYTES,
             part,
             offline,
         )
-        return found
+        return held_columns
 
     def _block_at(self, part: Outlined, place: int, offline: bool) -> tuple[Block, bytes]:
         directory = part.directory()
@@ -515,20 +515,20 @@ class TieredLog:
         offline: bool,
     ) -> Any:
         """Return a piece from memory, from the disk or from the object store. Raises ArchiveError, NotCached."""
-        found = self._memory_get(key)
-        if found is not None:
-            return found
+        piece = self._memory_get(key)
+        if piece is not None:
+            return piece
         stripe = self._stripes[hash(key) % len(self._stripes)]
         # An offline call never waits for one that is on its way to the object store.
         if not stripe.acquire(blocking=not offline):
             raise NotCached
         try:
-            found = self._memory_get(key)
-            if found is not None:
-                return found
+            piece = self._memory_get(key)
+            if piece is not None:
+                return piece
             local = True
             try:
-                found = read(self._reader(part, offline=True))
+                piece = read(self._reader(part, offline=True))
             except (Damaged, NotCached) as error:
                 if offline:
                     raise NotCached from None
@@ -537,12 +537,12 @@ class TieredLog:
                 local = False
             if not local:
                 try:
-                    found = read(self._reader(part, offline=False))
+                    piece = read(self._reader(part, offline=False))
                 except Damaged:
                     self._cache.drop(*key)
                     raise
-            self._memory_put(key, found, size(found))
-            return found
+            self._memory_put(key, piece, size(piece))
+            return piece
         finally:
             stripe.release()
 
@@ -560,14 +560,14 @@ class TieredLog:
 
     def _fetch(self, part: Outlined, at: int, size: int) -> bytes:
         """Get a piece from the object store, and the blocks behind it if it is a block."""
-        wanted = [(at, size)]
+        pieces = [(at, size)]
         total = size
         number = next((i for i, block in enumerate(part.blocks) if block.at == at), None)
         if number is not None:
             for block in part.blocks[number + 1 :]:
                 if total + block.size > READ_AHEAD or block.at != at + total:
                     break
-                wanted.append((block.at, block.size))
+                pieces.append((block.at, block.size))
                 total += block.size
         _check_wanted()
         self._wait_for(total)
@@ -582,7 +582,7 @@ class TieredLog:
         if len(data) != total:
             self.counters.errors += 1
             raise Damaged(f"{part.name}: {len(data)} of {total} bytes came from {at} on")
-        for place, length in wanted:
+        for place, length in pieces:
             self._cache.put(part.name, place, data[place - at : place - at + length])
         return data[:size]
 
@@ -600,11 +600,11 @@ class TieredLog:
 
     def _memory_get(self, key: Any) -> Any:
         with self._lock:
-            found = self._memory.get(key)
-            if found is None:
+            piece_and_size = self._memory.get(key)
+            if piece_and_size is None:
                 return None
             self._memory.move_to_end(key)
-            return found[0]
+            return piece_and_size[0]
 
     def _memory_put(self, key: Any, value: Any, size: int) -> None:
         with self._lock:

@@ -48,18 +48,18 @@ class Pace:
             self.sleep(self.free_at - now)
 
 
-def result_of(state: State, found: Verified, at_ms: int) -> Verification:
+def result_of(state: State, verified: Verified, at_ms: int) -> Verification:
     """Return what is noted in the archive of a verification that ended at a time of the store's clock."""
     return Verification(
         at_ms=at_ms,
         end=state.end,
         until_ms=state.last_ms,
-        objects=found.parts,
-        size=found.bytes,
-        records=found.records,
-        faults=len(found.faults),
-        first_faults=shortened(found.faults),
-        damaged=found.damaged[:MAX_DAMAGED],
+        objects=verified.parts,
+        size=verified.bytes,
+        records=verified.records,
+        faults=len(verified.faults),
+        first_faults=shortened(verified.faults),
+        damaged=verified.damaged[:MAX_DAMAGED],
     )
 
 
@@ -69,9 +69,9 @@ def verify_group(archive: Archive, name: str, progress: Callable[[int], None]) -
     state = group.load()
     if not state.parts:
         return None
-    found = verify(group, state, progress, AGAIN_S)
-    group.note_verification(result_of(state, found, group.clock_ms()))
-    return found
+    verified = verify(group, state, progress, AGAIN_S)
+    group.note_verification(result_of(state, verified, group.clock_ms()))
+    return verified
 
 
 def carry_out(order: VerifyOrder) -> int:
@@ -85,15 +85,17 @@ def carry_out(order: VerifyOrder) -> int:
         return EXIT_FAILED
     for name in names:
         try:
-            found = verify_group(archive, name, Pace(order.rate_bytes))
+            verified = verify_group(archive, name, Pace(order.rate_bytes))
         except ArchiveError as error:
             log.error("group %s: %s", name, error)
             failed = True
             continue
-        if found is None:
+        if verified is None:
             continue
-        log.info("group %s: %d objects, %d records, %d faults", name, found.parts, found.records, len(found.faults))
-        for fault in found.faults:
+        log.info(
+            "group %s: %d objects, %d records, %d faults", name, verified.parts, verified.records, len(verified.faults)
+        )
+        for fault in verified.faults:
             log.error("group %s: %s", name, fault)
     return EXIT_FAILED if failed else 0
 

@@ -72,24 +72,24 @@ def findings(
     """
     look, tables = facts.look, facts.tables
     config = look.settings
-    found = [
+    lines = [
         Finding("comes", "log", size(look.end - look.start), f"about {duration((look.end - look.start) / BYTES_S)}"),
         Finding("comes", "topics", str(len(tables.topics)), "with attributes, retries and dead letters: "
                 f"{_count(tables, RETRY_PREFIX)} and {_count(tables, DLQ_PREFIX)}"),
         Finding("comes", "consumer groups", str(len(tables.groups)), f"{len(tables.offsets)} pairs of topic and group"),
     ]  # fmt: skip
     delayed = _waiting(facts, SCHEDULE_TOPIC, {level - 1: offset for level, offset in tables.delay.items()})
-    found.append(Finding("comes", "delayed by level", delayed, "those of the last second may come again"))
+    lines.append(Finding("comes", "delayed by level", delayed, "those of the last second may come again"))
     if facts.timers_ms is not None:
-        found.append(Finding("comes", "timer messages", "in the log", "those of the last ten seconds may come again"))
+        lines.append(Finding("comes", "timer messages", "in the log", "those of the last ten seconds may come again"))
     half = {0: tables.offset(TRANS_HALF_TOPIC, HALF_GROUP, 0)}
-    found.append(Finding("comes", "half messages", _waiting(facts, TRANS_HALF_TOPIC, half), "they are checked again"))
+    lines.append(Finding("comes", "half messages", _waiting(facts, TRANS_HALF_TOPIC, half), "they are checked again"))
     for topic in revive_topics(tables.topics):
         read = {queue: tables.offset(topic, REVIVE_GROUP, queue) for queue in facts.bounds.get(topic, {})}
-        found.append(Finding("changed", "POP in flight", _waiting(facts, topic, read), "records; what is open "
+        lines.append(Finding("changed", "POP in flight", _waiting(facts, topic, read), "records; what is open "
                              "comes again, with all behind it"))  # fmt: skip
     if facts.ordered:
-        found.append(
+        lines.append(
             Finding(
                 "comes",
                 "order configuration",
@@ -98,45 +98,45 @@ def findings(
             )
         )
     if guarded(config):
-        found += _users(facts.users)
+        lines += _users(facts.users)
         if authentication != ENABLED:
             note = "dropAccessControl: everybody may do everything after the cutover" if dropped else REFUSED
-            found.append(Finding("changed" if dropped else "refused", "signatures", authentication or "-", note))
+            lines.append(Finding("changed" if dropped else "refused", "signatures", authentication or "-", note))
     if config.get("messageStorePlugIn"):
-        found.append(
+        lines.append(
             Finding("missing", "tiered storage", "-", f"only the local log comes: {config['messageStorePlugIn']}")
         )
     if config.get("enableLmq") == "true" or config.get("enableMultiDispatch") == "true":
-        found.append(Finding("missing", "light queues (%LMQ%)", "-", "their messages come as those of their topics"))
+        lines.append(Finding("missing", "light queues (%LMQ%)", "-", "their messages come as those of their topics"))
     if look.controlled and not look.version.startswith(OTHER_HANDSHAKE):
-        found.append(
+        lines.append(
             Finding(
                 "comes", "controller mode", "-", "as a learner: the copy has what each broker of the SyncStateSet has"
             )
         )
     levels = config.get("messageDelayLevel", settings.messageDelayLevel)
     if levels != settings.messageDelayLevel:
-        found.append(Finding("changed", "delay levels", "-", f"write spec.broker.messageDelayLevel: {levels}"))
-    return [*found, *_refusals(facts, settings)]
+        lines.append(Finding("changed", "delay levels", "-", f"write spec.broker.messageDelayLevel: {levels}"))
+    return [*lines, *_refusals(facts, settings)]
 
 
-def _users(found: users_of.Found | None) -> list[Finding]:
-    if found is None:
+def _users(read: users_of.Found | None) -> list[Finding]:
+    if read is None:
         return [Finding("missing", "users and rules", "-", "the source does not give them: gantry user import")]
     return [
-        Finding("changed", "users and rules", str(len(found.users)), "gantry migrate users creates them"),
-        *(Finding("missing", f"user {name}", "-", why) for name, why in sorted(found.left_out.items())),
-        *(Finding("missing", "of users", "-", text) for text in found.notes),
+        Finding("changed", "users and rules", str(len(read.users)), "gantry migrate users creates them"),
+        *(Finding("missing", f"user {name}", "-", why) for name, why in sorted(read.left_out.items())),
+        *(Finding("missing", "of users", "-", text) for text in read.notes),
     ]
 
 
 def _refusals(facts: Facts, settings: BrokerSettings) -> list[Finding]:
-    look, found = facts.look, list[Finding]()
+    look, lines = facts.look, list[Finding]()
     if (
         look.settings.get("transRocksDBEnable") == "true"
         and look.settings.get("transWriteOriginTransHalfEnable") != "true"
     ):
-        found.append(
+        lines.append(
             Finding(
                 "refused", "half messages", "-", "they are in RocksDB only (transRocksDBEnable), where no copy finds "
                 "them: set transWriteOriginTransHalfEnable=true (mqadmin updateBrokerConfig), and wait until those "
@@ -144,9 +144,9 @@ def _refusals(facts: Facts, settings: BrokerSettings) -> list[Finding]:
             )
         )  # fmt: skip
     if not look.version.startswith(("V4_9_", "V5_")):
-        found.append(Finding("refused", "version", look.version or "?", "4.9 and 5.x are followed"))
+        lines.append(Finding("refused", "version", look.version or "?", "4.9 and 5.x are followed"))
     if look.controlled and look.version.startswith(OTHER_HANDSHAKE):
-        found.append(
+        lines.append(
             Finding(
                 "refused",
                 "controller mode",
@@ -155,17 +155,17 @@ def _refusals(facts: Facts, settings: BrokerSettings) -> list[Finding]:
             )
         )
     settings_now = settings_in(look.settings)
-    known = None not in (settings_now.permission, settings_now.broker_id, settings_now.refuses)
-    if known and (problem := altered(settings_now)):
-        found.append(Finding("refused", "settings", str(settings_now.permission), problem))
+    is_known = None not in (settings_now.permission, settings_now.broker_id, settings_now.refuses)
+    if is_known and (problem := altered(settings_now)):
+        lines.append(Finding("refused", "settings", str(settings_now.permission), problem))
     if facts.ha_problem:
-        found.append(Finding("refused", "HA port", f"{look.ha[0]}:{look.ha[1]}", facts.ha_problem))
+        lines.append(Finding("refused", "HA port", f"{look.ha[0]}:{look.ha[1]}", facts.ha_problem))
     if look.segment_size != settings.mappedFileSizeCommitLog:
-        found.append(
+        lines.append(
             Finding("refused", "segments", str(settings.mappedFileSizeCommitLog),
                     f"write spec.broker.mappedFileSizeCommitLog: {look.segment_size}, as the source has it")
         )  # fmt: skip
-    return found
+    return lines
 
 
 def _count(tables: Tables, prefix: str) -> int:

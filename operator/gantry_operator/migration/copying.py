@@ -105,8 +105,8 @@ class QueuesCopy(ABC):
         if text is None:
             return False
         try:
-            found = json.loads(text)
-            self.queues = {str(t): [QueueCopy.from_json(q) for q in queues] for t, queues in found["topics"].items()}
+            kept = json.loads(text)
+            self.queues = {str(t): [QueueCopy.from_json(q) for q in queues] for t, queues in kept["topics"].items()}
             return True
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise Refused(f"{self._state} is no record of a copy: {error!r}") from None
@@ -142,7 +142,7 @@ class QueuesCopy(ABC):
         await self.save()
         for queues in self.queues.values():
             for queue in queues:
-                await self._read_end(queue, next(t for t, found in self.queues.items() if queue in found))
+                await self._read_end(queue, next(t for t, copies in self.queues.items() if queue in copies))
         await self.save()
 
     async def _pair(self, topic: str) -> list[QueueCopy]:
@@ -177,10 +177,10 @@ class QueuesCopy(ABC):
 
     async def _create(self, topic: str, queues: int, masters: Mapping[str, str]) -> None:
         """Make a topic at these masters of the target as the source has it: attributes tell what its messages are."""
-        known = await self.config_of(topic) or TopicConfig(topic)
-        found = replace(known, name=self.name_of(topic), read_queues=queues, write_queues=queues)
+        config = await self.config_of(topic) or TopicConfig(topic)
+        target = replace(config, name=self.name_of(topic), read_queues=queues, write_queues=queues)
         for address in masters.values():
-            await self._target.create_topic_at(address, found)
+            await self._target.create_topic_at(address, target)
 
     async def _until_routed(self, topic: str) -> None:
         """Wait until the target's NameServer has a new topic; RocketMQ registers it beside its answer. Raises
@@ -251,7 +251,7 @@ class QueuesCopy(ABC):
         while True:
             await asyncio.sleep(SAVE_S)
             await self._save_soon()
-            say(sum(q.messages for found in self.queues.values() for q in found), sum(missing.values()))
+            say(sum(q.messages for copies in self.queues.values() for q in copies), sum(missing.values()))
 
     async def _copy(self, topic: str, queue: QueueCopy, follow: bool, missing: dict[tuple[str, int], int]) -> None:
         puller, source = self._source.puller(GROUP), MessageQueue(topic, queue.broker, queue.queue)
@@ -309,9 +309,9 @@ class QueuesCopy(ABC):
         """
         target = MessageQueue(there, queue.to_broker, queue.to_queue)
         for _ in range(ROUTED_TRIES):
-            found = await _message(self._target, target, int(answer.ext["queueOffset"]))
-            if found is not None:
-                return found.properties.get(MARK) == origin
+            copy = await _message(self._target, target, int(answer.ext["queueOffset"]))
+            if copy is not None:
+                return copy.properties.get(MARK) == origin
             await asyncio.sleep(ROUTED_S)
         return False
 
@@ -334,23 +334,23 @@ class QueuesCopy(ABC):
         return True
 
     async def _original(self, topic: str, place: Place) -> ReceivedMessage | None:
-        known = self._originals.setdefault((place.broker, place.queue), {})
-        if place.offset not in known:
+        originals = self._originals.setdefault((place.broker, place.queue), {})
+        if place.offset not in originals:
             target = MessageQueue(topic, place.broker, place.queue)
             got = await self._target.puller(GROUP).pull(
                 target, place.offset, subscription(topic), count=BATCH, suspend_ms=0
             )
-            known.clear()
-            known.update((message.queue_offset, message) for message in got.messages)
-        return known.get(place.offset)
+            originals.clear()
+            originals.update((message.queue_offset, message) for message in got.messages)
+        return originals.get(place.offset)
 
     def sent(self) -> int:
         """Messages that were sent so far."""
-        return sum(queue.messages for found in self.queues.values() for queue in found)
+        return sum(queue.messages for copies in self.queues.values() for queue in copies)
 
     def expired(self) -> int:
         """Messages that were gone at the source before they were read."""
-        return sum(queue.expired for found in self.queues.values() for queue in found)
+        return sum(queue.expired for copies in self.queues.values() for queue in copies)
 
 
 async def _message(source: Source, queue: MessageQueue, offset: int) -> ReceivedMessage | None:
@@ -369,20 +369,20 @@ class Copy(QueuesCopy):
 
     async def config_of(self, topic: str) -> TopicConfig | None:
         for address in (await self._source.masters()).values():
-            known = (await self._source.topic_config(address)).topics.get(topic)
-            if known is not None:
-                return known
+            config = (await self._source.topic_config(address)).topics.get(topic)
+            if config is not None:
+                return config
         return None
 
     async def _make_groups(self, groups: Sequence[str]) -> None:
         """Make the consumer groups that the target lacks: RocketMQ 5.x takes no offset of an unknown one."""
-        wanted: dict[str, SubscriptionGroup] = {}
+        to_make: dict[str, SubscriptionGroup] = {}
         for address in (await self._source.masters()).values():
-            known = await self._source.groups(address)
-            wanted.update({name: known[name] for name in groups if name in known and name not in wanted})
+            present = await self._source.groups(address)
+            to_make.update({name: present[name] for name in groups if name in present and name not in to_make})
         for broker, address in (await self._target.masters()).items():
             there = await self._target.groups(address)
-            for name, group in wanted.items():
+            for name, group in to_make.items():
                 if name not in there:
                     await self._target.create_group(group, groups=[broker])
 

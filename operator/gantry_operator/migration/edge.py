@@ -135,8 +135,8 @@ class Edge:
     async def look(self, *, brokers: bool = False) -> dict[str, Seen]:
         """See all groups. `brokers`: ask the source's other brokers, too."""
         routes = await self.routes()
-        found = await asyncio.gather(*(self._see(group, routes, brokers) for group in self.groups.values()))
-        return dict(zip(self.groups, found, strict=True))
+        states = await asyncio.gather(*(self._see(group, routes, brokers) for group in self.groups.values()))
+        return dict(zip(self.groups, states, strict=True))
 
     async def copy_status(self, group: GroupPlace) -> dict[str, Any] | None:
         """Return the progress of a copy; None: no member of the group says that it follows."""
@@ -202,8 +202,8 @@ class Edge:
 
     async def _see(self, group: GroupPlace, routes: Routes, brokers: bool) -> Seen:
         status = await self.copy_status(group)
-        if isinstance(known := (status or {}).get("source"), dict) and isinstance(known.get("address"), str):
-            self._addresses.setdefault(group.name, known["address"][: plausible.MAX_TEXT])
+        if isinstance(followed := (status or {}).get("source"), dict) and isinstance(followed.get("address"), str):
+            self._addresses.setdefault(group.name, followed["address"][: plausible.MAX_TEXT])
         source = self.source_of(group, routes)
         state, problem, copy_end = None, "", None
         can_carry, carries = False, None
@@ -232,7 +232,7 @@ class Edge:
         elif state != "leads":
             problem = problem or f"the source's NameServers know no master of {group.broker}"
         others = self.others(group, routes, None if controlled else source)
-        known = [table.get(group.broker, {}).get(steps.MASTER) for table in routes.values() if table is not None]
+        routed = [table.get(group.broker, {}).get(steps.MASTER) for table in routes.values() if table is not None]
         return Seen(
             state=state,
             problem=problem,
@@ -246,8 +246,8 @@ class Edge:
             settings=await self.settings_at(others) if brokers else {},
             can_carry=can_carry,
             carries=carries,
-            routed=all(address == group.address for address in known) if known else None,
-            listed=group.address in known,
+            routed=all(address == group.address for address in routed) if routed else None,
+            listed=group.address in routed,
             keeps_place=all(server in self._keepers for server in routes),
             silent=tuple(server for server, table in routes.items() if table is None),
         )
@@ -257,20 +257,20 @@ class Edge:
         """Return the brokers of the source's group in the routes, brokerId by address, without `source` and Gantry's.
         The number of a cutover counts where NameServers differ.
         """
-        found: dict[str, int] = {}
+        numbers: dict[str, int] = {}
         for table in routes.values():
             for number, address in (table or {}).get(group.broker, {}).items():
                 if address in (source, group.address) or len(address) > MAX_ADDRESS:
                     continue
-                if 0 <= number < 2 * FORMER_MASTER_ID and (address in found or len(found) < steps.MOST_BROKERS):
-                    found[address] = max(found.get(address, 0), number)
-        return found
+                if 0 <= number < 2 * FORMER_MASTER_ID and (address in numbers or len(numbers) < steps.MOST_BROKERS):
+                    numbers[address] = max(numbers.get(address, 0), number)
+        return numbers
 
     async def settings_at(self, addresses: Iterable[str]) -> dict[str, SourceSettings | None]:
         """Return the settings of brokers; None: it does not answer."""
         addresses = tuple(addresses)
-        found = await asyncio.gather(*(self._settings_or_none(address) for address in addresses))
-        return dict(zip(addresses, found, strict=True))
+        settings = await asyncio.gather(*(self._settings_or_none(address) for address in addresses))
+        return dict(zip(addresses, settings, strict=True))
 
     async def _settings_or_none(self, address: str) -> SourceSettings | None:
         try:
@@ -283,11 +283,11 @@ class Edge:
         if end is None:
             self._ends.pop(group, None)
             return 0.0
-        known = self._ends.get(group)
-        if known is None or known[0] != end:
+        last = self._ends.get(group)
+        if last is None or last[0] != end:
             self._ends[group] = (end, now)
             return 0.0
-        return now - known[1]
+        return now - last[1]
 
     async def _leads(self, group: GroupPlace) -> bool:
         for url in group.members():
@@ -334,17 +334,17 @@ class Edge:
             raise Refused(f"group {group.name}: the source's NameServers know no master of {group.broker}")
         admin = next(iter(self._admins.values()))
         changes = config_of(action.permission, action.broker_id, refuses=action.refuses)
-        wanted = {source: changes}
+        settings = {source: changes}
         for address, number in self.others(group, routes, source).items():
             if own := number % FORMER_MASTER_ID:
                 number = own + (FORMER_MASTER_ID if action.broker_id == FORMER_MASTER_ID else 0)
                 # A controller may make it the master: it refuses sends, too.
-                wanted[address] = changes | {"brokerId": str(number)}
+                settings[address] = changes | {"brokerId": str(number)}
         # A slave that does not answer costs no other its settings.
         done = await asyncio.gather(
-            *(admin.update_broker_config(address, to) for address, to in wanted.items()), return_exceptions=True
+            *(admin.update_broker_config(address, to) for address, to in settings.items()), return_exceptions=True
         )
-        for (address, to), result in zip(wanted.items(), done, strict=True):
+        for (address, to), result in zip(settings.items(), done, strict=True):
             if isinstance(result, FAILURES):
                 raise Refused(f"group {group.name}: {address} did not take {to}: {result}") from result
             if isinstance(result, BaseException):
@@ -392,17 +392,17 @@ async def drive(
     while True:
         seen = await edge.look(brokers=record.phase is Phase.ABORTING)
         now = time.time()
-        made = steps.step(record, seen, limits, now)
-        moved = made.record.phase is not record.phase
-        if made.record != record:
-            await save(made.record)
-            record = made.record
-        say(record.phase, made.waits)
+        step = steps.step(record, seen, limits, now)
+        moved = step.record.phase is not record.phase
+        if step.record != record:
+            await save(step.record)
+            record = step.record
+        say(record.phase, step.waits)
         if record.phase is Phase.FOLLOWING and gave_up:
             raise Refused(f"{gave_up}. The source has its settings back, and the copies follow it")
         if record.phase in (Phase.DONE, Phase.FOLLOWING):
             return record
-        done = await asyncio.gather(*(edge.act(action) for action in made.actions), return_exceptions=True)
+        done = await asyncio.gather(*(edge.act(action) for action in step.actions), return_exceptions=True)
         refused = False
         for result in done:
             if isinstance(result, Refused):
@@ -410,7 +410,7 @@ async def drive(
             elif isinstance(result, BaseException):
                 raise result
         if time.monotonic() > ends:
-            late = f"not done after {timeout:g} s, in phase {record.phase.value}: {problem or made.waits}"
+            late = f"not done after {timeout:g} s, in phase {record.phase.value}: {problem or step.waits}"
             if record.phase not in steps.RETURNING:
                 raise Refused(f"{gave_up}; going back: {late}" if gave_up else late)
             record, gave_up, ends = steps.abort(record, now), late, time.monotonic() + timeout
@@ -418,6 +418,6 @@ async def drive(
             await save(record)
             continue
         # A phase that has begun, and the end of writes, are looked at without a wait.
-        at_once = moved or (made.actions and not refused and record.phase is Phase.WRITES_OFF)
+        at_once = moved or (step.actions and not refused and record.phase is Phase.WRITES_OFF)
         if not at_once:
-            await asyncio.sleep(PAUSED_POLL_S if made.actions or record.phase in PAUSED else POLL_S)
+            await asyncio.sleep(PAUSED_POLL_S if step.actions or record.phase in PAUSED else POLL_S)

@@ -147,8 +147,8 @@ class ArchivedTopic:
             self.queues[queue_id] = first, max(first, self._from(queue_id, self.end, behind))
 
     def _from(self, queue_id: int, mark: int, otherwise: int) -> int:
-        found = self._tiered.first_from(self.topic, queue_id, mark)
-        return otherwise if found is None else found
+        first = self._tiered.first_from(self.topic, queue_id, mark)
+        return otherwise if first is None else first
 
     def _tables(self, segment_size: int) -> Tables:
         """Return the tables at the end: each segment has all of them near its start, and their changes."""
@@ -205,7 +205,9 @@ class ArchivedQueues:
         self._slots = asyncio.Semaphore(READING)
 
     async def readable_queues(self, topic: str) -> list[MessageQueue]:
-        return [MessageQueue(topic, b, queue) for b, found in self._topics.items() for queue in range(found.numbers())]
+        return [
+            MessageQueue(topic, b, queue) for b, archived in self._topics.items() for queue in range(archived.numbers())
+        ]
 
     def puller(self, group: str) -> Self:
         return self
@@ -219,7 +221,7 @@ class ArchivedQueues:
 
     def config(self) -> TopicConfig | None:
         """Return the topic's configuration; None: no group knows it."""
-        return next((found.config for found in self._topics.values() if found.config is not None), None)
+        return next((archived.config for archived in self._topics.values() if archived.config is not None), None)
 
 
 class TopicRestore(QueuesCopy):
@@ -230,20 +232,20 @@ class TopicRestore(QueuesCopy):
         self._archived, self._name = source, name
 
     async def config_of(self, topic: str) -> TopicConfig | None:
-        found = self._archived.config()
-        return None if found is None else replace(found, perm=Perm.READ | Perm.WRITE)
+        config = self._archived.config()
+        return None if config is None else replace(config, perm=Perm.READ | Perm.WRITE)
 
     def name_of(self, topic: str) -> str:
         return self._name
 
 
-def begin(archive: Archive, wanted: Goal, folder: Path) -> Goal:
+def begin(archive: Archive, goal: Goal, folder: Path) -> Goal:
     """Return what is restored: what was begun in the folder, or something new, whose ends are found. Blocks. Raises
     Refused, ArchiveError, OSError.
     """
     before = Goal.load(folder / GOAL)
     if before is not None:
-        if replace(before, ends={}) != wanted:
+        if replace(before, ends={}) != goal:
             raise Refused(
                 f"{folder} has another restore: topic {before.topic} of {before.url}. Name another folder with --state"
             )
@@ -253,15 +255,15 @@ def begin(archive: Archive, wanted: Goal, folder: Path) -> Goal:
         group = archive.group(name)
         state = group.load()
         if state.parts:
-            ends[name] = end_at_time(group, state, wanted.time_ms)
+            ends[name] = end_at_time(group, state, goal.time_ms)
     if not ends:
-        raise Refused(f"there is no archive at {wanted.url}: nothing was uploaded yet, or the URL is another one")
-    return replace(wanted, ends=ends)
+        raise Refused(f"there is no archive at {goal.url}: nothing was uploaded yet, or the URL is another one")
+    return replace(goal, ends=ends)
 
 
 def open_topics(archive: Archive, goal: Goal, folder: Path) -> list[ArchivedTopic]:
     """Return the topic in each group that has it. Blocks. Raises Refused when none has it, ArchiveError, OSError."""
-    found, deleted = [], False
+    topics, deleted = [], False
     for name, end in goal.ends.items():
         group = archive.group(name)
         state = group.load()
@@ -279,25 +281,25 @@ def open_topics(archive: Archive, goal: Goal, folder: Path) -> list[ArchivedTopi
             raise
         deleted = deleted or topic.deleted
         if topic.config is not None or topic.messages:
-            found.append(topic)
+            topics.append(topic)
         else:
             topic.close()
-    if not found:
+    if not topics:
         moment = "" if goal.time_ms is None else " at that time"
         raise Refused(
             f"topic {goal.topic} was deleted before: write --time with a moment at which it was there"
             if deleted
             else f"the archive has no topic {goal.topic}{moment}: gantry restore FILE --dry-run shows those it has"
         )
-    return found
+    return topics
 
 
 def by_broker(topics: Sequence[ArchivedTopic], brokers: Mapping[str, str]) -> dict[str, ArchivedTopic]:
     """Return the topics by the name that their group's broker has in the cluster: queues keep their place there.
     `brokers`: broker names of the cluster by group. A group that the cluster lacks keeps its own name.
     """
-    found = {brokers.get(topic.group, topic.group): topic for topic in topics}
-    return found if len(found) == len(topics) else {topic.group: topic for topic in topics}
+    named = {brokers.get(topic.group, topic.group): topic for topic in topics}
+    return named if len(named) == len(topics) else {topic.group: topic for topic in topics}
 
 
 async def check_target(target: Admin, goal: Goal, folder: Path) -> None:
@@ -313,7 +315,7 @@ async def check_target(target: Admin, goal: Goal, folder: Path) -> None:
 
 def summary(copy: QueuesCopy) -> dict[str, Any]:
     """Return what was restored, for people and programs."""
-    queues = [queue for found in copy.queues.values() for queue in found]
+    queues = [queue for of_topic in copy.queues.values() for queue in of_topic]
     return {
         "messages": sum(queue.messages for queue in queues),
         "queues": [

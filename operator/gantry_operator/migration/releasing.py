@@ -86,17 +86,17 @@ class Line(NamedTuple):
     """Why, or the settings that it has."""
 
 
-def lines(found: Sequence[Found]) -> list[Line]:
+def lines(brokers: Sequence[Found]) -> list[Line]:
     """Say of each broker whether it is to be released. Where another one leads its group, which may be Gantry with
     messages that the source lacks, clients would have two masters: these are refused.
     """
-    made = []
-    for one in sorted(found, key=lambda f: (f.broker, f.number, f.address)):
-        made.append(Line(one.broker, one.address, *_state(one, found)))
-    return made
+    verdicts = []
+    for one in sorted(brokers, key=lambda f: (f.broker, f.number, f.address)):
+        verdicts.append(Line(one.broker, one.address, *_state(one, brokers)))
+    return verdicts
 
 
-def _state(one: Found, found: Sequence[Found]) -> tuple[State, str]:
+def _state(one: Found, brokers: Sequence[Found]) -> tuple[State, str]:
     if one.is_gantrys:
         return "as it was", "a broker of Gantry"
     if one.refusal:
@@ -108,7 +108,7 @@ def _state(one: Found, found: Sequence[Found]) -> tuple[State, str]:
         return "refused", CARRIES.format(one.address)
     if not one.is_altered:
         return "as it was", has
-    for other in found:
+    for other in brokers:
         if other.broker != one.broker or other.address == one.address or other.number != MASTER:
             continue
         if other.is_gantrys:
@@ -158,12 +158,12 @@ async def look(place: SourcePlace, brokers: Sequence[str] = ()) -> list[Found]:
             raise Refused(
                 f"NameServers do not answer: {'; '.join(silent)}. Start them, or leave out those that are gone"
             )
-        found = await asyncio.gather(
+        states = await asyncio.gather(
             *(_ask(asker, name, address, number) for (name, address), number in numbers.items())
         )
     if missing := sorted(set(brokers) - {name for name, _ in numbers}):
         raise Refused(f"the NameServers know no broker {', '.join(missing)}: start it first")
-    return found
+    return states
 
 
 async def _ask(admin: Admin, broker: str, address: str, number: int) -> Found:
@@ -180,20 +180,20 @@ async def _ask(admin: Admin, broker: str, address: str, number: int) -> Found:
 
 async def release(place: SourcePlace, found: Sequence[Found], permission: int) -> list[Line]:
     """Give back what `lines` says, and return the lines with what came of it."""
-    known = {(one.broker, one.address): one for one in found}
-    made = []
+    by_place = {(one.broker, one.address): one for one in found}
+    done = []
     async with Admin(place.name_servers[0], timeout=ANSWER_S, credentials=place.credentials, tls=place.tls) as admin:
         for line in lines(found):
             if line.state == "to release":
-                changes = wanted(known[line.broker, line.address], permission)
+                changes = wanted(by_place[line.broker, line.address], permission)
                 try:
                     await admin.update_broker_config(line.address, changes)
                 except FAILURES as error:
                     line = line._replace(state="refused", note=f"it did not take {changes}: {error}")
                 else:
                     line = line._replace(state="released", note=_shown(changes))
-            made.append(line)
-    return made
+            done.append(line)
+    return done
 
 
 __all__ = ["Found", "Line", "lines", "look", "release", "wanted"]

@@ -98,10 +98,10 @@ class BackCopy(Rounds):
                     continue
                 if not _holds(there.get(name), topic):
                     await self._target.create_topic_at(former, topic)
-                known = {(queue.broker, queue.queue) for queue in self.queues.get(name, ())}
-                wanted = [n for n in range(max(topic.read_queues, topic.write_queues)) if (broker, n) not in known]
-                if wanted:
-                    await self._add(name, broker, masters[broker], former, wanted)
+                copied = {(queue.broker, queue.queue) for queue in self.queues.get(name, ())}
+                numbers = [n for n in range(max(topic.read_queues, topic.write_queues)) if (broker, n) not in copied]
+                if numbers:
+                    await self._add(name, broker, masters[broker], former, numbers)
 
     async def _make_former_groups(self, ours: str, former: str) -> None:
         there = await self._target.groups(former)
@@ -114,9 +114,9 @@ class BackCopy(Rounds):
         here, there = await _bounds(self._source, ours, topic), await _bounds(self._target, former, topic)
         for number in numbers:
             low, high = here.get(number, (0, 0))
-            made = QueueCopy(broker, number, broker, number, there.get(number, (0, 0))[1])
-            made.next = await self._first_since(MessageQueue(topic, broker, number), low, high, self._ends[broker])
-            self.queues.setdefault(topic, []).append(made)
+            copy = QueueCopy(broker, number, broker, number, there.get(number, (0, 0))[1])
+            copy.next = await self._first_since(MessageQueue(topic, broker, number), low, high, self._ends[broker])
+            self.queues.setdefault(topic, []).append(copy)
         self._changed = True
 
     async def _first_since(self, queue: MessageQueue, low: int, high: int, end: int) -> int:
@@ -139,7 +139,7 @@ class BackCopy(Rounds):
         """Give the former broker the offsets of all groups, never back. Raises errors of clients."""
         former = self._masters[broker]
         await self._make_former_groups(ours, former)
-        offsets, known = await _offsets(self._source, ours), await _offsets(self._target, former)
+        offsets, there = await _offsets(self._source, ours), await _offsets(self._target, former)
         for key, queues in offsets.items():
             topic, _, group = key.rpartition("@")
             copies = {queue.queue: queue for queue in self.queues.get(topic, ()) if queue.broker == broker}
@@ -150,24 +150,24 @@ class BackCopy(Rounds):
                 # Below the first copy both logs are the same, and so are their offsets.
                 first = copy.runs[0][0] if copy.runs else copy.next
                 new = copy.translate(offset) if offset >= first else min(offset, copy.to_start)
-                if known.get(key, {}).get(number, -1) < new:
+                if there.get(key, {}).get(number, -1) < new:
                     header = UpdateOffsetHeader(group, topic, number, Long(new))
                     await self._target.ask(former, RequestCode.UPDATE_CONSUMER_OFFSET, header)
 
 
-def _holds(there: TopicConfig | None, wanted: TopicConfig) -> bool:
+def _holds(there: TopicConfig | None, topic: TopicConfig) -> bool:
     return (
         there is not None
-        and there.read_queues >= wanted.read_queues
-        and there.write_queues >= wanted.write_queues
-        and there.perm == wanted.perm
+        and there.read_queues >= topic.read_queues
+        and there.write_queues >= topic.write_queues
+        and there.perm == topic.perm
     )
 
 
 async def _bounds(admin: Admin, address: str, topic: str) -> dict[int, tuple[int, int]]:
     body = await admin.ask(address, RequestCode.GET_TOPIC_STATS_INFO, TopicHeader(topic=topic))
-    found = topic_stats_from_json(body)
-    return {queue.queue_id: (max(o.min_offset, 0), max(o.max_offset, 0)) for queue, o in found.items()}
+    stats = topic_stats_from_json(body)
+    return {queue.queue_id: (max(o.min_offset, 0), max(o.max_offset, 0)) for queue, o in stats.items()}
 
 
 async def _offsets(admin: Admin, address: str) -> dict[str, dict[int, int]]:
@@ -191,13 +191,13 @@ class RollbackEdge:
     async def masters(self) -> dict[str, str]:
         """Return the former brokers' addresses by brokerName. Raises Refused."""
         routes = await self._edge.routes()
-        found = {}
+        addresses = {}
         for group in self._edge.groups.values():
             address = self._edge.source_of(group, routes)
             if address is None:
                 raise Refused(f"group {group.name}: the former NameServers know no former broker: start it again")
-            found[group.broker] = address
-        return found
+            addresses[group.broker] = address
+        return addresses
 
     @asynccontextmanager
     async def copying(
@@ -231,13 +231,13 @@ class RollbackEdge:
             whole=self.copy is not None and self.copy.missing is not None,
             moved=group.name in self._moved,
         )
-        known = [table.get(group.broker, {}) for table in routes.values() if table is not None]
-        if known:
+        routed = [table.get(group.broker, {}) for table in routes.values() if table is not None]
+        if routed:
             seen = replace(
                 seen,
                 silent=None in routes.values(),
-                listed=any(table.get(MASTER_ID) == group.address for table in known),
-                returned=source is not None and all(table.get(MASTER_ID) == source for table in known),
+                listed=any(table.get(MASTER_ID) == group.address for table in routed),
+                returned=source is not None and all(table.get(MASTER_ID) == source for table in routed),
             )
         if self.copy is not None and self.copy.quiet_since is not None:
             seen = replace(seen, quiet=time.monotonic() - self.copy.quiet_since)
@@ -247,8 +247,10 @@ class RollbackEdge:
         else:
             try:
                 config = await self._edge.settings_of(source)
-                found, controlled = settings_in(config), is_controlled(config)
-                seen = replace(seen, permission=found.permission, broker_id=found.broker_id, refuses=found.refuses)
+                settings, controlled = settings_in(config), is_controlled(config)
+                seen = replace(
+                    seen, permission=settings.permission, broker_id=settings.broker_id, refuses=settings.refuses
+                )
             except FAILURES as error:
                 problem = f"the former broker {source} does not answer: {error}"
         others = self._edge.others(group, routes, None if controlled else source)
@@ -276,8 +278,8 @@ class RollbackEdge:
         return None
 
     async def _status(self, group: GroupPlace) -> dict[str, Any] | None:
-        found = await self._leading_url(group)
-        return None if found is None else found[1]
+        url_and_status = await self._leading_url(group)
+        return None if url_and_status is None else url_and_status[1]
 
     async def act(self, action: rolling_back.Action) -> None:
         """Do it. Raises Refused when it was not done."""
@@ -301,11 +303,11 @@ class RollbackEdge:
             raise Refused(f"group {group.name}: {type(action).__name__}: {error}") from error
 
     async def _release(self, group: GroupPlace, on: bool) -> None:
-        found = await self._leading_url(group)
-        if found is None:
+        url_and_status = await self._leading_url(group)
+        if url_and_status is None:
             raise Refused(f"group {group.name}: no member leads")
         try:
-            answer = await self._http.put(f"{found[0]}/v1/marks", json={"released": on}, timeout=ANSWER_S)
+            answer = await self._http.put(f"{url_and_status[0]}/v1/marks", json={"released": on}, timeout=ANSWER_S)
         except httpx.HTTPError as error:
             raise Refused(f"group {group.name}: {error!r}") from error
         if answer.status_code != 200:
@@ -331,11 +333,11 @@ async def drive(
     try:
         while True:
             seen = await edge.look(brokers=record.phase is Phase.RETURNING)
-            made = rolling_back.step(record, seen, limits, time.time())
-            if made.record != record:
-                await save(made.record)
-                record, ends = made.record, time.monotonic() + timeout
-            say(record.phase, made.waits)
+            step = rolling_back.step(record, seen, limits, time.time())
+            if step.record != record:
+                await save(step.record)
+                record, ends = step.record, time.monotonic() + timeout
+            say(record.phase, step.waits)
             if record.phase is Phase.NONE and gave_up:
                 raise Refused(f"{gave_up}. Gantry has its clients, and the source stands aside")
             if record.phase in (Phase.DONE, Phase.NONE):
@@ -344,12 +346,12 @@ async def drive(
                 error = copying.exception()
                 problem, copying = f"the copy broke off: {error}", None
                 warn(problem)
-            if made.copies and not made.actions and copying is None and edge.copy is not None:
+            if step.copies and not step.actions and copying is None and edge.copy is not None:
                 copying = asyncio.create_task(_copy(edge.copy))
-            elif not made.copies and copying is not None:
+            elif not step.copies and copying is not None:
                 await end_tasks(copying)
                 copying = None
-            for result in await asyncio.gather(*(edge.act(action) for action in made.actions), return_exceptions=True):
+            for result in await asyncio.gather(*(edge.act(action) for action in step.actions), return_exceptions=True):
                 if isinstance(result, Refused):
                     problem = str(result)
                 elif isinstance(result, BaseException):
@@ -358,14 +360,14 @@ async def drive(
             if now_copied != copied:
                 copied, ends = now_copied, time.monotonic() + timeout
             if time.monotonic() > ends:
-                late = f"no progress for {timeout:g} s, in phase {record.phase.value}: {problem or made.waits}"
+                late = f"no progress for {timeout:g} s, in phase {record.phase.value}: {problem or step.waits}"
                 if record.phase not in rolling_back.PAUSED:
                     raise Refused(f"{gave_up}; going back: {late}" if gave_up else late)
                 record, gave_up, problem = rolling_back.abort(record, time.time()), late, ""
                 ends = time.monotonic() + timeout
                 await save(record)
                 continue
-            if not made.actions:
+            if not step.actions:
                 await asyncio.sleep(POLL_S)
     finally:
         await end_tasks(copying)

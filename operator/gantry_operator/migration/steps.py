@@ -231,32 +231,34 @@ class Carry:
 Action = SetSource | Finish | Carry
 
 
-def noted(known: Mapping[str, int], seen: Mapping[str, int]) -> Mapping[str, int]:
+def noted(before: Mapping[str, int], seen: Mapping[str, int]) -> Mapping[str, int]:
     """Return brokers by address with the brokerIds that they have outside of a cutover, `MOST_BROKERS` of them."""
-    found = {**known, **{address: number % FORMER_MASTER_ID for address, number in seen.items()}}
-    return dict(list(found.items())[:MOST_BROKERS])
+    numbers = {**before, **{address: number % FORMER_MASTER_ID for address, number in seen.items()}}
+    return dict(list(numbers.items())[:MOST_BROKERS])
 
 
-def lacking(wanted: SetSource, brokers: Mapping[str, int], settings: Mapping[str, Settings | None]) -> frozenset[str]:
+def lacking(
+    given_back: SetSource, brokers: Mapping[str, int], settings: Mapping[str, Settings | None]
+) -> frozenset[str]:
     """Return the addresses of `brokers`, which are in the routes, without what `wanted` gives back."""
-    found = set()
+    addresses = set()
     for address, number in brokers.items():
         if number >= FORMER_MASTER_ID:
-            found.add(address)
+            addresses.add(address)
         elif address in settings:
             has = settings[address]
-            if has is None or has.permission != wanted.permission or has.refuses is not False:
-                found.add(address)
-    return frozenset(found)
+            if has is None or has.permission != given_back.permission or has.refuses is not False:
+                addresses.add(address)
+    return frozenset(addresses)
 
 
 def owed(
-    known: Mapping[str, int], wanted: SetSource, brokers: Mapping[str, int], settings: Mapping[str, Settings | None]
+    known: Mapping[str, int], given_back: SetSource, brokers: Mapping[str, int], settings: Mapping[str, Settings | None]
 ) -> Mapping[str, int]:
     """Return those of the `known` brokers that have not got back what `wanted` gives. One is done with when it is in
     the routes with its own settings, at this address or, as a slave, at another one.
     """
-    lack = lacking(wanted, brokers, settings)
+    lack = lacking(given_back, brokers, settings)
     numbers = {number for address, number in brokers.items() if address not in lack and number != MASTER}
     return {
         address: number
@@ -292,19 +294,19 @@ def still_owed(record: Record, seen: Mapping[str, Seen]) -> dict[str, list[str]]
 def owed_of(groups: Mapping[str, Former], seen: Mapping[str, Seen]) -> dict[str, list[str]]:
     """Return by group the addresses of the known brokers that have not got their settings back."""
     nothing = Seen()
-    found = {}
+    by_group = {}
     for name, group in groups.items():
         now = seen.get(name, nothing)
         if addresses := sorted(owed(group.brokers, given_back(name, group), now.brokers, now.settings)):
-            found[name] = addresses
-    return found
+            by_group[name] = addresses
+    return by_group
 
 
-def said_owed(found: Mapping[str, Sequence[str]], remedy: str, *, event: str = "abort") -> str:
+def said_owed(by_group: Mapping[str, Sequence[str]], remedy: str, *, event: str = "abort") -> str:
     """Name brokers of `still_owed` and the remedy; empty: there are none. `event`: what gave the others theirs."""
-    if not found:
+    if not by_group:
         return ""
-    names = "; ".join(f"group {name}: {', '.join(addresses)}" for name, addresses in found.items())
+    names = "; ".join(f"group {name}: {', '.join(addresses)}" for name, addresses in by_group.items())
     return (
         f"these brokers of the source were down at the {event}, and refuse clients until they have brokerPermission, "
         f"brokerId and startAcceptSendRequestTimeStamp back: {names}. Start them, then {remedy}"
@@ -411,10 +413,10 @@ def _routing(record: Record, seen: Mapping[str, Seen], now: float) -> Step:
         return Step(record, waits=waits)
     # RocketMQ 5.x delivers nothing that waits, and stores no acknowledgement of POP, under another number.
     aside = [
-        wanted
+        change
         for name, group in record.groups.items()
         if record.aside
-        and not (wanted := SetSource(name, group.permission or 0, FORMER_MASTER_ID, False)).is_so(seen[name])
+        and not (change := SetSource(name, group.permission or 0, FORMER_MASTER_ID, False)).is_so(seen[name])
     ]
     if aside or not all(seen[name].routed and not seen[name].silent for name in record.groups):
         return Step(record, tuple(aside), _named(waits, seen))
@@ -436,9 +438,9 @@ def _routed(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float
 def _readers_off(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) -> Step:
     actions: list[Action] = list(_carried(record, seen))
     for name, group in record.groups.items():
-        wanted = SetSource(name, (group.permission or 0) & ~READ, record.number, False)
-        if not wanted.is_so(seen[name]):
-            actions.append(wanted)
+        change = SetSource(name, (group.permission or 0) & ~READ, record.number, False)
+        if not change.is_so(seen[name]):
+            actions.append(change)
     if actions:
         return Step(record, tuple(actions), "the source stops giving messages to consumers")
     left = limits.settle - (now - record.since)
@@ -450,9 +452,9 @@ def _readers_off(record: Record, seen: Mapping[str, Seen], limits: Limits, now: 
 def _ended(record: Record, seen: Mapping[str, Seen]) -> tuple[SetSource, ...]:
     """Return what is missing until no source takes messages. One that was stopped needs nothing."""
     return tuple(
-        wanted
+        change
         for name in record.groups
-        if not (wanted := SetSource(name, 0, FORMER_MASTER_ID, True)).is_so(seen[name])
+        if not (change := SetSource(name, 0, FORMER_MASTER_ID, True)).is_so(seen[name])
         and seen[name].permission is not None
     )
 
@@ -513,8 +515,8 @@ def _finishing(record: Record, seen: Mapping[str, Seen], limits: Limits, now: fl
         end = groups[name].end
         if not missing and end is not None and seen[name].state in ("following", "finishing"):
             finishes.append(Finish(name, end))
-        said = missing or f"group {name} takes the last bytes and begins to lead"
-        waits = waits or (f"{said}: {seen[name].problem}" if seen[name].state == "broken" else said)
+        text = missing or f"group {name} takes the last bytes and begins to lead"
+        waits = waits or (f"{text}: {seen[name].problem}" if seen[name].state == "broken" else text)
     return Step(replace(record, groups=groups), tuple(finishes), waits)
 
 
@@ -568,11 +570,11 @@ def _aborting(record: Record, seen: Mapping[str, Seen], limits: Limits, now: flo
     if ended or unknown:
         return Step(record, ended, "Gantry leaves the routes")
     waits = 0 <= now - record.since < limits.slaves
-    wanted = {name: given_back(name, group) for name, group in record.groups.items()}
+    back_of = {name: given_back(name, group) for name, group in record.groups.items()}
     listed = {name: record.carried and seen[name].listed for name in record.groups}
     actions = tuple(
         back
-        for name, back in wanted.items()
+        for name, back in back_of.items()
         if not back.is_so(seen[name])
         # A change of its settings makes it register at once.
         or (waits and (listed[name] or lacking(back, seen[name].brokers, seen[name].settings)))
@@ -583,7 +585,7 @@ def _aborting(record: Record, seen: Mapping[str, Seen], limits: Limits, now: flo
     groups = {
         name: Group(group.permission, brokers=left)
         for name, group in record.groups.items()
-        if (left := owed(group.brokers, wanted[name], seen[name].brokers, seen[name].settings))
+        if (left := owed(group.brokers, back_of[name], seen[name].brokers, seen[name].settings))
     }
     if groups and 0 <= now - record.since < limits.silent:  # One that has just been started is soon in the routes.
         away = ", ".join(address for group in groups.values() for address in group.brokers)
