@@ -21,8 +21,8 @@ from gantry_broker.client import Admin, Message, Producer
 from gantry_broker.contracts.table_runs import RunOrder, TableOrder
 from gantry_broker.testing import LocalBroker
 from gantry_spark.errors import SourceError
+from gantry_spark.tables import commits as commits_module
 from gantry_spark.tables import fields as fields_module
-from gantry_spark.tables import job as job_module
 from gantry_spark.tables import library
 from gantry_spark.tables import rows as rows_module
 from gantry_spark.tables.commits import ends_of, open_catalog
@@ -124,7 +124,7 @@ def test_a_column_that_another_engine_adds_within_a_commit_stays(
     spec = spec_of(mq, warehouse, mode=mode, kind="JsonSchema", schema=SCHEMA)
     send(mq, spec.topic, [("a", b'{"id": 1}')])
     one_at_a_time(TableJob(spec, None))
-    real, added = job_module._commit, False
+    real, added = commits_module.commit_transaction, False
 
     def late(transaction: Any, table: Any) -> None:
         nonlocal added
@@ -136,7 +136,7 @@ def test_a_column_that_another_engine_adds_within_a_commit_stays(
                 update.add_column("theirs", LongType())
         real(transaction, table)
 
-    monkeypatch.setattr(job_module, "_commit", late)
+    monkeypatch.setattr(commits_module, "commit_transaction", late)
     send(mq, spec.topic, [("b", b'{"id": 2}')])
     spec = replace(spec, schema=wide(**fields))
     with contextlib.suppress(NotContinued):  # Or it is made on top of the other one.
