@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gantry_broker.broker.metadata.tables import TOPIC_CHANGES, Tables
+from gantry_broker.namesrv.routes import Registration
 from gantry_broker.namesrv.server import NameServer
 from gantry_broker.namesrv.settings import NameServerSettings
 from gantry_broker.protocol.codes import GantryCode, RequestCode
@@ -102,6 +103,39 @@ async def test_the_leader_registers_again_where_a_sources_nameserver_has_dropped
         asked, registered = requests[RequestCode.QUERY_DATA_VERSION], requests[RequestCode.REGISTER_BROKER]
         await until(lambda: requests[RequestCode.QUERY_DATA_VERSION] > asked + 1)
         assert requests[RequestCode.REGISTER_BROKER] == registered, "a NameServer that has it gets no topics again"
+    finally:
+        await registrar.close()
+        await bench.close()
+        await server.close()
+
+
+async def test_each_address_of_a_leader_has_a_connection_of_its_own_to_a_sources_nameserver(
+    tmp_path: Path, make_bench: Callable[..., Bench]
+) -> None:
+    """RocketMQ's ends the connection of a silent address, and drops what else that has registered."""
+    server = NameServer(NameServerSettings("ns", "127.0.0.1", 0, 0, None, [], cluster="demo", registration_port=0))
+    await server.start()
+    bench = make_bench(
+        tmp_path / "b",
+        member_address="127.0.0.1:10912",
+        source_name_servers=[f"127.0.0.1:{server.registration_port}"],
+    )
+    bench.client._membership = Membership(Identity("demo", "demo-a", 0), None)
+    await bench.lead()
+    registrar, role, groups = bench.parts.registrar, bench.broker.role, server.service.routes.groups
+    registrar.start()
+
+    def master() -> Registration:
+        return groups["demo-a"].entries[0].registration
+
+    try:
+        await until(lambda: "demo-a" in groups)
+        sources = {master().source}
+        for lost in (True, False):
+            role.address_lost = lost
+            registrar.soon()
+            await until(lambda: master().address == role.address and master().source not in sources)
+            sources.add(master().source)
     finally:
         await registrar.close()
         await bench.close()

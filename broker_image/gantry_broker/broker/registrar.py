@@ -8,6 +8,8 @@ its own. A refusal by a NameServer changes nothing here: anyone may have registe
 NameServers of RocketMQ, at which the leader of a migrated cluster registers too, know no members. They drop an address
 when the connection ends by which it was registered last, and that may be a former leader's: one that was frozen
 registers once more before it sees its successor. So the leader asks them once a second whether they have its address.
+They also end a connection when one of the addresses that it has registered was silent for two minutes, and drop another
+one with it. So a leader whose address changes registers the next one over a new connection.
 """
 
 from __future__ import annotations
@@ -111,6 +113,8 @@ class Registrar:
         """By NameServer: the topics that it has taken over."""
         self._whole_only: set[str] = set()
         """NameServers of an older version, which know no REGISTER_CHANGES."""
+        self._source_has: dict[str, str] = {}
+        """By NameServer of a source: the address that the present connection has registered."""
 
     def start(self) -> None:
         for address in (*self._config.registration_addresses, *self._config.source_name_servers):
@@ -292,6 +296,10 @@ class Registrar:
             await self._release(address)
             return True
         client = self._client_of(address)
+        if address in self._sources:
+            if self._source_has.get(address, self._role.address) != self._role.address:
+                client.drop(address)
+            self._source_has[address] = self._role.address
         tables, permission = self._meta.working, self._permission()
         now_held = _Held(tables, tables.topic_version, permission)
         held = self._held.pop(address, None)
