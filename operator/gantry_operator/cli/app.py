@@ -40,7 +40,7 @@ from gantry_operator.cli.options import (
 from gantry_operator.cli.output import give_up_stdout, json_text, note, prepare_streams, say, was_complete
 from gantry_operator.cli.restore import register as register_restore
 from gantry_operator.cli.tables import register as register_tables
-from gantry_operator.cli.topic_commands import register as register_topics
+from gantry_operator.cli.topic_commands import group_app, topic_app
 from gantry_operator.cli.user_commands import user_app
 
 if TYPE_CHECKING:
@@ -79,7 +79,8 @@ def common(
     pass
 
 
-register_topics(app, EPILOG)
+app.add_typer(topic_app, name="topic")
+app.add_typer(group_app, name="group")
 register_archive(app)
 register_restore(app, EPILOG)
 register_migrate(app)
