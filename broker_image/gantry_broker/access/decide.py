@@ -113,10 +113,10 @@ class Rule:
         if not self.networks:
             return True
         try:
-            found = ip_address(address)
+            from_address = ip_address(address)
         except ValueError:
             return False
-        return any(found.version == network.version and found in network for network in self.networks)
+        return any(from_address.version == network.version and from_address in network for network in self.networks)
 
     def rank(self) -> tuple[int, int, int, int]:
         """Return the rule with the highest rank decides."""
@@ -145,13 +145,13 @@ class RuleIndex:
 
     def near(self, kind: str, name: str) -> list[Rule]:
         """Return all rules that match this resource, and perhaps some more."""
-        found: list[Rule] = []
+        rules: list[Rule] = []
         for kind_of_rule in (kind, ANY):
-            found += self._literal.get((kind_of_rule, name), ())
+            rules += self._literal.get((kind_of_rule, name), ())
             for length, names in self._prefixes.get(kind_of_rule, {}).items():
-                found += names.get(name[:length], ())
-            found += self._others.get(kind_of_rule, ())
-        return found
+                rules += names.get(name[:length], ())
+            rules += self._others.get(kind_of_rule, ())
+        return rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +197,8 @@ class User:
         return self.super or any(self._may(*resource(kind, name, action), address) for action in actions)
 
     def _may(self, kind: str, name: str, action: str, address: str) -> bool:
-        found = [rule for rule in self.index.near(kind, name) if rule.matches(kind, name, action, address)]
-        return bool(found) and not max(found, key=Rule.rank).deny
+        rules = [rule for rule in self.index.near(kind, name) if rule.matches(kind, name, action, address)]
+        return bool(rules) and not max(rules, key=Rule.rank).deny
 
 
 @dataclass(frozen=True, slots=True)

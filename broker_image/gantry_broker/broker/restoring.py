@@ -74,15 +74,15 @@ class Progress:
 
 async def restore_first(config: BrokerConfig) -> None:
     """Fill the disk, and return once it is done. Raises OSError when the HTTP port is taken."""
-    wanted = source(config)
-    assert wanted is not None
+    settings = source(config)
+    assert settings is not None
     progress = Progress()
     server = InterimServer(config, lambda: progress.text)
     await server.start()
     try:
         while True:
             try:
-                end = await in_daemon_thread(partial(fill, wanted, config.data_dir, progress))
+                end = await in_daemon_thread(partial(fill, settings, config.data_dir, progress))
             except (ArchiveError, OSError) as error:
                 progress.text = f"cannot restore from the archive: {error}"
                 log.error("%s; tried again in %d s", progress.text, AGAIN_S)
@@ -90,7 +90,7 @@ async def restore_first(config: BrokerConfig) -> None:
                 continue
             log.info(
                 "the log was restored from %s up to %d; users and their keys are not in an archive",
-                wanted.url, end,
+                settings.url, end,
             )  # fmt: skip
             return
     finally:
@@ -98,20 +98,20 @@ async def restore_first(config: BrokerConfig) -> None:
         await server.close()
 
 
-def fill(wanted: RestoreConfig, data_dir: Path, progress: Progress) -> int:
+def fill(settings: RestoreConfig, data_dir: Path, progress: Progress) -> int:
     """Restore the log into a folder, and return its end. Raises ArchiveError, OSError."""
-    archive = open_archive(wanted)
+    archive = open_archive(settings)
     identity = archive.identity()
     if identity is None:
-        raise Missing(f"{wanted.url} has no archive: write the url that the archived cluster has in spec.archive")
-    if wanted.cluster is not None and identity.cluster != wanted.cluster:
-        raise Missing(f"{wanted.url} is the archive of cluster {identity.cluster}, not of {wanted.cluster}")
-    group = archive.group(wanted.group)
+        raise Missing(f"{settings.url} has no archive: write the url that the archived cluster has in spec.archive")
+    if settings.cluster is not None and identity.cluster != settings.cluster:
+        raise Missing(f"{settings.url} is the archive of cluster {identity.cluster}, not of {settings.cluster}")
+    group = archive.group(settings.group)
     state = group.load()
     if state.n == 0:
         names = ", ".join(archive.groups()) or "none"
-        raise Missing(f"the archive has no group {wanted.group}; its groups: {names}")
-    target = Target(wanted.offset, wanted.time_ms)
+        raise Missing(f"the archive has no group {settings.group}; its groups: {names}")
+    target = Target(settings.offset, settings.time_ms)
     total = restore.outline(state, target).download
     data_dir.mkdir(parents=True, exist_ok=True)
     lock = lock_store(data_dir)
@@ -121,7 +121,7 @@ def fill(wanted: RestoreConfig, data_dir: Path, progress: Progress) -> int:
             state,
             target,
             data_dir,
-            source=wanted.url,
+            source=settings.url,
             progress=lambda done: progress.fetched(done, total, time.monotonic()),
         )
     finally:

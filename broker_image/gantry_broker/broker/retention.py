@@ -110,7 +110,7 @@ class TopicRetention:
         self._clock = clock
         self._age = AgeClock()
         self._rest: Iterator[tuple[str, int] | None] | None = None
-        self._found: dict[str, int] = {}
+        self._expired: dict[str, int] = {}
 
     def expire(self) -> bool:
         """Look for records that are too old, for `SLICE_S`; return True when it has to go on in another step.
@@ -126,8 +126,8 @@ class TopicRetention:
         try:
             for found in self._rest:
                 if found is not None:
-                    self._found[found[0]] = found[1]
-                if len(self._found) >= TOPICS:
+                    self._expired[found[0]] = found[1]
+                if len(self._expired) >= TOPICS:
                     self._write()
                 if time.perf_counter() > ends:
                     return True
@@ -140,7 +140,7 @@ class TopicRetention:
 
     def _forget(self) -> None:
         self._rest = None
-        self._found.clear()
+        self._expired.clear()
 
     def _look(self, now_ms: int) -> Iterator[tuple[str, int] | None]:
         """Yield each topic with records that are too old, and the offset of the log where they end. None: nothing."""
@@ -183,11 +183,11 @@ class TopicRetention:
 
     def _write(self) -> None:
         """Append what was found as a control record. A log that takes none is asked again by the next `expire`."""
-        if not self._found:
+        if not self._expired:
             return
         try:
-            self._changes.append({"expired": dict(self._found)})
+            self._changes.append({"expired": dict(self._expired)})
         except (NotWritable, StoreError) as error:
             if isinstance(error, StoreError):
                 self._health.store_failed(error)
-        self._found.clear()
+        self._expired.clear()

@@ -77,8 +77,8 @@ def session_of(
 
 def parse_name_servers(name_servers: str | Sequence[str]) -> list[str]:
     """Parse "a:9876;b:9876" (or with commas) or a list into addresses. Raises ValueError when there is none."""
-    found = name_servers.replace(",", ";").split(";") if isinstance(name_servers, str) else list(name_servers)
-    addresses = [address.strip() for address in found if address.strip()]
+    texts = name_servers.replace(",", ";").split(";") if isinstance(name_servers, str) else list(name_servers)
+    addresses = [address.strip() for address in texts if address.strip()]
     if not addresses:
         raise ValueError(f"no NameServer address in {name_servers!r}; write host:port, several joined by ';'")
     return addresses
@@ -184,9 +184,9 @@ class Session(Started):
 
         Raises RemotingError when no NameServer answers and no route is cached, BrokerError, BodyError.
         """
-        known = self._routes.get(topic)
-        if known is not None and (not fresh or time.monotonic() - self._fetched_at.get(topic, -1e9) < max_age):
-            return known
+        cached = self._routes.get(topic)
+        if cached is not None and (not fresh or time.monotonic() - self._fetched_at.get(topic, -1e9) < max_age):
+            return cached
         fetch = self._route_fetches.get(topic)
         if fetch is None:
             fetch = self._route_fetches[topic] = asyncio.ensure_future(self._fetch_route(topic))
@@ -194,9 +194,9 @@ class Session(Started):
         try:
             return await asyncio.shield(fetch)
         except RemotingError:
-            if known is None:
+            if cached is None:
                 raise
-            return known  # an unreachable NameServer does not invalidate the cached route
+            return cached  # an unreachable NameServer does not invalidate the cached route
 
     async def route_after_failure(self, topic: str) -> TopicRoute | None:
         """Fetch a route after a failure, and fall back to the cached one.
@@ -204,14 +204,14 @@ class Session(Started):
         The cached route also serves when the answer is late: the NameServer may have failed together with the broker.
         """
         fetch = self.route(topic, fresh=True, max_age=MIN_ROUTE_AGE_SECONDS)
-        known = self._routes.get(topic)
-        if known is None:
+        cached = self._routes.get(topic)
+        if cached is None:
             return await fetch
         try:
             async with asyncio.timeout(ROUTE_WAIT_SECONDS):
-                return await fetch or known
+                return await fetch or cached
         except TimeoutError:
-            return known
+            return cached
 
     def cached_route(self, topic: str) -> TopicRoute | None:
         """Return the last fetched route."""

@@ -64,7 +64,7 @@ class Announcements:
         self._task: asyncio.Task[None] | None = None
         self._next: dict[str, float] = {}
         """When each master gets all clients, by its address."""
-        self._said: dict[tuple[str, str], ProxiedClient] = {}
+        self._announced: dict[tuple[str, str], ProxiedClient] = {}
         """What brokers were told last, by user and client id."""
 
     def start(self) -> None:
@@ -86,7 +86,7 @@ class Announcements:
     async def look(self, now: float) -> None:
         """Announce what has changed, and everything to masters for which it is time. Raises `FAILURES`."""
         changed, gone = self._changes()
-        if not self._said and not gone:
+        if not self._announced and not gone:
             return
         masters = await self._brokers.master_addresses()
         self._next = {address: self._next.get(address, 0.0) for address in masters}
@@ -94,7 +94,7 @@ class Announcements:
         for address in masters:
             if now >= self._next[address]:
                 self._next[address] = now + BEAT_S
-                works.append(self._announce(address, list(self._said.values()), gone))
+                works.append(self._announce(address, list(self._announced.values()), gone))
             elif changed or gone:
                 works.append(self._announce(address, changed, gone))
         await asyncio.gather(*works)
@@ -103,13 +103,13 @@ class Announcements:
         changed, gone = [], []
         for key in self._clients.take_changed():
             client = self._clients.get(key[1], key[0])
-            found = None if client is None else described(client)
-            before = self._said.pop(key, None)
-            if before is not None and (found is None or found.group != before.group):
+            now = None if client is None else described(client)
+            before = self._announced.pop(key, None)
+            if before is not None and (now is None or now.group != before.group):
                 gone.append(before)
-            if found is not None:
-                self._said[key] = found
-                changed.append(found)
+            if now is not None:
+                self._announced[key] = now
+                changed.append(now)
         return changed, gone
 
     async def _announce(self, address: str, clients: list[ProxiedClient], gone: list[ProxiedClient]) -> None:

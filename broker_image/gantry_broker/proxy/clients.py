@@ -60,14 +60,14 @@ def shown(text: str, most: int) -> str:
 
 def known_endpoints(given: Any) -> Any:
     """Return a client's `Endpoints` without what is not known. Raises Refusal."""
-    found = v2.Endpoints(scheme=given.scheme if given.scheme in _SCHEMES else 0)
+    endpoints = v2.Endpoints(scheme=given.scheme if given.scheme in _SCHEMES else 0)
     if len(given.addresses) > MAX_ENDPOINTS:
         raise Refusal(Code.ILLEGAL_ACCESS_POINT, f"the endpoints have over {MAX_ENDPOINTS} addresses")
     for address in given.addresses:
         if len(address.host) > MAX_HOST:
             raise Refusal(Code.ILLEGAL_ACCESS_POINT, f"the host of an endpoint has over {MAX_HOST} characters")
-        found.addresses.add(host=address.host, port=address.port)
-    return found
+        endpoints.addresses.add(host=address.host, port=address.port)
+    return endpoints
 
 
 def known_settings(given: Any) -> Any:
@@ -211,7 +211,7 @@ class Clients:
         self._clients: dict[ClientKey, Client] = {}
         self._publishers: dict[str, dict[ClientKey, Client]] = {}
         """Clients that send to a topic."""
-        self._asked: dict[str, tuple[Client, asyncio.Future[Any]]] = {}
+        self._waiting: dict[str, tuple[Client, asyncio.Future[Any]]] = {}
         self._changed: set[ClientKey] = set()
         self._numbers = itertools.count(1)
         self._turn = itertools.count()
@@ -264,8 +264,8 @@ class Clients:
 
     def take_changed(self) -> set[ClientKey]:
         """Return the clients that came, changed or left since the last call."""
-        found, self._changed = self._changed, set()
-        return found
+        changed, self._changed = self._changed, set()
+        return changed
 
     def leave(self, client: Client) -> None:
         self._forget_topics(client)
@@ -296,24 +296,24 @@ class Clients:
 
         Raises TimeoutError, and ConnectionError when the client has no stream.
         """
-        if client.line is None or len(self._asked) >= MAX_ASKED:
+        if client.line is None or len(self._waiting) >= MAX_ASKED:
             raise ConnectionError(f"client {client.id} has no telemetry stream")
         nonce = f"{time.time_ns():x}-{next(self._numbers)}"
         getattr(command, part).nonce = nonce
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._asked[nonce] = client, future
+        self._waiting[nonce] = client, future
         try:
             if not client.line.push(command.SerializeToString()):
                 raise ConnectionError(f"client {client.id} reads nothing")
             async with asyncio.timeout(timeout):
                 return await future
         finally:
-            del self._asked[nonce]
+            del self._waiting[nonce]
 
     def answered(self, client: Client | None, nonce: str, command: Any) -> None:
         """Take a client's answer; only the one that was asked has one."""
-        asked, future = self._asked.get(nonce, (None, None))
-        if future is not None and asked is client and not future.done():
+        receiver, future = self._waiting.get(nonce, (None, None))
+        if future is not None and receiver is client and not future.done():
             future.set_result(command)
 
     def _forget_topics(self, client: Client) -> None:

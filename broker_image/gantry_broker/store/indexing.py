@@ -231,9 +231,9 @@ class Indexer:
                 if number < queue.max:
                     queue.fill_in(number, entry, touched)
                 else:
-                    known = queue.next
+                    next_before = queue.next
                     queue.add(number, entry)
-                    queue.next = max(known, queue.max)
+                    queue.next = max(next_before, queue.max)
                     queues.dirty.setdefault(queue)
             sync_names(sorted(touched))
         except OSError:
@@ -338,11 +338,11 @@ class Indexer:
 
     def _add_entry(self, queue: ConsumeQueue, number: int, entry: bytes) -> None:
         """Add an entry behind a gap, or one that the queue may have already."""
-        known = queue.next  # It counts unconfirmed records; an empty queue's first entry must not lower it.
+        next_before = queue.next  # It counts unconfirmed records; an empty queue's first entry must not lower it.
         if queue.add(number, entry):
             self._state.renumber = True
             self._state.durable_names.clear()  # New files may get the names of removed ones.
-        queue.next = max(known, queue.max)
+        queue.next = max(next_before, queue.max)
 
     def unconfirmed_control(self) -> list[bytes]:
         """Return the bodies of the unconfirmed control records, in the order of the log.
@@ -350,11 +350,11 @@ class Indexer:
         Raises BadRecords, ValueError when not even a record boundary is readable, OSError.
         """
         confirmed = self._state.confirmed
-        found = [item for batch in self._unconfirmed.batches for item in batch.control if item[0] >= confirmed]
+        records = [item for batch in self._unconfirmed.batches for item in batch.control if item[0] >= confirmed]
         for start, stop in self._unconfirmed.gaps(confirmed, self._log.end):
             for offset, data in self._log.chunks(start, stop):
-                found += self.read_batch(offset, data, keys=False).control
-        return [body for _, body in sorted(found)]
+                records += self.read_batch(offset, data, keys=False).control
+        return [body for _, body in sorted(records)]
 
     def truncate_unconfirmed(self, to: int) -> None:
         """Drop the batches at or above `to` and give their queue offsets back.
@@ -405,10 +405,10 @@ class Indexer:
         if index is None or index.behind or not index.gaps:
             return
         try:
-            found = index.open_gap(log.start)
-            if found is None:
+            gap = index.open_gap(log.start)
+            if gap is None:
                 return
-            (at, stop), confirmed = found, self._state.confirmed
+            (at, stop), confirmed = gap, self._state.confirmed
             at = max(at, log.start)
             keys, end = b"", stop
             if at < min(stop, confirmed):

@@ -141,9 +141,9 @@ class Recovery:
     def _checkpoint(self) -> None:
         """Make the queues and the list of their ends durable: the next start need not build them again."""
         try:
-            made = self._checkpointer.checkpoint()
-            made.run()
-            self._checkpointer.checkpointed(made)
+            checkpoint = self._checkpointer.checkpoint()
+            checkpoint.run()
+            self._checkpointer.checkpointed(checkpoint)
         except OSError as error:
             _log.warning("the consume queues of %s cannot be made durable: %s", self._root, error)
 
@@ -152,10 +152,10 @@ class Recovery:
         ends, state = self._ends, self._state
         if ends is not None and ends.offset <= trusted:
             return ends
-        known = "is missing" if ends is None else f"is of {ends.offset}, but the queues are trusted up to {trusted}"
+        why = "is missing" if ends is None else f"is of {ends.offset}, but the queues are trusted up to {trusted}"
         _log.warning(
             "the list of queue ends (config/%s) of %s %s: all consume queues are built from the log of %d to %d",
-            queue_ends.NAME, self._root, known, self._log.start, state.confirmed,
+            queue_ends.NAME, self._root, why, self._log.start, state.confirmed,
         )  # fmt: skip
         return None
 

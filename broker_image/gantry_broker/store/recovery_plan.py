@@ -90,7 +90,7 @@ def confirmed_after(plan: Plan, point: RecoveryPoint | None, start: int, end: in
     return end if plan.foreign else min(max((point or RecoveryPoint()).confirmed, start), end)
 
 
-def epochs_after(plan: Plan, found: Scan, epoch_file: EpochFile | None) -> LeaderEpochs:
+def epochs_after(plan: Plan, scanned: Scan, epoch_file: EpochFile | None) -> LeaderEpochs:
     """Return the leader epochs after a start: those in the scanned part of the log, earlier ones from the file.
 
     Raises StoreError when the two contradict each other.
@@ -99,19 +99,21 @@ def epochs_after(plan: Plan, found: Scan, epoch_file: EpochFile | None) -> Leade
         return FOREIGN
     kept = epoch_file.epochs if epoch_file else ()
     earlier = tuple(epoch for epoch in kept if epoch.start < plan.scan_from or epoch in FOREIGN)
-    return truncate_epochs(extend_epochs(earlier, found.epochs), found.end)
+    return truncate_epochs(extend_epochs(earlier, scanned.epochs), scanned.end)
 
 
-def find_damage(log: LogBytes, found: Scan, point: RecoveryPoint | None, epoch_file: EpochFile | None) -> Damage | None:
+def find_damage(
+    log: LogBytes, scanned: Scan, point: RecoveryPoint | None, epoch_file: EpochFile | None
+) -> Damage | None:
     """Return the damage when acknowledged records are missing. Raises OSError.
 
     Without a recovery point the end of our log is not known: non-zero bytes behind `found.end` then count as damage.
     """
     before = point or RecoveryPoint()
     end_known = point is not None or epoch_file is None
-    if found.end >= max(before.flushed, before.confirmed) and (end_known or not log.holds_beyond(found.end)):
+    if scanned.end >= max(before.flushed, before.confirmed) and (end_known or not log.holds_beyond(scanned.end)):
         return None
-    return Damage(found.end, found.reason, before.flushed, before.confirmed)
+    return Damage(scanned.end, scanned.reason, before.flushed, before.confirmed)
 
 
 def first_offset(bases: list[int], segment_size: int) -> int:

@@ -57,12 +57,12 @@ async def group_settings(target: Target, group: str) -> dict[str, Any]:
     `settings`: fields of a ConsumerGroup's spec, without those in which broker groups differ; `resource`: the name of
     the one that manages it, or empty; `digest`: for `change_group`.
     """
-    found = await describe_group(target, group)
-    resource = found["resource"]
+    described = await describe_group(target, group)
+    resource = described["resource"]
     if resource is not None:
         settings = {f: resource["spec"][f] for f in GROUP_FIELDS if resource["spec"].get(f) is not None}
     else:
-        values = {f: {row[f] for row in found["groups"]} for f in GROUP_FIELDS}
+        values = {f: {row[f] for row in described["groups"]} for f in GROUP_FIELDS}
         settings = {f: some.pop() for f, some in values.items() if len(some) == 1}
     owner = "" if resource is None else str(resource["metadata"]["name"])
     return {"settings": settings, "resource": owner, "digest": digest_of([settings, owner])}
@@ -87,9 +87,9 @@ async def change_group(target: Target, group: str, changes: Mapping[str, Any], d
     changed = {ours: changes[field] for field, ours in GROUP_FIELDS.items() if field in changes}
     async with admin_of(target, whole=True) as admin:
         for name, address in sorted((await admin.masters()).items()):
-            known = (await admin.groups(address)).get(group)
-            if known is not None and replace(known, **changed) != known:
-                await admin.create_group(replace(known, **changed), groups=[name])
+            present = (await admin.groups(address)).get(group)
+            if present is not None and replace(present, **changed) != present:
+                await admin.create_group(replace(present, **changed), groups=[name])
     return f"{group} is changed"
 
 
@@ -172,8 +172,8 @@ async def delete_group(target: Target, group: str, force: bool) -> str:
     if reserved_group(group) and not of_table:
         raise ActionError(f"{group} is a group of the system: it cannot be deleted", Cause.BAD_INPUT)
     async with admin_of(target, whole=True) as admin:
-        known = [group in await admin.groups(a) for a in (await admin.masters()).values()]
-        if not any(known) and not (of_table and await admin.consume_stats(group)):
+        exists = [group in await admin.groups(a) for a in (await admin.masters()).values()]
+        if not any(exists) and not (of_table and await admin.consume_stats(group)):
             raise ActionError(f"there is no consumer group {group}: `gantry group list` shows those that exist")
         if not force:
             connections = await admin.consumer_connections(group)

@@ -44,12 +44,12 @@ def read_accounts(path: Path) -> tuple[list[Account], list[str]]:
         raise PlainAclError(f"{path} is not UTF-8") from None
     except ValueError as error:
         raise PlainAclError(f"{path}: {error}") from None
-    made = [account_of(u) for u in users]
-    names = [a.name for a in made]
+    accounts = [account_of(u) for u in users]
+    names = [a.name for a in accounts]
     twice = next((n for n in names if names.count(n) > 1), None)
     if twice is not None:
         raise PlainAclError(f"{path}: two accounts would be BrokerUser {twice}: write other access keys")
-    return made, _not_imported(load_plain_acl(text))
+    return accounts, _not_imported(load_plain_acl(text))
 
 
 def account_of(user: User) -> Account:
@@ -69,7 +69,7 @@ def accounts_of(
     `known`: the BrokerUsers that are there, by access key. `taken`: names that no new one can have. Those whose names
     differ by their case only get a number.
     """
-    made: dict[str, Account] = {}
+    accounts: dict[str, Account] = {}
     left_out: dict[str, str] = {}
     used = {ADMIN, *taken, *known.values()}
     for _, user in sorted(users.items()):
@@ -83,8 +83,8 @@ def accounts_of(
             name = f"{account.name[:55]}-{number}"
             number += 1
         used.add(name)
-        made[name] = replace(account, name=name)
-    return list(made.values()), left_out
+        accounts[name] = replace(account, name=name)
+    return list(accounts.values()), left_out
 
 
 def _not_imported(content: dict[str, Any]) -> list[str]:

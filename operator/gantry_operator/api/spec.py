@@ -533,13 +533,13 @@ class BrokerClusterSpec(Model):
 
     def storage_of(self, group: str) -> Storage:
         """Return the volumes of a group: its own settings, or those of the cluster."""
-        found = self._group(group)
-        return self.storage if found is None or found.storage is None else found.storage
+        own = self._group(group)
+        return self.storage if own is None or own.storage is None else own.storage
 
     def resources_of(self, group: str) -> Resources:
-        found = self._group(group)
-        return self.resources if found is None or found.resources is None else found.resources
+        own = self._group(group)
+        return self.resources if own is None or own.resources is None else own.resources
 
     def placement_of(self, group: str) -> Placement:
-        found = self._group(group)
-        return self.placement if found is None or found.placement is None else found.placement
+        own = self._group(group)
+        return self.placement if own is None or own.placement is None else own.placement

@@ -211,10 +211,10 @@ def list_parts(
 ) -> None:
     """List the objects with records: their range of the log, and the times of their records."""
     with one_line_errors():
-        found = {n: archive.group(n).load() for n in groups_of(archive, group)}
+        states = {n: archive.group(n).load() for n in groups_of(archive, group)}
     if output == Output.json:
         print_json(
-            [{"group": n, **p._asdict(), "damaged": p.name in s.damaged} for n, s in found.items() for p in s.parts]
+            [{"group": n, **p._asdict(), "damaged": p.name in s.damaged} for n, s in states.items() for p in s.parts]
         )
         return
     print_table(
@@ -231,7 +231,7 @@ def list_parts(
                 time_text(p.last_ms),
                 "damaged" if p.name in s.damaged else "",
             ]
-            for n, s in found.items()
+            for n, s in states.items()
             for p in s.parts
         ],
         right=["START", "END", "EPOCH", "RECORDS"],
@@ -255,12 +255,12 @@ def verify(
     results = []
     with one_line_errors():
         for n in groups_of(archive, group):
-            found = archive.group(n)
-            state = found.load()
+            archived = archive.group(n)
+            state = archived.load()
             with Progress(f"reading group {n}", state.size, unit="bytes") as progress:
-                results.append(verify_group(found, state, progress.advance, AGAIN_S))
+                results.append(verify_group(archived, state, progress.advance, AGAIN_S))
             if record:
-                found.note_verification(result_of(state, results[-1], found.clock_ms()))
+                archived.note_verification(result_of(state, results[-1], archived.clock_ms()))
     if output == Output.json:
         print_json([_verified(r) for r in results])
     else:
@@ -295,19 +295,19 @@ def prune(
     now = time.time_ns() // 1_000_000
     with one_line_errors():
         for n in groups_of(archive, group):
-            found = archive.group(n)
-            state = found.load()
-            start = expired_below(state, age_ms, min(now, found.clock_ms()))
+            archived = archive.group(n)
+            state = archived.load()
+            start = expired_below(state, age_ms, min(now, archived.clock_ms()))
             gone = [p for p in state.parts if p.end <= start]
             if not gone:
                 say(f"group {n}: no whole segment is older than {older_than}")
                 continue
             amount = size(sum(p.size for p in gone))
-            said = f"group {n}: {len(gone)} objects with {amount}, up to {time_text(gone[-1].last_ms)}"
+            text = f"group {n}: {len(gone)} objects with {amount}, up to {time_text(gone[-1].last_ms)}"
             if not yes:
-                typer.confirm(f"{said}: remove for ever?", abort=True)
-            prune_group(archive, found, state, age_ms, now)
-            say(f"{said}: removed")
+                typer.confirm(f"{text}: remove for ever?", abort=True)
+            prune_group(archive, archived, state, age_ms, now)
+            say(f"{text}: removed")
 
 
 def _verified(result: Verified) -> dict[str, Any]:

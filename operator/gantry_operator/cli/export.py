@@ -66,9 +66,9 @@ def export(
     """
     with _one_line_errors():
         if source is not None:
-            found = _from_store(source, file, group, token_file, to)
+            exported = _from_store(source, file, group, token_file, to)
         else:
-            found = _from_cluster(to, group, directory, name, context, namespace)
+            exported = _from_cluster(to, group, directory, name, context, namespace)
     if output == Output.json:
         print_json(
             {
@@ -76,7 +76,7 @@ def export(
                     "folder": str(to / name), "start": one.start, "end": one.end, "topics": one.topics,
                     "groups": one.groups, "delayed": one.delayed, "timers": one.timers, "settings": one.settings,
                 }
-                for name, one in found.items()
+                for name, one in exported.items()
             }
         )  # fmt: skip
         return
@@ -84,11 +84,11 @@ def export(
         ["GROUP", "LOG", "TOPICS", "GROUPS", "DELAYED", "TIMERS", "FOLDER"],
         [
             [name, size(one.end - one.start), one.topics, one.groups, one.delayed, one.timers, str(to / name)]
-            for name, one in found.items()
+            for name, one in exported.items()
         ],
         right=["LOG", "TOPICS", "GROUPS", "DELAYED", "TIMERS"],
     )
-    timers = sum(one.timers for one in found.values())
+    timers = sum(one.timers for one in exported.values())
     if timers:
         note(f"{timers} timer messages wait: RocketMQ 5.x delivers them, 4.9 never does")
     note("next: a broker of RocketMQ has each folder as its storePathRootDir, and the lines of its broker.conf")
@@ -198,7 +198,7 @@ def _from_cluster(
     async def fetch() -> dict[str, Exported]:
         from gantry_operator.migration import exporting
 
-        found = {}
+        exported = {}
         resource = await target.resource()
         cluster = parse_manifest({k: v for k, v in resource.items() if k != "status"})
         async with target.live() as live:
@@ -207,10 +207,10 @@ def _from_cluster(
                 urls = [member.url for member in members if member.group == chosen]
                 url, info = await exporting.leader_of(live.client, urls)
                 with Progress(f"copying {chosen}", unit="bytes") as progress:
-                    found[chosen] = await exporting.of_member(
+                    exported[chosen] = await exporting.of_member(
                         live.client, url, info, to / chosen, _names(cluster, chosen), _shown(progress)
                     )
-        return found
+        return exported
 
     return run_async(fetch())
 
@@ -221,10 +221,10 @@ def _from_files(target: object, cluster: BrokerCluster, group: str | None, to: P
     from gantry_operator.plan.plan import plan
 
     assert isinstance(target, LocalTarget)
-    found = {}
+    exported = {}
     for chosen in _chosen(cluster, group):
         members = next(one.members for one in plan(cluster).groups if one.name == chosen)
         store = exporting.best([target.folder.data(member.name) for member in members])
         with Progress(f"copying {chosen}", unit="bytes") as progress:
-            found[chosen] = exporting.of_files(store, to / chosen, _names(cluster, chosen), _shown(progress))
-    return found
+            exported[chosen] = exporting.of_files(store, to / chosen, _names(cluster, chosen), _shown(progress))
+    return exported

@@ -18,17 +18,17 @@ FIELDS = 6
 
 def show_plan(target: Target, file: Path | None, image: str, as_json: bool) -> None:
     """Print the effect. Raises CliError for a manifest that is refused."""
-    wanted = None if file is None else read_manifest(file)
-    found = run_async(target.preview(wanted, image))
+    manifest = None if file is None else read_manifest(file)
+    effect = run_async(target.preview(manifest, image))
     if as_json:
-        print_json(found)
+        print_json(effect)
         return
-    _show(found)
+    _show(effect)
 
 
-def _show(found: dict[str, Any]) -> None:
+def _show(effect: dict[str, Any]) -> None:
     out = console()
-    for change in found["changes"]:
+    for change in effect["changes"]:
         fields = change["fields"]
         more = f", and {len(fields) - FIELDS} more" if len(fields) > FIELDS else ""
         where = f": {', '.join(fields[:FIELDS])}{more}" if fields else ""
@@ -36,9 +36,9 @@ def _show(found: dict[str, Any]) -> None:
             escape(f"{change['action']} {change['kind']} {change['name']}{where}"), highlight=False, soft_wrap=True
         )
     for key, text in (("replaced", "replace, in this order"), ("started", "start"), ("stopped", "stop")):
-        if found[key]:
-            out.print(escape(f"{text}: {', '.join(found[key])}"), highlight=False, soft_wrap=True)
-    for warning in found.get("warnings") or []:
+        if effect[key]:
+            out.print(escape(f"{text}: {', '.join(effect[key])}"), highlight=False, soft_wrap=True)
+    for warning in effect.get("warnings") or []:
         out.print(escape(f"note: {printable(warning)}"), highlight=False, soft_wrap=True)
-    if not any(found[key] for key in ("changes", "replaced", "started", "stopped")):
+    if not any(effect[key] for key in ("changes", "replaced", "started", "stopped")):
         out.print("nothing would change", highlight=False)

@@ -78,8 +78,8 @@ def change(target: Target, topic: str, settings: dict[str, Any], as_json: bool) 
     """Change a topic that exists, or its resource. Raises CliError."""
     if not settings:
         raise CliError("nothing to change: write an option, as --queues 16 or --retention 7d", Exit.USAGE)
-    said = run_async(change_topic(target, topic, settings))
-    print_json({"topic": topic, "done": said}) if as_json else say(said)
+    done = run_async(change_topic(target, topic, settings))
+    print_json({"topic": topic, "done": done}) if as_json else say(done)
 
 
 def show(target: Target, all_topics: bool, as_json: bool) -> None:
@@ -96,16 +96,16 @@ def show(target: Target, all_topics: bool, as_json: bool) -> None:
 
 def describe(target: Target, topic: str, as_json: bool) -> None:
     """Everything about one topic. Raises CliError."""
-    found = run_async(describe_topic(target, topic, saved=True))
+    described = run_async(describe_topic(target, topic, saved=True))
     if as_json:
-        print_json(found)
+        print_json(described)
         return
     say(f"topic      {topic}")
-    say(f"attributes {', '.join(f'{k}={v}' for k, v in found['attributes'].items()) or '-'}")
-    say(f"consumers  {', '.join(found['consumers']) or '-'}")
-    if found["compaction"] is not None:
-        say(f"compaction {_saved(found['compaction'])}")
-    resource = found["resource"]
+    say(f"attributes {', '.join(f'{k}={v}' for k, v in described['attributes'].items()) or '-'}")
+    say(f"consumers  {', '.join(described['consumers']) or '-'}")
+    if described["compaction"] is not None:
+        say(f"compaction {_saved(described['compaction'])}")
+    resource = described["resource"]
     if resource:
         say(f"resource   BrokerTopic {resource['metadata']['name']}")
         for kind in ("Ready", "Synced"):
@@ -113,7 +113,10 @@ def describe(target: Target, topic: str, as_json: bool) -> None:
             say(f"  {kind:<8} {state.get('status', 'Unknown')}: {state.get('message') or state.get('reason', '')}")
     print_table(
         ("GROUP", "WRITE QUEUES", "READ QUEUES", "PERMISSION", "MESSAGES"),
-        [[row[k] for k in ("group", "writeQueues", "readQueues", "permission", "messages")] for row in found["groups"]],
+        [
+            [row[k] for k in ("group", "writeQueues", "readQueues", "permission", "messages")]
+            for row in described["groups"]
+        ],
     )
 
 
@@ -140,5 +143,5 @@ def compact(target: Target, topic: str, tombstones: str, off: bool, as_json: boo
 
 def delete(target: Target, topic: str, force: bool, as_json: bool) -> None:
     """Delete a topic. Raises CliError."""
-    said = run_async(delete_topic(target, topic, force))
-    print_json({"topic": topic, "done": said}) if as_json else say(said)
+    done = run_async(delete_topic(target, topic, force))
+    print_json({"topic": topic, "done": done}) if as_json else say(done)

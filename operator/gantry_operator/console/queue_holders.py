@@ -39,9 +39,9 @@ class QueueHolders:
 
     def of(self, group: str, clients: Sequence[str]) -> Holders:
         """Return the last answers, and ask again in the background if they are old."""
-        asked = sorted(clients)[:ASKED]
-        ask = partial(self._ask, group, asked) if asked else None
-        return self._answers.of(group, ask, Holders(self._clock(), asked=len(asked), silent=asked))
+        chosen = sorted(clients)[:ASKED]
+        ask = partial(self._ask, group, chosen) if chosen else None
+        return self._answers.of(group, ask, Holders(self._clock(), asked=len(chosen), silent=chosen))
 
     async def close(self) -> None:
         """End the questions."""
@@ -49,11 +49,11 @@ class QueueHolders:
 
     async def _ask(self, group: str, clients: Sequence[str]) -> Holders:
         try:
-            said = await do.subscriptions_of(self._source, group, clients)
+            answers = await do.subscriptions_of(self._source, group, clients)
         except do.OperationError:  # The page names the clients that did not answer.
             return Holders(self._clock(), asked=len(clients), silent=clients)
         by_queue: dict[MessageQueue, list[str]] = {}
-        for one in said:
+        for one in answers:
             for queue in one.queues:
                 by_queue.setdefault(queue, []).append(one.client)
-        return Holders(self._clock(), by_queue, [one.client for one in said if one.problem], len(clients))
+        return Holders(self._clock(), by_queue, [one.client for one in answers if one.problem], len(clients))

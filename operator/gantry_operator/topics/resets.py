@@ -41,11 +41,11 @@ def parse_time(text: str) -> int | None:
         return None
     if _TIME.fullmatch(text):
         try:
-            found = int(datetime.fromisoformat(text).astimezone(UTC).timestamp() * 1000)
+            ms = int(datetime.fromisoformat(text).astimezone(UTC).timestamp() * 1000)
         except (ValueError, OverflowError):
-            found = -1
-        if 0 <= found <= LAST_MS:
-            return found
+            ms = -1
+        if 0 <= ms <= LAST_MS:
+            return ms
     raise BadReset(f"{text[:80]!r} is no place: {FORM}")
 
 
@@ -53,13 +53,13 @@ def parse_reset(text: str) -> ResetRequest:
     """Read the annotation. Raises BadReset."""
     if len(text) > MAX_REQUEST:
         raise BadReset(f"the request has {len(text)} characters, {MAX_REQUEST} is the limit: {FORM}")
-    asked = text.strip()
-    confirmed = asked.endswith(CONFIRM)
-    asked = asked.removesuffix(CONFIRM).strip()
-    topic, equals, place = asked.rpartition("=")
+    request = text.strip()
+    confirmed = request.endswith(CONFIRM)
+    request = request.removesuffix(CONFIRM).strip()
+    topic, equals, place = request.rpartition("=")
     if equals and not topic:
-        raise BadReset(f"{asked[:80]!r} names no topic: {FORM}")
-    return ResetRequest(asked, topic, parse_time(place), confirmed)
+        raise BadReset(f"{request[:80]!r} names no topic: {FORM}")
+    return ResetRequest(request, topic, parse_time(place), confirmed)
 
 
 @dataclass(frozen=True, slots=True)

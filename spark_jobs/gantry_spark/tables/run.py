@@ -62,7 +62,7 @@ def secret_files(folder: str | None, names: Sequence[str] | None = None) -> dict
     """Return the files of a mounted Secret by name: all, or those in `names`. Raises BadOrder."""
     if folder is None:
         return {}
-    found = {}
+    contents = {}
     try:
         for path in sorted(Path(folder).iterdir()):
             if path.name.startswith(".") or not path.is_file() or (names is not None and path.name not in names):
@@ -70,13 +70,13 @@ def secret_files(folder: str | None, names: Sequence[str] | None = None) -> dict
             data = path.read_bytes()
             if len(data) > MAX_SECRET:
                 raise BadOrder(f"{path} has more than {MAX_SECRET} bytes")
-            found[path.name] = data.decode().strip()
+            contents[path.name] = data.decode().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise BadOrder(f"the Secret in {folder} cannot be read: {error}") from None
-    missing = [name for name in names or () if not found.get(name)]
+    missing = [name for name in names or () if not contents.get(name)]
     if missing:
         raise BadOrder(f"the Secret in {folder} lacks {', '.join(missing)}")
-    return found
+    return contents
 
 
 def spec_of(order: RunOrder, table: TableOrder) -> TableSpec:
@@ -227,15 +227,15 @@ class Run:
         keep(job.spec.catalog, (own, *rejected))
         if own.facts is None:
             return {}
-        found = with_behind(own.facts, job.cluster)
+        facts = with_behind(own.facts, job.cluster)
         return {
-            "rows": found["rows"],
-            "size_bytes": found["bytes"],
-            "files": found["files"],
-            "behind": found["behindRecords"],
-            "rejected": found["rejected"],
-            "lost": len(found["lost"]),
-            "last_commit_ms": found["lastCommitMs"],
+            "rows": facts["rows"],
+            "size_bytes": facts["bytes"],
+            "files": facts["files"],
+            "behind": facts["behindRecords"],
+            "rejected": facts["rejected"],
+            "lost": len(facts["lost"]),
+            "last_commit_ms": facts["lastCommitMs"],
         }
 
 

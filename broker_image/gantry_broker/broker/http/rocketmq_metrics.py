@@ -186,12 +186,12 @@ def _older(one: int | None, other: int | None) -> int | None:
     return min(one, other)
 
 
-async def rocketmq_families(broker: Parts, times: StoreTimes, counts: Busiest, known: KnownLabels) -> list[Family]:
+async def rocketmq_families(broker: Parts, times: StoreTimes, counts: Busiest, labels: KnownLabels) -> list[Family]:
     """Return all families of one page. Only the master reports its consumers: each would count twice otherwise."""
     me = {"cluster": broker.config.cluster, "node_type": "broker", "node_id": broker.config.group}
     omitted = Family("gantry_metrics_omitted_series", "gauge", "Series beyond the limit of one family, by family.")
     families: list[Family] = []
-    families += await _messages(broker, me, omitted, counts, known)
+    families += await _messages(broker, me, omitted, counts, labels)
     parts: tuple[Callable[[], list[Family]], ...] = (
         lambda: _connections(broker, me),
         lambda: _tables(broker, me),
@@ -202,7 +202,7 @@ async def rocketmq_families(broker: Parts, times: StoreTimes, counts: Busiest, k
         families += part()
     if broker.role.leading:
         rows, more = await lags(broker, times)
-        families += await _consumers(broker, rows, me, known)
+        families += await _consumers(broker, rows, me, labels)
         if more:
             omitted.add({"family": "rocketmq_consumer_lag_messages"}, more)
     return [*families, omitted]
@@ -263,11 +263,11 @@ async def _messages(
         return Labels(me, topic=topic, consumer_group=group, is_system=_flag(system))
 
     async def family(name: str, text: str, counter: str, labels: Callable[[str], Labels]) -> Family:
-        made = Family(name, "counter", text)
+        family_ = Family(name, "counter", text)
         kind = labels.__qualname__
         async for key, value in broker.slices.sliced(_most(counts.get(counter, []), name, omitted)):
-            made.add(known.get((kind, key), labels, key), value)
-        return made
+            family_.add(known.get((kind, key), labels, key), value)
+        return family_
 
     sizes = Family("rocketmq_message_size", "histogram", "Stored bytes of the messages that producers sent.")
     sent = counts.get("TOPIC_PUT_NUMS", [])

@@ -56,7 +56,7 @@ class MetadataChanges:
         self._clock = clock
         self.on_append: Callable[[Change], None] = lambda change: None
         """Called with each change before it is appended."""
-        self._asked: dict[str, set[int]] = {}
+        self._waiting: dict[str, set[int]] = {}
         """Queues, by key of topic and group, whose committed offsets the next gathered write takes."""
         self._gathered: asyncio.Future[SendStatus] | None = None
         """The result of the next gathered write; None: nobody waits for one."""
@@ -132,7 +132,7 @@ class MetadataChanges:
 
         Raises NotWritable, StoreError and NotStored; the offset stays in the tables and is written later.
         """
-        self._asked.setdefault(key, set()).add(queue_id)
+        self._waiting.setdefault(key, set()).add(queue_id)
         if self._gathered is None:
             loop = asyncio.get_running_loop()
             self._gathered = loop.create_future()
@@ -143,7 +143,7 @@ class MetadataChanges:
 
     def _write_gathered(self) -> None:
         """Write the offsets that somebody waits for. One that was written meanwhile waits for its copies alone."""
-        asked, self._asked = self._asked, {}
+        queues_of, self._waiting = self._waiting, {}
         gathered, self._gathered = self._gathered, None
         assert gathered is not None
 
@@ -151,7 +151,7 @@ class MetadataChanges:
             if not gathered.done():
                 gathered.set_result(status)
 
-        changes = self._meta.take_dirty_of(asked, self._clock.unix_ms())
+        changes = self._meta.take_dirty_of(queues_of, self._clock.unix_ms())
         try:
             if changes:
                 self._writer.append([self._record(c) for c in changes])
@@ -170,8 +170,11 @@ class MetadataChanges:
         yield from self._meta.working.all_changes(now)
         queues = [queue.key for queue in self._store.queues]
         for start in range(0, len(queues), ENDS):
-            found = self._store.queues.next_offsets(queues[start : start + ENDS])
-            ends = {topic: {str(number): end for number, end in known.items()} for topic, known in found.items()}
+            next_offsets = self._store.queues.next_offsets(queues[start : start + ENDS])
+            ends = {
+                topic: {str(number): end for number, end in of_topic.items()}
+                for topic, of_topic in next_offsets.items()
+            }
             if ends:
                 yield {"at": now, "ends": ends}
 

@@ -73,10 +73,10 @@ def change_of(declared: BrokerSettings, now: BrokerSettings, wanted: Mapping[str
             raise BadSetting(f"the setting {name[:80]} does not exist here; getBrokerConfig lists those that do")
         if name in FIXED:
             raise BadSetting(f"the setting {name} can only change with a restart: write it in spec.broker")
-    made = _valid({**now.model_dump(), **wanted})
+    settings = _valid({**now.model_dump(), **wanted})
     kept, dropped = {}, []
     for name in wanted:
-        value, base = text(getattr(made, name)), text(getattr(declared, name))
+        value, base = text(getattr(settings, name)), text(getattr(declared, name))
         if value == base:
             dropped.append(name)
         else:
@@ -139,9 +139,9 @@ class LiveSettings:
     def follow(self) -> None:
         """Apply the tables' settings."""
         changes = self._meta.working.settings
-        wanted = effective(self._declared, changes)
+        in_force = effective(self._declared, changes)
         for name in BrokerSettings.model_fields:
-            value = getattr(wanted, name)
+            value = getattr(in_force, name)
             if name not in FIXED and getattr(self._settings, name) != value:
                 setattr(self._settings, name, value)
                 log.info("setting %s is now %s", name, text(value))

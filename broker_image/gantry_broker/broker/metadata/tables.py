@@ -128,14 +128,14 @@ class Tables:
             return set()
         if not changes or not changes[0][0] - 1 <= counter < self.topic_version.counter:
             return None
-        found: set[str] = set()
+        topics: set[str] = set()
         for number, names in reversed(changes):
             if number <= counter:
                 break
             if names is None:
                 return None
-            found.update(names)
-        return found
+            topics.update(names)
+        return topics
 
     def copy(self, *, shared_offsets: bool = False) -> Tables:
         """Return a copy. It shares the configurations, because they are replaced as a whole and never changed, and
@@ -211,9 +211,9 @@ class Tables:
         for key in change.get("dropOffsets", ()):
             self.offsets.pop(key, None)
         for key, queues in change.get("offsets", {}).items():
-            known = self.offsets.setdefault(key, {})
+            committed = self.offsets.setdefault(key, {})
             for queue, offset in queues.items():
-                known[int(queue)] = offset
+                committed[int(queue)] = offset
         for bucket, delivered in change.get("timerDone", {}).items():
             self.timer_done.setdefault(int(bucket), set()).update(delivered)
         for bucket, offset in change.get("timer", {}).items():
@@ -485,8 +485,8 @@ class Metadata:
             self._free += len(self.working.offsets.get(key, ()))
             self._refused.clear()
         for key, queues in change.get("offsets", {}).items():
-            known = self.working.offsets.get(key, {})
-            new = sum(int(queue) not in known for queue in queues)
+            committed = self.working.offsets.get(key, {})
+            new = sum(int(queue) not in committed for queue in queues)
             self.offset_owners.pay(key, owner, new)
             self._room, self._free = max(self._room - new, 0), self._free - new
         return self.working.apply(change)
@@ -505,9 +505,9 @@ class Metadata:
             if self.no_room_for_offsets((key,), owner=owner):
                 return False
             queues = {}
-        known = queues.get(queue_id)
-        if known != offset:
-            if known is None:
+        before = queues.get(queue_id)
+        if before != offset:
+            if before is None:
                 if not self._take_room(key, owner):
                     return False
                 self.offset_owners.pay(key, owner)
@@ -591,10 +591,10 @@ class Metadata:
             left -= len(dirty[key])
         return self._offsets_of(dirty, now_ms)
 
-    def take_dirty_of(self, asked: Mapping[str, set[int]], now_ms: int) -> list[Change]:
+    def take_dirty_of(self, queues_of: Mapping[str, set[int]], now_ms: int) -> list[Change]:
         """Return the offsets of these queues, by key, that changed since they were last taken."""
         dirty = {}
-        for key, queues in asked.items():
+        for key, queues in queues_of.items():
             changed = self._dirty.get(key, set())
             if taken := changed & queues:
                 dirty[key] = taken

@@ -180,8 +180,8 @@ class Decoder:
         """Decode a block of headers. Raises HpackError, and TooLarge."""
         end = len(block)
         marks: list[tuple[int, int]] | None
-        known = self._beginnings
-        begun = known[0] if known else None
+        beginnings = self._beginnings
+        begun = beginnings[0] if beginnings else None
         if begun is not None and not block.startswith(begun.block):
             begun = self._other(block)
         if begun is not None:
@@ -248,7 +248,7 @@ class Decoder:
             if marks is not None:
                 marks.append((at, total))
         if changed:
-            known.clear()
+            beginnings.clear()
             self._recent.clear()
         elif marks:
             self._learn(block, fields, marks)
@@ -256,11 +256,11 @@ class Decoder:
 
     def _other(self, block: bytes) -> Beginning | None:
         """Return the beginning of a block, not the newest one, which becomes the newest; None: it is not known."""
-        known = self._beginnings
-        for at in range(1, len(known)):
-            if block.startswith(known[at].block):
-                begun = known.pop(at)
-                known.insert(0, begun)
+        beginnings = self._beginnings
+        for at in range(1, len(beginnings)):
+            if block.startswith(beginnings[at].block):
+                begun = beginnings.pop(at)
+                beginnings.insert(0, begun)
                 return begun
         return None
 
@@ -280,9 +280,9 @@ class Decoder:
             return
         stop, total = marks[count - 1]
         start = block[:stop]
-        known = self._beginnings
-        known[:] = [other for other in known if not other.block.startswith(start)][: _MOST_BEGINNINGS - 1]
-        known.insert(0, Beginning(start, fields[:count], total))
+        beginnings = self._beginnings
+        beginnings[:] = [other for other in beginnings if not other.block.startswith(start)][: _MOST_BEGINNINGS - 1]
+        beginnings.insert(0, Beginning(start, fields[:count], total))
 
     def _entry(self, number: int) -> Field:
         if 0 < number <= len(STATIC):

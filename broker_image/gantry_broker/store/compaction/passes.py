@@ -107,14 +107,14 @@ def records(work: Work, segments: Segments, *, skip_damaged: bool = False) -> It
         number = work.start + at
         if size == BLANK_SIZE:
             continue
-        found = _record(segments, name, work.queue_id, number, phys, phys, size)
-        if isinstance(found, str):
+        record = _record(segments, name, work.queue_id, number, phys, phys, size)
+        if isinstance(record, str):
             if not skip_damaged:
-                raise BadRecords(phys, found)
+                raise BadRecords(phys, record)
             continue
-        flags = 0 if found.body_size else TOMBSTONE
-        key = key_of(compaction_keys(found.properties))
-        yield Row(number, phys, phys, size, found.store_ms, flags, key)
+        flags = 0 if record.body_size else TOMBSTONE
+        key = key_of(compaction_keys(record.properties))
+        yield Row(number, phys, phys, size, record.store_ms, flags, key)
 
 
 def _record(
@@ -130,10 +130,10 @@ def _record(
     if len(data) != size or not is_record_of(data, 0, size, own, topic, queue_id, number):
         return "it is not the record that its queue names"
     try:
-        found = read_record(data, 0, size, own, check=True)
+        record = read_record(data, 0, size, own, check=True)
     except Damage as error:
         return str(error)
-    return found if isinstance(found, Meta) else "a filler"
+    return record if isinstance(record, Meta) else "a filler"
 
 
 def clean_bodies(
@@ -168,10 +168,10 @@ def _copies(work: Work, segments: Segments, below: int, *, skip_damaged: bool) -
         for row in map(Row._make, ROW.iter_unpack(block)):
             if row.place >= below:
                 continue
-            found = _record(segments, name, work.queue_id, row.number, row.place, row.own, row.size)
-            if isinstance(found, str):
+            record = _record(segments, name, work.queue_id, row.number, row.place, row.own, row.size)
+            if isinstance(record, str):
                 if not skip_damaged:
-                    raise BadRecords(row.place, found)
+                    raise BadRecords(row.place, record)
                 yield row, b""
             else:
                 yield row, segments.read(row.place, row.size)

@@ -189,28 +189,28 @@ class CompactionTable:
             if needed <= len(data) or needed > size:
                 break
             data = self._log.read(phys, needed)
-        found = decode(data[body_at:])
-        return found, phys + body_at + found.size
+        directory = decode(data[body_at:])
+        return directory, phys + body_at + directory.size
 
-    def _apply(self, said: Directory, copies_at: int) -> None:
-        queue = self._queues.unopened(said.topic, said.queue_id)
+    def _apply(self, directory: Directory, copies_at: int) -> None:
+        queue = self._queues.unopened(directory.topic, directory.queue_id)
         rows = queue.compacted or QueueRows(self._log.segment_size)
-        self._change(rows, said, copies_at, self._queues.deletion_watermarks.get(said.topic, 0))
+        self._change(rows, directory, copies_at, self._queues.deletion_watermarks.get(directory.topic, 0))
         queue.compact(rows)
 
-    def _change(self, rows: QueueRows, said: Directory, copies_at: int, deleted: int) -> None:
+    def _change(self, rows: QueueRows, directory: Directory, copies_at: int, deleted: int) -> None:
         """Change rows as a compaction record says. `deleted`: records below this offset of the log have none."""
         start = self._log.start
-        new, gone = [], list(said.dropped)
-        for row in said.rows:
+        new, gone = [], list(directory.dropped)
+        for row in directory.rows:
             placed = row if row.place >= 0 else row._replace(place=copies_at - 1 - row.place)
             if placed.own >= deleted and placed.place >= start:
                 new.append(placed)
             else:
                 gone.append(row.number)
         rows.change(new, gone)
-        rows.boundary = max(rows.boundary, said.boundary)
-        rows.seen, rows.seen_bytes = said.seen, said.seen_bytes
+        rows.boundary = max(rows.boundary, directory.boundary)
+        rows.seen, rows.seen_bytes = directory.seen, directory.seen_bytes
 
     # What is known
 
@@ -234,8 +234,8 @@ class CompactionTable:
 
     def rows(self, topic: str, queue_id: int) -> QueueRows | None:
         """Return the rows of a queue; None: it has no compacted records."""
-        known = self._queues.topics.get(topic)
-        queue = None if known is None else known.queues.get(queue_id)
+        entry = self._queues.topics.get(topic)
+        queue = None if entry is None else entry.queues.get(queue_id)
         return None if queue is None else queue.compacted
 
     def needed_from(self, topics: list[str]) -> int:

@@ -149,29 +149,29 @@ class QueueRows:
 
     def change(self, rows: Iterable[Row], dropped: Iterable[int] = ()) -> None:
         """Remove the rows of some queue offsets, then set others. One with the number of another replaces it."""
-        wanted: dict[int, Row | None] = dict.fromkeys(dropped)
-        wanted.update((row.number, row) for row in rows)
-        numbers = sorted(wanted)
+        rows_by_number: dict[int, Row | None] = dict.fromkeys(dropped)
+        rows_by_number.update((row.number, row) for row in rows)
+        numbers = sorted(rows_by_number)
         at = 0
         while at < len(numbers):
             block = max(bisect_right(self._firsts, numbers[at]) - 1, 0)
             limit = self._firsts[block + 1] if block + 1 < len(self._firsts) else 1 << 63
             stop = bisect_left(numbers, limit, at)
-            self._change_block(block, [(number, wanted[number]) for number in numbers[at:stop]])
+            self._change_block(block, [(number, rows_by_number[number]) for number in numbers[at:stop]])
             at = stop
 
     def _change_block(self, at: int, changes: list[tuple[int, Row | None]]) -> None:
-        known: dict[int, Row] = {}
+        by_number: dict[int, Row] = {}
         if at < len(self.blocks):
-            known = {row[0]: Row._make(row) for row in ROW.iter_unpack(self.blocks[at])}
+            by_number = {row[0]: Row._make(row) for row in ROW.iter_unpack(self.blocks[at])}
         for number, row in changes:
-            old = known.pop(number, None)
+            old = by_number.pop(number, None)
             if old is not None:
                 self._count(old, -1)
             if row is not None:
-                known[number] = row
+                by_number[number] = row
                 self._count(row, 1)
-        rows = [known[number] for number in sorted(known)]
+        rows = [by_number[number] for number in sorted(by_number)]
         step = BLOCK if len(rows) > 2 * BLOCK else max(len(rows), 1)
         parts = [rows[start : start + step] for start in range(0, len(rows), step)]
         place = slice(at, at + 1)

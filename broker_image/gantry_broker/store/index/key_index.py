@@ -179,22 +179,22 @@ class KeyIndex:
         newest = max(newest, gap)
         if newest:
             name = max(name, f"{int(newest) + APART:0{len(newest)}}")
-        made = IndexFile(str(self.directory / name), *self._shape, create=True)
+        file = IndexFile(str(self.directory / name), *self._shape, create=True)
         if self._files:
             self._files[-1].release()
-        self._files.append(made)
-        return made
+        self._files.append(file)
+        return file
 
     def find(self, key_hash: int, begin_ms: int, end_ms: int, limit: int, stored_ms: Callable[[int], int]) -> list[int]:
         """Offsets of records that may have the key, newest first. `stored_ms`: see `IndexFile.find`. Raises OSError."""
         pending = KEY.iter_unpack(self.pending)
-        found = [phys for own, phys, ms in pending if own == key_hash and begin_ms <= ms <= end_ms][::-1][:limit]
+        offsets = [phys for own, phys, ms in pending if own == key_hash and begin_ms <= ms <= end_ms][::-1][:limit]
         for file in reversed(self._files):
-            if len(found) >= limit:
+            if len(offsets) >= limit:
                 break
             if file.may_have(begin_ms, end_ms):
-                found += file.find(key_hash, begin_ms, end_ms, limit - len(found), stored_ms)
-        return found
+                offsets += file.find(key_hash, begin_ms, end_ms, limit - len(offsets), stored_ms)
+        return offsets
 
     def truncate(self, limit: int, *, rebuild: bool = False) -> None:
         """Remove the keys of records at or above `limit`; `rebuild` after a power loss. Raises OSError."""

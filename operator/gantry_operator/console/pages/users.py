@@ -61,6 +61,6 @@ async def rotate(request: Request, change: Change, user: str) -> Response:
             key = await rotate_key(place.source.target, user)
     except do.OperationError as error:
         return await EDITING.show(request, place, user, {}, str(error), 502)
-    said = f"{user}: a new secret key is in {key}; the former one stays valid for the overlap"
+    done = f"{user}: a new secret key is in {key}; the former one stays valid for the overlap"
     command = do.gantry(place.source, "user", "rotate", user)
-    return after_change(place, "actions", said, command, f"{place.snapshot.key.path}/users/{quote(user, safe='')}/edit")
+    return after_change(place, "actions", done, command, f"{place.snapshot.key.path}/users/{quote(user, safe='')}/edit")

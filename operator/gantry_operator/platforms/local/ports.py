@@ -90,10 +90,10 @@ class Ports:
 
     def unusual(self, plan: Plan) -> Iterator[str]:
         """Sentences about ports for clients that are not RocketMQ's own: its clients and examples use those."""
-        wanted = dict(_wanted(plan))
+        usual_ports = dict(_usual_ports(plan))
         for processes, what in ((plan.name_servers[:1], "the NameServer"), (plan.proxies[:1], "gRPC")):
             for use in (p.name for p in processes):
-                usual, port = wanted[use], self.taken.get(use)
+                usual, port = usual_ports[use], self.taken.get(use)
                 if port in (None, usual):
                     continue
                 why = "was taken" if _free(usual) else "belongs to another program"
@@ -116,22 +116,22 @@ class Ports:
 
     def _choose(self, plan: Plan, running: frozenset[str], foreign: frozenset[int]) -> list[str]:
         moved: list[str] = []
-        wanted = dict(_wanted(plan))
-        for use in [u for u in self.taken if u not in wanted and _process(u) not in running]:
+        preferences = dict(_usual_ports(plan))
+        for use in [u for u in self.taken if u not in preferences and _process(u) not in running]:
             del self.taken[use]
-        for use, preferred in wanted.items():
+        for use, preferred in preferences.items():
             owners = _owners(plan, use)
-            known = self.taken.get(use)
-            if known is not None and (owners & running or (_free(known) and known not in foreign)):
+            taken = self.taken.get(use)
+            if taken is not None and (owners & running or (_free(taken) and taken not in foreign)):
                 continue
-            if known is not None:
+            if taken is not None:
                 moved.append(use)
             others = foreign | {p for u, p in self.taken.items() if u != use}
             self.taken[use] = preferred if preferred not in others and _free(preferred) else _any_free(others)
         return moved
 
 
-def _wanted(plan: Plan) -> Iterator[tuple[str, int]]:
+def _usual_ports(plan: Plan) -> Iterator[tuple[str, int]]:
     for server in plan.name_servers:
         yield server.name, NAME_SERVER_PORT + server.index
         yield registration(server.name), NAME_SERVER_PORT + server.index + INTERNAL_ABOVE

@@ -54,9 +54,9 @@ class LocalTableRuns:
         return await asyncio.to_thread(self._newest)
 
     def _newest(self) -> TableRun | None:
-        known = read_json(self._place / "run.json")
+        run_file = read_json(self._place / "run.json")
         record = self._running()
-        if not isinstance(known, dict):
+        if not isinstance(run_file, dict):
             return None if record is None else TableRun("", True, 0, frozenset())
         report = None
         path = self._place / "report.json"
@@ -65,11 +65,11 @@ class LocalTableRuns:
                 report = from_text(path.read_text())
         except (OSError, ValueError):
             pass
-        name = str(known.get("run", ""))
+        name = str(run_file.get("run", ""))
         if report is not None and report.run != name:
             report = None
-        topics = known.get("topics")
-        started = known.get("startedMs")
+        topics = run_file.get("topics")
+        started = run_file.get("startedMs")
         return TableRun(
             name,
             running=record is not None,
@@ -81,9 +81,9 @@ class LocalTableRuns:
 
     def _running(self) -> ProcessRecord | None:
         path = self._folder.process(PROCESS)
-        known = read_json(path)
-        if isinstance(known, dict) and isinstance(known.get("pid"), int):
-            reap(known["pid"])
+        process = read_json(path)
+        if isinstance(process, dict) and isinstance(process.get("pid"), int):
+            reap(process["pid"])
         return load_record(path)
 
     async def start(self, name: str, tables: Sequence[TableOrder], spec: Tables, lasts_s: float) -> None:

@@ -102,10 +102,10 @@ def changed_resources(folder: ClusterFolder) -> Iterator[LocalResources]:
 
 def load_status(folder: ClusterFolder) -> dict[str, dict[str, dict[str, Any]]]:
     """By kind and name. A file that cannot be read counts as empty: the brokers have everything but the origin."""
-    known = read_json(folder.resources_status)
+    statuses = read_json(folder.resources_status)
     out: dict[str, dict[str, dict[str, Any]]] = {}
     for kind in (api_topic.KIND, api_group.KIND):
-        part = known.get(kind) if isinstance(known, dict) else None
+        part = statuses.get(kind) if isinstance(statuses, dict) else None
         out[kind] = {k: v for k, v in part.items() if isinstance(v, dict)} if isinstance(part, dict) else {}
     return out
 
@@ -114,9 +114,9 @@ def described(folder: ClusterFolder, kind: Kind) -> list[dict[str, Any]]:
     """Return the resources of one kind with their status. Raises like `load_resources`."""
     status = load_status(folder)[kind]
     return [
-        found.model_dump(mode="json", exclude={"status"}, exclude_none=True)
-        | {"status": _status_of(status, name, found.metadata.uid)}
-        for name, found in sorted(load_resources(folder).of(kind).items())
+        resource.model_dump(mode="json", exclude={"status"}, exclude_none=True)
+        | {"status": _status_of(status, name, resource.metadata.uid)}
+        for name, resource in sorted(load_resources(folder).of(kind).items())
     ]
 
 
@@ -131,12 +131,12 @@ def table_rows(folder: ClusterFolder) -> list[TableRow]:
     rows = []
     for status in load_status(folder)[api_topic.KIND].values():
         table, name = status.get("table"), status.get("topicName")
-        found = [c for c in status.get("conditions") or [] if c.get("type") == "TableCurrent"]
-        if not isinstance(table, Mapping) or not name or not found:
+        conditions = [c for c in status.get("conditions") or [] if c.get("type") == "TableCurrent"]
+        if not isinstance(table, Mapping) or not name or not conditions:
             continue
         try:
-            row = {"topic": name, "current": found[0].get("status"), "reason": found[0].get("reason", "")}
-            row["message"] = found[0].get("message", "")
+            row = {"topic": name, "current": conditions[0].get("status"), "reason": conditions[0].get("reason", "")}
+            row["message"] = conditions[0].get("message", "")
             rows.append(TableRow.model_validate({**{k: table.get(k) for k in TABLE_FIGURES}, **row}))
         except ValidationError:
             continue  # Another version wrote it.

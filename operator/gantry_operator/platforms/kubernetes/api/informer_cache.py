@@ -48,8 +48,8 @@ class InformerCache:
 
     def of(self, namespace: str, label: str, value: str) -> list[Object]:
         """Objects of a namespace that have a label. The cache may change while the caller works on them."""
-        found = self.in_namespace(namespace)
-        return [obj for obj in found if (obj["metadata"].get("labels") or {}).get(label) == value]
+        objects = self.in_namespace(namespace)
+        return [obj for obj in objects if (obj["metadata"].get("labels") or {}).get(label) == value]
 
     def everywhere(self) -> list[Object]:
         """All objects."""
@@ -95,16 +95,16 @@ class InformerCache:
     async def _relist(self, namespace: str | None) -> str:
         items, since = await self._api.list(self.kind, namespace, self._labels)
         self.heard_at = time.monotonic()
-        found = {_key(o): o for o in items}
+        listed = {_key(o): o for o in items}
         for key, old in list(self._objects.items()):
-            if key not in found and namespace in (None, key[0]):
+            if key not in listed and namespace in (None, key[0]):
                 del self._objects[key]
                 self._notify("DELETED", old)
-        for key, obj in found.items():
-            known = self._objects.get(key)
+        for key, obj in listed.items():
+            before = self._objects.get(key)
             self._objects[key] = obj
-            if known is None or _version(known) != _version(obj):
-                self._notify("ADDED" if known is None else "MODIFIED", obj)
+            if before is None or _version(before) != _version(obj):
+                self._notify("ADDED" if before is None else "MODIFIED", obj)
         self._listed[namespace].set()
         return since
 
@@ -125,8 +125,8 @@ class InformerCache:
 
     def note(self, obj: Object) -> None:
         """Store the result of the operator's own write before the watch brings it."""
-        known = self._objects.get(_key(obj))
-        if known is None or int(_version(obj)) > int(_version(known)):
+        cached = self._objects.get(_key(obj))
+        if cached is None or int(_version(obj)) > int(_version(cached)):
             self._objects[_key(obj)] = obj
 
     def _notify(self, kind: str, obj: Object) -> None:

@@ -35,7 +35,7 @@ class Endpoint:
 
 def endpoints(cluster: BrokerCluster, plan: Plan) -> list[Endpoint]:
     pod = "statefulset.kubernetes.io/pod-name"
-    found = [
+    all_endpoints = [
         Endpoint(
             s.name,
             "",
@@ -49,7 +49,7 @@ def endpoints(cluster: BrokerCluster, plan: Plan) -> list[Endpoint]:
     for group in plan.groups:
         base = names.selector(cluster.name, names.BROKER, group.name)
         master = names.group_set(cluster.name, group.name)
-        found.append(
+        all_endpoints.append(
             Endpoint(
                 master,
                 group.name,
@@ -60,11 +60,11 @@ def endpoints(cluster: BrokerCluster, plan: Plan) -> list[Endpoint]:
                 True,
             )
         )
-        found += [
+        all_endpoints += [
             Endpoint(m.name, group.name, names.BROKER, base | {pod: m.name}, names.BROKER_PORT, "remoting")
             for m in group.members
         ]
-    return found
+    return all_endpoints
 
 
 def services(cluster: BrokerCluster, plan: Plan, pinned: Mapping[str, int] | None = None) -> list[dict[str, Any]]:
@@ -140,17 +140,17 @@ def addresses(
 
     `existing`: the Services in the API by name.
     """
-    known: dict[str, str] = {}
+    by_endpoint: dict[str, str] = {}
     missing: list[str] = []
     outside = cluster.spec.external
     for e in endpoints(cluster, plan):
         service = existing.get(e.service)
-        found = None if service is None or outside is None else address(cluster, outside, e, service)
-        if found is None:
+        outer = None if service is None or outside is None else address(cluster, outside, e, service)
+        if outer is None:
             missing.append(e.service)
         else:
-            known[e.name] = found
-    return known, missing
+            by_endpoint[e.name] = outer
+    return by_endpoint, missing
 
 
 def all_addresses(cluster: BrokerCluster, plan: Plan, existing: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:

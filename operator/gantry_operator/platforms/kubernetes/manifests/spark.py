@@ -100,10 +100,10 @@ def role_binding(p: SparkPods) -> dict[str, Any]:
 
 def claim(p: SparkPods, size: str, class_name: str | None) -> dict[str, Any]:
     """Return the volume claim."""
-    wanted: dict[str, Any] = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": size}}}
+    spec: dict[str, Any] = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": size}}}
     if class_name is not None:
-        wanted["storageClassName"] = class_name
-    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": p.metadata, "spec": wanted}
+        spec["storageClassName"] = class_name
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": p.metadata, "spec": spec}
 
 
 def labels_of(cluster: str, component: str, label: str) -> dict[str, str]:
@@ -255,16 +255,16 @@ def archive_options(cluster: BrokerCluster) -> dict[str, str]:
     archive = cluster.spec.archive
     if archive is None:
         return {}
-    found = {"archive": archive.url}
+    options = {"archive": archive.url}
     if archive.endpoint is not None:
-        found["endpoint"] = archive.endpoint
+        options["endpoint"] = archive.endpoint
     if archive.region is not None:
-        found["region"] = archive.region
+        options["region"] = archive.region
     if archive.credentialsSecret is not None:
-        found["credentials"] = str(pod_parts.archive_secret("archive", archive.credentialsSecret))
+        options["credentials"] = str(pod_parts.archive_secret("archive", archive.credentialsSecret))
     if archive.encryption is not None:
-        found["keyFile"] = str(pod_parts.archive_secret("archive", archive.encryption.secretName) / ENCRYPTION_KEY)
-    return found
+        options["keyFile"] = str(pod_parts.archive_secret("archive", archive.encryption.secretName) / ENCRYPTION_KEY)
+    return options
 
 
 def archive_secrets(cluster: BrokerCluster) -> list[tuple[str, str, str]]:
@@ -273,8 +273,8 @@ def archive_secrets(cluster: BrokerCluster) -> list[tuple[str, str, str]]:
     if archive is None:
         return []
     encryption = archive.encryption
-    wanted = (archive.credentialsSecret, None if encryption is None else encryption.secretName)
-    secrets = dict.fromkeys(secret for secret in wanted if secret is not None)
+    names = (archive.credentialsSecret, None if encryption is None else encryption.secretName)
+    secrets = dict.fromkeys(secret for secret in names if secret is not None)
     return [
         (f"archive-{number}", secret, str(pod_parts.archive_secret("archive", secret)))
         for number, secret in enumerate(secrets)

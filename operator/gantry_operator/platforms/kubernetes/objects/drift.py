@@ -53,34 +53,34 @@ def _same_amount(rendered: Any, live: Any) -> bool:
         return False
 
 
-def outdated(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+def outdated(wanted: Mapping[str, Any], live: Mapping[str, Any]) -> list[str]:
     """Like `differences`, for whole objects: labels, annotations and owners count, identifying fields do not."""
     out: list[str] = []
     for part in wanted:
         if part in ("apiVersion", "kind", "status"):
             continue
         if part == "metadata":
-            meta, have = wanted["metadata"], found["metadata"]
+            meta, have = wanted["metadata"], live["metadata"]
             for key in ("labels", "annotations"):
                 out += differences(meta.get(key) or {}, have.get(key) or {}, f".metadata.{key}")
             owners = {o["uid"] for o in have.get("ownerReferences") or []}
             out += [".metadata.ownerReferences" for o in meta.get("ownerReferences") or [] if o["uid"] not in owners]
         else:
-            out += differences(wanted[part], found.get(part), f".{part}")
+            out += differences(wanted[part], live.get(part), f".{part}")
     return out
 
 
-def classes_removed(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+def classes_removed(wanted: Mapping[str, Any], live: Mapping[str, Any]) -> list[str]:
     """Paths of storage classes that a StatefulSet's claim templates have and should not have any more.
 
     The list of templates has one owner as a whole, so its owners do not show it.
     """
     path = "volumeClaimTemplates"
-    pairs = zip(wanted.get("spec", {}).get(path) or [], found.get("spec", {}).get(path) or [], strict=False)
+    pairs = zip(wanted.get("spec", {}).get(path) or [], live.get("spec", {}).get(path) or [], strict=False)
     return [
         f".spec.{path}[{i}].spec.storageClassName"
-        for i, (asked, there) in enumerate(pairs)
-        if "storageClassName" in there["spec"] and "storageClassName" not in asked["spec"]
+        for i, (template, there) in enumerate(pairs)
+        if "storageClassName" in there["spec"] and "storageClassName" not in template["spec"]
     ]
 
 

@@ -29,7 +29,7 @@ _ATOMIC_MAPS: Final = ("f:nodeSelector", "f:matchLabels", "f:selector")
 _MISSING: Final = object()
 
 
-def surplus(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[list[str], list[Path]]:
+def surplus(wanted: Mapping[str, Any], live: Mapping[str, Any]) -> tuple[list[str], list[Path]]:
     """Fields that have an owner and are not in `wanted`.
 
     Returns two lists: paths as text of fields that this operator owns, and has to give up by an apply; and paths of
@@ -37,7 +37,7 @@ def surplus(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[list[s
     """
     own: dict[Path, None] = {}
     others: dict[Path, None] = {}
-    for entry in found["metadata"].get("managedFields") or []:
+    for entry in live["metadata"].get("managedFields") or []:
         ours = entry.get("manager") == FIELD_MANAGER
         if entry.get("subresource") or (ours and entry.get("operation") != "Apply"):
             continue  # A webhook's changes of this operator's requests have the operation Update.
@@ -46,11 +46,11 @@ def surplus(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[list[s
                 continue
             if ours and path[0] == "f:metadata":
                 continue
-            there = _at(found, path)
+            there = _at(live, path)
             if there is _MISSING:
                 continue
-            asked = _at(wanted, path)
-            if asked is _MISSING or _has_more_keys(path, there, asked):
+            intended = _at(wanted, path)
+            if intended is _MISSING or _has_more_keys(path, there, intended):
                 (own if ours else others)[path] = None
     return [_text(path) for path in own], [path for path in others if path not in own]
 
@@ -119,9 +119,9 @@ def _item(items: Any, part: str) -> Any:
     return _MISSING
 
 
-def _has_more_keys(path: Path, there: Any, asked: Any) -> bool:
+def _has_more_keys(path: Path, there: Any, intended: Any) -> bool:
     """Whether a map that has one owner as a whole has more keys than wanted."""
-    return path[-1] in _ATOMIC_MAPS and not there.keys() <= asked.keys()
+    return path[-1] in _ATOMIC_MAPS and not there.keys() <= intended.keys()
 
 
 def _text(path: Path) -> str:

@@ -75,8 +75,8 @@ class ObjectReconciler:
         """By kind and name: the earliest time of the next removal of fields that others added (monotonic seconds)."""
 
     def owned(self, kind: str) -> list[Object]:
-        found = self._caches[kind].of(self._namespace, names.CLUSTER_LABEL, self._name)
-        return [o for o in found if drift.owned_by(o, self._uid)]
+        objects = self._caches[kind].of(self._namespace, names.CLUSTER_LABEL, self._name)
+        return [o for o in objects if drift.owned_by(o, self._uid)]
 
     def live(self, kind: str, name: str) -> Object | None:
         """Return the object as the watch reported it last."""
@@ -117,8 +117,8 @@ class ObjectReconciler:
         self._pin_ports(cluster, wanted)
         if cluster.spec.external is not None:
             services = {o["metadata"]["name"]: o for o in self.owned("Service")}
-            known, missing = external.addresses(cluster, wanted, services)
-            addresses = None if missing else known
+            by_service, missing = external.addresses(cluster, wanted, services)
+            addresses = None if missing else by_service
             if missing:
                 complete = False
                 result.progress.append(f"waiting for external addresses of {', '.join(missing)}")

@@ -66,7 +66,7 @@ class Rollbacks:
     def _record(self) -> Record:
         return read_rollback(self._resource.annotation(ROLLBACK))
 
-    async def carry_out(self, asked: MigrationRequest, called_off: Callable[[], bool]) -> str:
+    async def carry_out(self, request: MigrationRequest, called_off: Callable[[], bool]) -> str:
         """Make steps until the rollback is done, or its abort; return what a person is to know. `called_off`: whether
         a newer request aborts it. Raises Refused, ApiError, ApiUnavailable, errors of clients.
         """
@@ -83,14 +83,14 @@ class Rollbacks:
             if returns and called_off():
                 raise Refused("a newer request calls it off")
 
-        interrupted = asked.op == "rollback" and self._record().phase is Phase.ABORTING
+        interrupted = request.op == "rollback" and self._record().phase is Phase.ABORTING
         begun: Record | None = None
-        ends, gave_up = time.monotonic() + asked.timeout_s, ""
+        ends, gave_up = time.monotonic() + request.timeout_s, ""
         while True:
             try:
                 async with self._open() as sides:
-                    begun = begun or await self._begin(sides, asked)
-                    ended, text = await self._drive(sides, begun, asked, say)
+                    begun = begun or await self._begin(sides, request)
+                    ended, text = await self._drive(sides, begun, request, say)
                     break
             except _NoCopy as error:  # After a restart of this operator: clients may wait.
                 if called_off():
@@ -125,7 +125,7 @@ class Rollbacks:
         return late, record
 
     async def _drive(
-        self, sides: Sides, begun: Record, asked: MigrationRequest, say: Callable[[Phase, str], None]
+        self, sides: Sides, begun: Record, request: MigrationRequest, say: Callable[[Phase, str], None]
     ) -> tuple[Record, str]:
         """Make steps, and return the last record and what a person is to know. Raises _NoCopy, Refused, ApiError,
         ApiUnavailable.
@@ -138,7 +138,7 @@ class Rollbacks:
                     await stack.enter_async_context(edge.copying(before, sides.state, begun.phase))
                 except (Refused, *FAILURES) as error:
                     raise _NoCopy(str(error)) from error
-            ended = await drive(edge, begun, asked.back, self._save, timeout=asked.timeout_s, say=say)
+            ended = await drive(edge, begun, request.back, self._save, timeout=request.timeout_s, say=say)
         words = [SAID_BACK[ended.phase]]
         if edge.copy is not None and ended.phase is Phase.DONE:
             words.append(f"{edge.copy.sent()} messages are copied")
@@ -149,10 +149,10 @@ class Rollbacks:
             words.append(lacking)
         return ended, "; ".join(words) + (f". Next: {END_BACK}" if ended.phase is Phase.DONE else "")
 
-    async def _begin(self, sides: Sides, asked: MigrationRequest) -> Record:
+    async def _begin(self, sides: Sides, request: MigrationRequest) -> Record:
         """Return the record with which to begin or go on. Raises Refused, ApiError, ApiUnavailable."""
         record, now = self._record(), time.time()
-        if asked.op == "abort":
+        if request.op == "abort":
             begun = rolling_back.abort(record, now)
         elif record.phase in (Phase.ABORTING, Phase.DONE):
             return record
