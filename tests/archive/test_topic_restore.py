@@ -28,8 +28,8 @@ from gantry_broker.store.types import Put, StoreConfig
 from gantry_broker.testing import broker
 from gantry_operator.cli.app import app
 from gantry_operator.migration import from_archive
+from gantry_operator.migration.cutover_steps import Refused
 from gantry_operator.migration.from_archive import Goal
-from gantry_operator.migration.steps import Refused
 from typer.testing import CliRunner
 
 from tests.archive.faulty_proxy import FaultyProxy

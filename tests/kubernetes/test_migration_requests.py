@@ -15,9 +15,9 @@ from typing import Any, cast
 
 import pytest
 from gantry_broker.protocol.codes import FORMER_MASTER_ID
-from gantry_operator.migration import edge as edges
-from gantry_operator.migration import progress, rolling_back
-from gantry_operator.migration.steps import Finish, Limits, Phase, Refused, Seen, SetSource
+from gantry_operator.migration import cutover_edge as edges
+from gantry_operator.migration import progress, rollback_steps
+from gantry_operator.migration.cutover_steps import Finish, Limits, Phase, Refused, Seen, SetSource
 from gantry_operator.platforms.kubernetes.api.client import ApiUnavailable
 from gantry_operator.platforms.kubernetes.requests import migration_requests as module
 from gantry_operator.platforms.kubernetes.requests.migration_request import (
@@ -40,7 +40,7 @@ def test_a_request_is_read_as_it_was_written() -> None:
     assert parse_request("cutover").limits == Limits()
     back = parse_request(new_request("rollback", lag=7, settle_s=2, timeout_s=30))
     assert (back.op, back.back.lag, back.back.settle, back.timeout_s) == ("rollback", 7, 2.0, 30.0)
-    assert parse_request("rollback").back == rolling_back.Limits()
+    assert parse_request("rollback").back == rollback_steps.Limits()
 
 
 @pytest.mark.parametrize(

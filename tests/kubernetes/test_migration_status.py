@@ -12,7 +12,7 @@ from gantry_operator.cluster.observed import ObservedMigration, ObservedState
 from gantry_operator.cluster.status import significant
 from gantry_operator.cluster.status import status_of as cluster_status
 from gantry_operator.migration import progress
-from gantry_operator.migration.steps import Group, Phase, Record
+from gantry_operator.migration.cutover_steps import Group, Phase, Record
 from gantry_operator.platforms.kubernetes.reconcile.migration_watch import MigrationWatch
 from gantry_operator.platforms.kubernetes.requests.migration_request import MIGRATE, MIGRATION, written
 

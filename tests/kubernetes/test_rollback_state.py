@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from gantry_broker.protocol.bodies import TopicConfig
 from gantry_operator.migration.copying import QueuesCopy
-from gantry_operator.migration.steps import Refused
+from gantry_operator.migration.cutover_steps import Refused
 from gantry_operator.platforms.kubernetes.api.client import ApiError, KubeApi
 from gantry_operator.platforms.kubernetes.requests import rollback_state
 from gantry_operator.platforms.kubernetes.requests.rollback_state import KEY, ConfigMapState

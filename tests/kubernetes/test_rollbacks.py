@@ -14,9 +14,9 @@ from typing import Any, cast
 
 import pytest
 from gantry_broker.protocol.codes import FORMER_MASTER_ID
-from gantry_operator.migration import rolling_edge, steps
-from gantry_operator.migration.rolling_back import MoveOffsets, Phase, Record, Seen, SetGantry
-from gantry_operator.migration.steps import Refused, SetSource
+from gantry_operator.migration import cutover_steps, rollback_edge
+from gantry_operator.migration.cutover_steps import Refused, SetSource
+from gantry_operator.migration.rollback_steps import MoveOffsets, Phase, Record, Seen, SetGantry
 from gantry_operator.platforms.kubernetes.requests import rollbacks as module
 from gantry_operator.platforms.kubernetes.requests.migration_request import (
     MIGRATE,
@@ -30,7 +30,9 @@ from gantry_operator.platforms.kubernetes.requests.rollbacks import Sides
 
 from tests.kubernetes.test_migration_requests import Resource, ended
 
-DONE = json.dumps(steps.Record(steps.Phase.DONE, 1.0, {"a": steps.Group(permission=6, end=10)}).to_json())
+DONE = json.dumps(
+    cutover_steps.Record(cutover_steps.Phase.DONE, 1.0, {"a": cutover_steps.Group(permission=6, end=10)}).to_json()
+)
 ASIDE, HOME = (0, FORMER_MASTER_ID, True), (6, 0, False)
 
 
@@ -68,7 +70,7 @@ class World:
         self.silenced = asyncio.Event()
         """Gantry gives and takes nothing."""
         self.copy: Copy | None = None
-        self.befores: list[Mapping[str, steps.Group]] = []
+        self.befores: list[Mapping[str, cutover_steps.Group]] = []
         self.said: list[tuple[str, str, str]] = []
 
     def phase(self) -> Phase:
@@ -93,7 +95,9 @@ class World:
         yield
 
     @asynccontextmanager
-    async def copying(self, before: Mapping[str, steps.Group], state: object, phase: Phase) -> AsyncIterator[None]:
+    async def copying(
+        self, before: Mapping[str, cutover_steps.Group], state: object, phase: Phase
+    ) -> AsyncIterator[None]:
         assert (state, phase) == ("the state", self.phase())
         self.befores.append(before)
         if self.no_copy:
@@ -144,7 +148,7 @@ class World:
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    for where, name in ((rolling_edge, "POLL_S"), (rolling_edge, "ROUND_S"), (module, "AGAIN_S")):
+    for where, name in ((rollback_edge, "POLL_S"), (rollback_edge, "ROUND_S"), (module, "AGAIN_S")):
         monkeypatch.setattr(where, name, 0.0)
 
 
@@ -153,7 +157,7 @@ def seconds_of_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each look takes a second of the clock, and no time."""
     seconds = itertools.count()
     clock = SimpleNamespace(monotonic=lambda: next(seconds), time=time.time)
-    for where in (rolling_edge, module):
+    for where in (rollback_edge, module):
         monkeypatch.setattr(where, "time", clock)
 
 
@@ -161,7 +165,7 @@ def asked(request: str, phase: Phase = Phase.NONE) -> World:
     """A cluster that has taken over, with a rollback in a phase."""
     resource = Resource(**{MIGRATE: request, MIGRATION: DONE})
     if phase is not Phase.NONE:
-        groups = module.rolling_back.begin(
+        groups = module.rollback_steps.begin(
             Record(), {}, {"a": Seen(gantry=6, permission=0, broker_id=FORMER_MASTER_ID)}, 1.0, cut_over=True
         ).groups
         resource.annotations[ROLLBACK] = json.dumps(Record(phase, 1.0, groups).to_json())
@@ -313,6 +317,6 @@ async def test_operators_die_at_each_step_and_the_next_ones_go_on(seed: int) -> 
             assert phase in (Phase.NONE, Phase.COPYING), world.resource.annotations
             assert (world.gantry, world.released) == (6, False)
             world.resource.annotations[MIGRATE] = f"rollback settle=0 #{operators}"
-        elif not aborted and phase in module.rolling_back.PAUSED and rng.random() < 0.3:
+        elif not aborted and phase in module.rollback_steps.PAUSED and rng.random() < 0.3:
             aborted, world.resource.annotations[MIGRATE] = True, f"abort #{operators}"
     assert (world.source, world.gantry, world.released) == (HOME, 0, True)

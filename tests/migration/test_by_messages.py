@@ -16,7 +16,7 @@ from gantry_operator.cli.app import app
 from gantry_operator.migration import by_messages
 from gantry_operator.migration.by_messages import Record, TopicsCopy, is_copied
 from gantry_operator.migration.copying import Behind
-from gantry_operator.migration.steps import Refused
+from gantry_operator.migration.cutover_steps import Refused
 from typer.testing import CliRunner
 
 from tests.migration.test_copying import content, fill

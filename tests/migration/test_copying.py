@@ -20,7 +20,7 @@ from gantry_operator.cli.app import app
 from gantry_operator.migration import copying
 from gantry_operator.migration.copied import MARK, QueueCopy, kept
 from gantry_operator.migration.copying import Copy
-from gantry_operator.migration.steps import Refused
+from gantry_operator.migration.cutover_steps import Refused
 from typer.testing import CliRunner
 
 from tests.support.samples import difference

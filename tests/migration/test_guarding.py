@@ -20,9 +20,9 @@ from gantry_operator.api.status import BrokerClusterStatus
 from gantry_operator.cluster.member_watch import MemberWatch
 from gantry_operator.cluster.observed import ObservedMember, ObservedState
 from gantry_operator.cluster.status import status_of
-from gantry_operator.migration import steps
-from gantry_operator.migration.edge import _copy_of
-from gantry_operator.migration.steps import Limits, Record, Refused, Seen
+from gantry_operator.migration import cutover_steps
+from gantry_operator.migration.cutover_edge import _copy_of
+from gantry_operator.migration.cutover_steps import Limits, Record, Refused, Seen
 from gantry_operator.plan.process_config import text_of
 from gantry_operator.platforms.local.folder import ClusterFolder
 
@@ -104,7 +104,7 @@ async def test_a_member_follows_once_it_may_and_a_cutover_waits_for_that(tmp_pat
     assert not connected
     seen = Seen(state=None, problem=problem, copy_end=900, source_end=900, permission=6)
     with pytest.raises(Refused, match="dropAccessControl"):
-        steps.begin(Record(), {"a": seen}, Limits(), 0)
+        cutover_steps.begin(Record(), {"a": seen}, Limits(), 0)
     # A copy that follows already stops, too.
     with pytest.raises(MigrationError, match="asks for signatures"):
         await migration._watch(cast(Any, Guarded()))

@@ -15,7 +15,7 @@ from gantry_broker.broker.migration.source import Source
 from gantry_broker.protocol.codes import RequestCode as Code
 from gantry_broker.protocol.frame import Frame, FrameDecoder, encode_frame
 from gantry_operator.cluster.member_http import httpx
-from gantry_operator.migration.edge import Edge, GroupPlace, SourcePlace
+from gantry_operator.migration.cutover_edge import Edge, GroupPlace, SourcePlace
 
 ANSWERS = {
     Code.GET_BROKER_CLUSTER_INFO: '{"brokerAddrTable":{"a":{"cluster":"c","brokerName":"a","brokerAddrs":{"0":"%s"}}},'
@@ -84,7 +84,7 @@ async def hostile(rng: random.Random) -> AsyncIterator[str]:
 async def test_answers_of_any_content_are_errors_of_the_source(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "TIMEOUT_S", 0.2)
     monkeypatch.setattr(sources, "SLAVE_S", 0.2)
-    monkeypatch.setattr("gantry_operator.migration.edge.ANSWER_S", 0.2)
+    monkeypatch.setattr("gantry_operator.migration.cutover_edge.ANSWER_S", 0.2)
     errors = 0
     async with hostile(random.Random(seed)) as address, httpx.AsyncClient() as http:
         for _ in range(12):

@@ -6,7 +6,7 @@ from gantry_broker.client import Admin
 from gantry_broker.protocol.codes import ORDER_TOPIC_NAMESPACE
 from gantry_broker.testing import broker
 from gantry_operator.cluster.member_http import httpx
-from gantry_operator.migration.edge import Edge, SourcePlace
+from gantry_operator.migration.cutover_edge import Edge, SourcePlace
 
 
 async def test_the_order_configuration_and_named_namespaces_come_along() -> None:

@@ -21,7 +21,7 @@ from gantry_broker.protocol.bodies import ClusterInfo, DataVersion
 from gantry_broker.testing import broker
 from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.cluster.group_controllers import failover_settings
-from gantry_operator.migration.edge import Edge, GroupPlace, SourcePlace
+from gantry_operator.migration.cutover_edge import Edge, GroupPlace, SourcePlace
 from gantry_operator.plan.plan import plan
 from gantry_operator.platforms.local.folder import ClusterFolder
 from gantry_operator.platforms.local.ports import Ports

@@ -16,7 +16,7 @@ from gantry_broker.protocol.codes import FORMER_MASTER_ID, RequestCode
 from gantry_operator.cli.errors import CliError
 from gantry_operator.cli.migrate import release
 from gantry_operator.migration import releasing
-from gantry_operator.migration.edge import ACCEPTS_FROM, NEVER_MS
+from gantry_operator.migration.cutover_edge import ACCEPTS_FROM, NEVER_MS
 from gantry_operator.migration.releasing import Found, lines, wanted
 
 from benchmarks.rig import rocketmq

@@ -12,7 +12,7 @@ from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import DataVersion
 from gantry_broker.protocol.codes import FORMER_MASTER_ID, MASTER_ID, RequestCode
 from gantry_broker.protocol.headers import Long, RegisterBrokerHeader
-from gantry_operator.migration.edge import ACCEPTS_FROM, NEVER_MS
+from gantry_operator.migration.cutover_edge import ACCEPTS_FROM, NEVER_MS
 
 from benchmarks.rig.driver import Driver
 from benchmarks.rig.processes import until

@@ -99,7 +99,7 @@ def _one_line_errors() -> Iterator[None]:
     from gantry_broker.broker.migration.errors import MigrationError
     from gantry_broker.store.errors import StoreError
 
-    from gantry_operator.migration.steps import Refused
+    from gantry_operator.migration.cutover_steps import Refused
 
     try:
         yield

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from gantry_operator.actions.target import Target
     from gantry_operator.api.cluster import BrokerCluster
     from gantry_operator.api.migration import FromRocketMQ
-    from gantry_operator.migration import by_messages, rolling_back
-    from gantry_operator.migration.edge import Edge, SourcePlace
-    from gantry_operator.migration.steps import Limits, Phase, Record
+    from gantry_operator.migration import by_messages, rollback_steps
+    from gantry_operator.migration.cutover_edge import Edge, SourcePlace
+    from gantry_operator.migration.cutover_steps import Limits, Phase, Record
     from gantry_operator.platforms.local.folder import ClusterFolder
 
 RECORD = "migration.json"
@@ -99,7 +99,7 @@ def _place(source: FromRocketMQ) -> SourcePlace:
     """Secrets of this machine are folders. Raises CliError for a missing one."""
     from gantry_broker.remoting.tls import TlsOptions
 
-    from gantry_operator.migration.edge import SourcePlace
+    from gantry_operator.migration.cutover_edge import SourcePlace
     from gantry_operator.platforms.local.folder import secret_folder
 
     tls = None
@@ -132,7 +132,7 @@ def _folder(directory: Path | None, name: str | None) -> ClusterFolder:
 @asynccontextmanager
 async def _edge(folder: ClusterFolder) -> AsyncIterator[Edge]:
     from gantry_operator.cluster.member_http import make_client
-    from gantry_operator.migration.edge import Edge, GroupPlace
+    from gantry_operator.migration.cutover_edge import Edge, GroupPlace
     from gantry_operator.plan.plan import plan
     from gantry_operator.platforms.local.certificates import read_authorities, scheme
     from gantry_operator.platforms.local.manifest import load_saved
@@ -155,7 +155,7 @@ async def _edge(folder: ClusterFolder) -> AsyncIterator[Edge]:
 
 def _read_record(folder: ClusterFolder) -> Record:
     """Read the record of a migration. Raises CliError for an invalid file."""
-    from gantry_operator.migration.steps import Record
+    from gantry_operator.migration.cutover_steps import Record
 
     path = folder.root / RECORD
     try:
@@ -168,7 +168,7 @@ def _read_record(folder: ClusterFolder) -> Record:
 
 def held_source(folder: ClusterFolder) -> str:
     """Return what a source lacks whose cutover is under way, and who gives it back; empty: nothing. Raises CliError."""
-    from gantry_operator.migration.steps import Phase
+    from gantry_operator.migration.cutover_steps import Phase
 
     phase = _read_record(folder).phase if (folder.root / RECORD).exists() else Phase.FOLLOWING
     if phase in (Phase.FOLLOWING, Phase.DONE):
@@ -184,12 +184,12 @@ def lacking_brokers(folder: ClusterFolder, *, deleted: bool) -> str:
     """Return which of the source's brokers were away when an abort or a rollback gave the others their settings back,
     and the command for them; empty: none. `deleted`: the folder goes, with its manifest. Raises CliError.
     """
-    from gantry_operator.migration import rolling_back
-    from gantry_operator.migration.steps import said_owed, still_owed
+    from gantry_operator.migration import rollback_steps
+    from gantry_operator.migration.cutover_steps import said_owed, still_owed
 
     left, event = still_owed(_read_record(folder), {}), "abort"
     if not left:
-        left, event = rolling_back.still_owed(_read_rollback(folder), {}), "rollback"
+        left, event = rollback_steps.still_owed(_read_rollback(folder), {}), "rollback"
     return said_owed(left, _release(folder, deleted=deleted), event=event) if left else ""
 
 
@@ -197,7 +197,7 @@ def _release(folder: ClusterFolder, *, deleted: bool = False) -> str:
     """Say which command gives the source what it lacks without the cluster, and without its folder if that is
     `deleted`. A manifest may have lost its source since.
     """
-    from gantry_operator.migration.steps import RELEASE
+    from gantry_operator.migration.cutover_steps import RELEASE
     from gantry_operator.platforms.local.folder import secret_folder
     from gantry_operator.platforms.local.manifest import load_saved
 
@@ -227,15 +227,15 @@ def _alone(folder: ClusterFolder) -> Iterator[None]:
         yield
 
 
-def _read_rollback(folder: ClusterFolder) -> rolling_back.Record:
+def _read_rollback(folder: ClusterFolder) -> rollback_steps.Record:
     """Read the record of a rollback. Raises CliError for an invalid file."""
-    from gantry_operator.migration import rolling_back
+    from gantry_operator.migration import rollback_steps
 
     path = folder.root / ROLLBACK
     try:
-        return rolling_back.Record.from_json(json.loads(path.read_text()))
+        return rollback_steps.Record.from_json(json.loads(path.read_text()))
     except FileNotFoundError:
-        return rolling_back.Record()
+        return rollback_steps.Record()
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CliError(f"{path} cannot be read: {error!r}") from None
 
@@ -244,7 +244,7 @@ async def _save_record(folder: ClusterFolder, record: Record) -> None:
     _save(folder, RECORD, record.to_json())
 
 
-async def _save_rollback(folder: ClusterFolder, record: rolling_back.Record) -> None:
+async def _save_rollback(folder: ClusterFolder, record: rollback_steps.Record) -> None:
     _save(folder, ROLLBACK, record.to_json())
 
 
@@ -352,7 +352,7 @@ def _start_by_messages(
     from gantry_operator.cli.target import run_async
     from gantry_operator.cli.up import up
     from gantry_operator.migration import by_messages
-    from gantry_operator.migration.steps import Refused
+    from gantry_operator.migration.cutover_steps import Refused
     from gantry_operator.platforms.local.folder import ClusterFolder, default_folder
 
     cluster = read_manifest(file)
@@ -411,7 +411,7 @@ async def _copy_all(folder: ClusterFolder, record: by_messages.Record, timeout: 
 def _by_messages(folder: ClusterFolder) -> by_messages.Record | None:
     """Return the record of a migration by messages; None: this cluster has none. Raises CliError."""
     from gantry_operator.migration import by_messages
-    from gantry_operator.migration.steps import Refused
+    from gantry_operator.migration.cutover_steps import Refused
 
     try:
         return by_messages.Record.load(folder.root / MESSAGES)
@@ -522,8 +522,8 @@ def status(
 ) -> None:
     """Show how far the copies are."""
     from gantry_operator.cli.target import run_async
-    from gantry_operator.migration import rolling_back
-    from gantry_operator.migration.steps import Phase, said_owed, still_owed
+    from gantry_operator.migration import rollback_steps
+    from gantry_operator.migration.cutover_steps import Phase, said_owed, still_owed
 
     if on_kubernetes(context, namespace):
         _show_operators(context, namespace, name, output)
@@ -544,7 +544,7 @@ def status(
     found = run_async(ask())
     seen = {n: f["seen"] for n, f in found.items()}
     left = still_owed(record, seen)
-    left_by_rollback = rolling_back.still_owed(rolled, seen)
+    left_by_rollback = rollback_steps.still_owed(rolled, seen)
     if output == Output.json:
         print_json(
             {
@@ -584,7 +584,7 @@ def status(
 
 def _after_rollback(folder: ClusterFolder, left: dict[str, list[str]]) -> str:
     """Name the source's brokers that a rollback could not give back, and the command that does."""
-    from gantry_operator.migration.steps import said_owed
+    from gantry_operator.migration.cutover_steps import said_owed
 
     return said_owed(left, _release(folder), event="rollback")
 
@@ -675,7 +675,7 @@ def _ask_operator(
 
 def _ask_rollback(
     back: bool,
-    limits: rolling_back.Limits,
+    limits: rollback_steps.Limits,
     timeout: float,
     context: str | None,
     namespace: str | None,
@@ -686,7 +686,7 @@ def _ask_rollback(
     """Ask the operator for a rollback, or for its abort. Raises CliError."""
     from gantry_operator.actions.kubernetes_target import KubernetesTarget
     from gantry_operator.cli.target import run_async
-    from gantry_operator.migration.steps import Phase
+    from gantry_operator.migration.cutover_steps import Phase
     from gantry_operator.platforms.kubernetes.targets.target import migration_of
 
     if not back and not dry_run:
@@ -724,14 +724,14 @@ def cutover(
     On Kubernetes the operator makes the steps.
     """
     from gantry_operator.cli.target import run_async
-    from gantry_operator.migration import steps
-    from gantry_operator.migration.edge import drive
+    from gantry_operator.migration import cutover_steps
+    from gantry_operator.migration.cutover_edge import drive
 
     if settle + routes >= timeout and not dry_run:
         raise CliError(
             f"--settle and --routes leave no time of --timeout {timeout:g}: after that a cutover goes back", Exit.USAGE
         )
-    limits = steps.Limits(lag=max_lag << 20, settle=settle, routes=routes)
+    limits = cutover_steps.Limits(lag=max_lag << 20, settle=settle, routes=routes)
     if on_kubernetes(context, namespace):
         if dry_run:
             _show_operators_steps(context, namespace, name, limits)
@@ -746,10 +746,10 @@ def cutover(
     async def go() -> None:
         record = _read_record(folder)
         async with _edge(folder) as edge:
-            if record.phase is steps.Phase.FOLLOWING and _asks_for_keys_by_default(folder):
+            if record.phase is cutover_steps.Phase.FOLLOWING and _asks_for_keys_by_default(folder):
                 await edge.refuse_without_keys()
             seen = await edge.look()
-            begun = steps.begin(record, seen, limits, time.time())
+            begun = cutover_steps.begin(record, seen, limits, time.time())
             if dry_run:
                 _show_steps(begun, limits, {n: s.lag or 0 for n, s in seen.items()})
                 return
@@ -767,7 +767,7 @@ def cutover(
     try:
         with contextlib.nullcontext() if dry_run else _alone(folder):
             run_async(go())
-    except steps.Refused as error:
+    except cutover_steps.Refused as error:
         raise CliError(str(error)) from None
 
 
@@ -783,7 +783,7 @@ def _show_operators_steps(context: str | None, namespace: str | None, name: str 
     """Show the steps of a cutover on Kubernetes, by what the resource says. Raises CliError."""
     from gantry_operator.actions.kubernetes_target import KubernetesTarget
     from gantry_operator.cli.target import run_async
-    from gantry_operator.migration.steps import Group, Phase, Record
+    from gantry_operator.migration.cutover_steps import Group, Phase, Record
     from gantry_operator.platforms.kubernetes.targets.target import migration_of
 
     resource = run_async(KubernetesTarget(context, namespace, name).resource())
@@ -804,7 +804,7 @@ async def _copy_kv(folder: ClusterFolder, edge: Edge) -> None:
     from gantry_broker.client import Admin
 
     from gantry_operator.actions.local_target import LocalTarget
-    from gantry_operator.migration.edge import FAILURES
+    from gantry_operator.migration.cutover_edge import FAILURES
 
     try:
         async with (
@@ -820,11 +820,11 @@ class _Shown:
     """Prints each phase once, with its time."""
 
     def __init__(self) -> None:
-        self._phase: Phase | rolling_back.Phase | None = None
+        self._phase: Phase | rollback_steps.Phase | None = None
         self._since = time.monotonic()
         self._named: set[str] = set()
 
-    def __call__(self, phase: Phase | rolling_back.Phase, waits: str) -> None:
+    def __call__(self, phase: Phase | rollback_steps.Phase, waits: str) -> None:
         if phase is not self._phase:
             now = time.monotonic()
             if self._phase is not None:
@@ -876,8 +876,8 @@ def abort(
 ) -> None:
     """Give the source its permission back. The copies follow on, so that a cutover can begin again."""
     from gantry_operator.cli.target import run_async
-    from gantry_operator.migration import steps
-    from gantry_operator.migration.edge import drive
+    from gantry_operator.migration import cutover_steps
+    from gantry_operator.migration.cutover_edge import drive
 
     if on_kubernetes(context, namespace):
         _ask_operator("abort", timeout, context, namespace, name)
@@ -887,18 +887,18 @@ def abort(
     async def go() -> Record:
         record = _read_record(folder)
         async with _edge(folder) as edge:
-            begun = steps.abort(record, time.time(), await edge.look())
+            begun = cutover_steps.abort(record, time.time(), await edge.look())
             await _save_record(folder, begun)
-            return await drive(edge, begun, steps.Limits(), partial(_save_record, folder), timeout=timeout)
+            return await drive(edge, begun, cutover_steps.Limits(), partial(_save_record, folder), timeout=timeout)
 
     try:
         with _alone(folder):
             ended = run_async(go())
-    except steps.Refused as error:
+    except cutover_steps.Refused as error:
         raise CliError(str(error)) from None
     say("the source has its permission back")
-    if left := steps.still_owed(ended, {}):
-        note(steps.said_owed(left, "run gantry migrate abort"))
+    if left := cutover_steps.still_owed(ended, {}):
+        note(cutover_steps.said_owed(left, "run gantry migrate abort"))
 
 
 @migrate_app.command()
@@ -929,8 +929,8 @@ def release(
 
     from gantry_operator.cli.target import run_async
     from gantry_operator.migration import releasing
-    from gantry_operator.migration.edge import SourcePlace
-    from gantry_operator.migration.steps import READ, WRITE, Refused
+    from gantry_operator.migration.cutover_edge import SourcePlace
+    from gantry_operator.migration.cutover_steps import READ, WRITE, Refused
 
     if (file is None) is (name_servers is None):
         raise CliError("write a manifest, or --name-servers with the addresses of the source's NameServers", Exit.USAGE)
@@ -983,7 +983,7 @@ def _topics(text: str) -> list[str]:
     return _listed(text, ",", "--topics names no topic")
 
 
-def _show_rollback(groups: Sequence[str], limits: rolling_back.Limits) -> None:
+def _show_rollback(groups: Sequence[str], limits: rollback_steps.Limits) -> None:
     silent = f"1 to {limits.silent:g}"
     say(f"groups: {', '.join(groups)}")
     print_table(
@@ -1027,18 +1027,18 @@ def rollback(
     """
     from gantry_operator.actions.local_target import LocalTarget
     from gantry_operator.cli.target import run_async
-    from gantry_operator.migration import rolling_back, steps
-    from gantry_operator.migration.rolling_edge import RollbackEdge, drive
+    from gantry_operator.migration import cutover_steps, rollback_steps
+    from gantry_operator.migration.rollback_edge import RollbackEdge, drive
 
     if back and dry_run:
         raise CliError("--dry-run shows the steps of a rollback, not those of --abort", Exit.USAGE)
-    limits = rolling_back.Limits(lag=max_lag, settle=settle)
+    limits = rollback_steps.Limits(lag=max_lag, settle=settle)
     if on_kubernetes(context, namespace):
         _ask_rollback(back, limits, timeout, context, namespace, name, dry_run=dry_run)
         return
     folder = _folder(directory, name)
 
-    async def go() -> rolling_back.Record | None:
+    async def go() -> rollback_steps.Record | None:
         from gantry_broker.client import Admin
 
         cut, record = _read_record(folder), _read_rollback(folder)
@@ -1049,16 +1049,16 @@ def rollback(
         ):
             rolling = RollbackEdge(edge, gantry)
             if back:
-                begun = rolling_back.abort(record, time.time())
+                begun = rollback_steps.abort(record, time.time())
             else:
-                done = cut.phase is steps.Phase.DONE
-                begun = rolling_back.begin(record, cut.groups, await rolling.look(), time.time(), cut_over=done)
+                done = cut.phase is cutover_steps.Phase.DONE
+                begun = rollback_steps.begin(record, cut.groups, await rolling.look(), time.time(), cut_over=done)
             if dry_run:
                 _show_rollback(list(begun.groups), limits)
                 return None
             await _save_rollback(folder, begun)
             async with contextlib.AsyncExitStack() as stack:
-                if begun.phase in rolling_back.COPIES:
+                if begun.phase in rollback_steps.COPIES:
                     await stack.enter_async_context(
                         rolling.copying(cut.groups, folder.root / ROLLBACK_COPY, begun.phase)
                     )
@@ -1075,13 +1075,13 @@ def rollback(
     try:
         with contextlib.nullcontext() if dry_run else _alone(folder):
             ended = run_async(go())
-    except steps.Refused as error:
+    except cutover_steps.Refused as error:
         raise CliError(str(error)) from None
     if ended is None:
         return
-    if ended.phase is rolling_back.Phase.DONE:
+    if ended.phase is rollback_steps.Phase.DONE:
         say("the source leads again. Next: when its clients work, stop the cluster (gantry down)")
-        if left := rolling_back.still_owed(ended, {}):
+        if left := rollback_steps.still_owed(ended, {}):
             note(_after_rollback(folder, left))
     else:
         say("Gantry has its clients; the source stands aside")
@@ -1091,7 +1091,7 @@ def _finish_messages(folder: ClusterFolder, record: by_messages.Record, dry_run:
     """End a migration by messages. Raises CliError."""
     from gantry_operator.cli.target import run_async
     from gantry_operator.migration import by_messages
-    from gantry_operator.migration.steps import Refused
+    from gantry_operator.migration.cutover_steps import Refused
 
     if record.done:
         raise CliError("the cutover is done")
@@ -1185,7 +1185,7 @@ def copy(
 ) -> None:
     """Copy topics by messages, from RocketMQ to Gantry, back, or between any two clusters."""
     from gantry_operator.cli.target import run_async
-    from gantry_operator.migration.steps import Refused
+    from gantry_operator.migration.cutover_steps import Refused
 
     names = _topics(topics)
     try:

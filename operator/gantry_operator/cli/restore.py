@@ -220,7 +220,7 @@ def _restore_topic(
     """Write the topic to the running cluster. Raises CliError."""
     from gantry_operator.cli.target import run_async
     from gantry_operator.migration import from_archive
-    from gantry_operator.migration.steps import Refused
+    from gantry_operator.migration.cutover_steps import Refused
     from gantry_operator.platforms.local.folder import state_home
 
     try:

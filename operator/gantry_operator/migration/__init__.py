@@ -1,1 +1,3 @@
-"""The steps of a migration from Apache RocketMQ. `steps` is pure, `edge` acts."""
+"""The steps of a migration from Apache RocketMQ. `cutover_steps` and `rollback_steps` are pure, `cutover_edge` and
+`rollback_edge` act.
+"""

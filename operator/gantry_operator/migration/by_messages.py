@@ -22,8 +22,8 @@ from gantry_broker.protocol.codes import Perm
 from gantry_operator.migration.copied import QueueCopy
 from gantry_operator.migration.copy_state import CopyState
 from gantry_operator.migration.copying import Rounds
-from gantry_operator.migration.edge import FAILURES
-from gantry_operator.migration.steps import Refused
+from gantry_operator.migration.cutover_edge import FAILURES
+from gantry_operator.migration.cutover_steps import Refused
 from gantry_operator.registry.file import write_durably
 
 ROUND_S: Final = 1.0

@@ -26,8 +26,8 @@ from gantry_broker.settings import BrokerSettings
 
 from gantry_operator.cluster.amounts import duration, size
 from gantry_operator.migration import users as users_of
-from gantry_operator.migration.edge import FAILURES, SourcePlace, settings_in
-from gantry_operator.migration.steps import altered
+from gantry_operator.migration.cutover_edge import FAILURES, SourcePlace, settings_in
+from gantry_operator.migration.cutover_steps import altered
 
 HALF_GROUP: Final = "CID_RMQ_SYS_TRANS"
 BYTES_S: Final = 50e6

@@ -30,7 +30,7 @@ from gantry_broker.tasks import end_tasks
 
 from gantry_operator.migration.copied import KEPT_FLAGS, MARK, Place, QueueCopy, kept, place_of
 from gantry_operator.migration.copy_state import CopyState, FileState
-from gantry_operator.migration.steps import Refused
+from gantry_operator.migration.cutover_steps import Refused
 
 UNSURE: Final = frozenset(
     {ResponseCode.FLUSH_DISK_TIMEOUT, ResponseCode.FLUSH_SLAVE_TIMEOUT, ResponseCode.SLAVE_NOT_AVAILABLE}

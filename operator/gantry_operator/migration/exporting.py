@@ -15,7 +15,7 @@ from gantry_broker.store.describe import StoreFiles, plan_start
 from pydantic import ValidationError
 
 from gantry_operator.cluster.member_http import httpx
-from gantry_operator.migration.steps import Refused
+from gantry_operator.migration.cutover_steps import Refused
 
 ANSWER_S: Final = 5.0
 PIECE: Final = 64 << 20

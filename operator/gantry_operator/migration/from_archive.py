@@ -35,7 +35,7 @@ from gantry_broker.remoting.errors import RemotingError
 
 from gantry_operator.cluster.failures import in_words
 from gantry_operator.migration.copying import QueuesCopy
-from gantry_operator.migration.steps import Refused
+from gantry_operator.migration.cutover_steps import Refused
 from gantry_operator.registry.file import write_durably
 
 GOAL: Final = "restore.json"

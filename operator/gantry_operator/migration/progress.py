@@ -12,9 +12,9 @@ from gantry_operator.api.annotations import GROUP as API_GROUP
 from gantry_operator.api.status import MigrationGroupRow, MigrationStatus
 from gantry_operator.cluster.amounts import duration, size
 from gantry_operator.cluster.timestamps import utc
-from gantry_operator.migration import rolling_back
-from gantry_operator.migration.rolling_back import Phase as Rollback
-from gantry_operator.migration.steps import RELEASE, RETURNING, Limits, Phase, Record, said_owed, still_owed
+from gantry_operator.migration import rollback_steps
+from gantry_operator.migration.cutover_steps import RELEASE, RETURNING, Limits, Phase, Record, said_owed, still_owed
+from gantry_operator.migration.rollback_steps import Phase as Rollback
 
 SAID: Final = {
     Phase.FOLLOWING: "the copies follow the source",
@@ -76,7 +76,7 @@ def status_of(
     copies: Mapping[str, Mapping[str, Any] | None],
     request: str | None,
     waits: str = "",
-    rolled: rolling_back.Record | None = None,
+    rolled: rollback_steps.Record | None = None,
 ) -> MigrationStatus:
     """Return the status. `copies`: by group, as `row_of` takes them. `request`: the annotation with a person's request,
     which is being carried out; None: there is none. `waits`: what the present step waits for. `rolled`: a rollback.
@@ -103,7 +103,7 @@ def status_of(
 
 
 def _status_back(
-    record: rolling_back.Record, groups: Sequence[str], request: str | None, waits: str
+    record: rollback_steps.Record, groups: Sequence[str], request: str | None, waits: str
 ) -> MigrationStatus:
     message = SAID_BACK[record.phase]
     if lacking := said_lacking_back(record):
@@ -130,9 +130,9 @@ def _next_back(phase: Rollback, request: str | None) -> str:
     return f"{going}; annotate {ASK}=abort to go back to Gantry"
 
 
-def said_lacking_back(record: rolling_back.Record) -> str:
+def said_lacking_back(record: rollback_steps.Record) -> str:
     """Return which of the source's brokers a rollback could not give their settings back; empty: none."""
-    return said_owed(rolling_back.still_owed(record, {}), RELEASE, event="rollback")
+    return said_owed(rollback_steps.still_owed(record, {}), RELEASE, event="rollback")
 
 
 def said_lacking(record: Record) -> str:

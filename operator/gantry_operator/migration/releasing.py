@@ -13,7 +13,7 @@ from gantry_broker.client import Admin, BrokerError
 from gantry_broker.protocol.codes import FORMER_MASTER_ID
 from gantry_broker.protocol.digits import whole_number
 
-from gantry_operator.migration.edge import (
+from gantry_operator.migration.cutover_edge import (
     ACCEPTS_FROM,
     ANSWER_S,
     FAILURES,
@@ -23,7 +23,7 @@ from gantry_operator.migration.edge import (
     config_of,
     settings_in,
 )
-from gantry_operator.migration.steps import MASTER, READ, WRITE, Refused
+from gantry_operator.migration.cutover_steps import MASTER, READ, WRITE, Refused
 
 GANTRYS: Final = "gantryPermission"
 """A key of the runtime information that RocketMQ's brokers do not have."""

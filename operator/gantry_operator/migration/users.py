@@ -23,7 +23,7 @@ from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.codes import RequestCode
 
 from gantry_operator.access.wanted import ADMIN
-from gantry_operator.migration.edge import FAILURES, SourcePlace
+from gantry_operator.migration.cutover_edge import FAILURES, SourcePlace
 
 MAX_RULES: Final = 256
 """Rules of a BrokerUser."""

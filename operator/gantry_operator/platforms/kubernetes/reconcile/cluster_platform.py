@@ -28,9 +28,9 @@ from gantry_operator.cluster.platform import Change, Event, LedGroup, MemberProc
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
 from gantry_operator.cluster.status import last_failover
 from gantry_operator.cluster.upgrade_check import Running, Upgrade, release_of
-from gantry_operator.migration.edge import Edge, GroupPlace, SourcePlace, ask_copy
-from gantry_operator.migration.rolling_edge import RollbackEdge
-from gantry_operator.migration.steps import Refused
+from gantry_operator.migration.cutover_edge import Edge, GroupPlace, SourcePlace, ask_copy
+from gantry_operator.migration.cutover_steps import Refused
+from gantry_operator.migration.rollback_edge import RollbackEdge
 from gantry_operator.plan.plan import FILLED, Plan
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.analytics.reconciler import JOBS, PODS, AnalyticsReconciler
@@ -190,7 +190,7 @@ class ClusterPlatform:
             raise Refused(f"group {group}: the Service does not lead to the copy: {error}") from error
 
     @asynccontextmanager
-    async def rolling_back(self) -> AsyncIterator[Sides]:
+    async def rollback_steps(self) -> AsyncIterator[Sides]:
         """Yield what a rollback asks and changes. Raises Refused, ApiError, ApiUnavailable."""
         async with self.migration() as edge:
             assert self.cluster is not None

@@ -27,7 +27,7 @@ class ClusterRequests:
         self._migrations = MigrationRequests(
             resource,
             platform.migration,
-            platform.rolling_back,
+            platform.rollback_steps,
             platform.events.record,
             on_end,
             why_not,

@@ -9,7 +9,7 @@ from typing import Any, Final
 from gantry_operator.api.status import MigrationStatus
 from gantry_operator.cluster.observed import ObservedMigration
 from gantry_operator.migration import progress
-from gantry_operator.migration.steps import Phase, Refused
+from gantry_operator.migration.cutover_steps import Phase, Refused
 from gantry_operator.platforms.kubernetes.api.cluster_resource import ClusterResource
 from gantry_operator.platforms.kubernetes.requests.migration_request import (
     MIGRATE,

@@ -11,9 +11,9 @@ from typing import Final, NamedTuple
 from gantry_broker.protocol.digits import whole_number
 
 from gantry_operator.api.annotations import GROUP
-from gantry_operator.migration import rolling_back
+from gantry_operator.migration import rollback_steps
+from gantry_operator.migration.cutover_steps import Limits, Record, Refused
 from gantry_operator.migration.progress import ASK
-from gantry_operator.migration.steps import Limits, Record, Refused
 
 MIGRATE: Final = ASK
 """Annotation `cutover`, `abort` or `rollback`, then words `lag=`, `settle=SECONDS`, `routes=SECONDS`,
@@ -38,7 +38,7 @@ class MigrationRequest(NamedTuple):
     op: str
     limits: Limits = Limits()
     timeout_s: float = 120.0
-    back: rolling_back.Limits = rolling_back.Limits()
+    back: rollback_steps.Limits = rollback_steps.Limits()
     """How patient a rollback is."""
 
 
@@ -78,7 +78,7 @@ def parse_request(text: str) -> MigrationRequest:
             f"settle={settle} and routes={routes} leave no time of timeout={timeout}: after that a cutover goes back"
         )
     if op == "rollback":
-        return MigrationRequest(op, Limits(), float(timeout), rolling_back.Limits(lag=lag, settle=float(settle)))
+        return MigrationRequest(op, Limits(), float(timeout), rollback_steps.Limits(lag=lag, settle=float(settle)))
     return MigrationRequest(op, Limits(lag=lag << 20, settle=float(settle), routes=float(routes)), float(timeout))
 
 
@@ -92,12 +92,12 @@ def read_record(text: str | None) -> Record:
         raise _unreadable(MIGRATION, "cutover", error) from None
 
 
-def read_rollback(text: str | None) -> rolling_back.Record:
+def read_rollback(text: str | None) -> rollback_steps.Record:
     """Read the annotation; None: no rollback has begun. Raises Refused for another content."""
     if text is None:
-        return rolling_back.Record()
+        return rollback_steps.Record()
     try:
-        return rolling_back.Record.from_json(json.loads(text))
+        return rollback_steps.Record.from_json(json.loads(text))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _unreadable(ROLLBACK, "rollback", error) from None
 
@@ -109,6 +109,6 @@ def _unreadable(annotation: str, what: str, error: Exception) -> Refused:
     )
 
 
-def written(record: Record | rolling_back.Record) -> str:
+def written(record: Record | rollback_steps.Record) -> str:
     """Return the content of the annotation."""
     return json.dumps(record.to_json())

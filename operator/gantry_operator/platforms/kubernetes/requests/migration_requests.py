@@ -13,10 +13,10 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 
-from gantry_operator.migration import steps
-from gantry_operator.migration.edge import FAILURES, Edge, drive
+from gantry_operator.migration import cutover_steps
+from gantry_operator.migration.cutover_edge import FAILURES, Edge, drive
+from gantry_operator.migration.cutover_steps import Limits, Phase, Record, Refused
 from gantry_operator.migration.progress import END, SAID, said_lacking
-from gantry_operator.migration.steps import Limits, Phase, Record, Refused
 from gantry_operator.platforms.kubernetes.api.client import ApiError, ApiUnavailable
 from gantry_operator.platforms.kubernetes.api.cluster_resource import ClusterResource
 from gantry_operator.platforms.kubernetes.requests.annotation_requests import AnnotationRequests
@@ -101,11 +101,11 @@ class MigrationRequests(AnnotationRequests):
         def say(phase: Phase, waits: str) -> None:
             if not shown or shown[-1] is not phase:
                 shown.append(phase)
-                ways = "; gantry migrate abort goes back" if phase in steps.RETURNING else ""
+                ways = "; gantry migrate abort goes back" if phase in cutover_steps.RETURNING else ""
                 end = f". Next: {END}" if phase is Phase.DONE else ""
                 self._event("Normal", "Migration", f"{phase.value}: {SAID[phase]}{ways}{end}")
             self.waits = waits
-            if phase in steps.RETURNING and self._is_called_off(text):
+            if phase in cutover_steps.RETURNING and self._is_called_off(text):
                 raise Refused("a newer request calls it off")
 
         begun: Record | None = None
@@ -136,18 +136,20 @@ class MigrationRequests(AnnotationRequests):
             if self._rollbacks.under_way():
                 raise Refused("a rollback was under way")
             record = read_record(self._resource.annotation(MIGRATION))
-            if record.phase not in (*steps.RETURNING, Phase.ABORTING, Phase.FOLLOWING) or not record.groups:
+            if record.phase not in (*cutover_steps.RETURNING, Phase.ABORTING, Phase.FOLLOWING) or not record.groups:
                 return
 
             async def save(record: Record) -> None:
                 """There is no resource to write it to."""
 
             async with self._open_edge() as edge:
-                ended = await drive(edge, steps.abort(record, time.time()), Limits(), save, timeout=GIVE_BACK_S)
-            if left := steps.still_owed(ended, {}):
-                self._warn(steps.said_owed(left, steps.RELEASE))
+                ended = await drive(edge, cutover_steps.abort(record, time.time()), Limits(), save, timeout=GIVE_BACK_S)
+            if left := cutover_steps.still_owed(ended, {}):
+                self._warn(cutover_steps.said_owed(left, cutover_steps.RELEASE))
         except (Refused, ApiError, ApiUnavailable) as error:
-            text = f"the cluster was deleted, and the source has not its settings back ({error}): {steps.RELEASE}"
+            text = (
+                f"the cluster was deleted, and the source has not its settings back ({error}): {cutover_steps.RELEASE}"
+            )
             self._warn(text)
 
     def _warn(self, text: str) -> None:
@@ -160,13 +162,13 @@ class MigrationRequests(AnnotationRequests):
         """Return the record with which to begin or go on. Raises Refused, ApiError, ApiUnavailable."""
         record, now = read_record(self._resource.annotation(MIGRATION)), time.time()
         if asked.op == "abort":
-            begun = steps.abort(record, now, await edge.look())
+            begun = cutover_steps.abort(record, now, await edge.look())
         elif record.phase is Phase.ABORTING:
             return record
         else:
             if record.phase is Phase.FOLLOWING and self._check is not None:
                 await self._check(edge)
-            begun = steps.begin(record, await edge.look(), asked.limits, now)
+            begun = cutover_steps.begin(record, await edge.look(), asked.limits, now)
         if begun != record:
             await self._save(begun)
         return begun
@@ -195,7 +197,7 @@ class MigrationRequests(AnnotationRequests):
         if not self._is_called_off(text):
             return False
         try:
-            steps.abort(read_record(self._resource.annotation(MIGRATION)), time.time(), await edge.look())
+            cutover_steps.abort(read_record(self._resource.annotation(MIGRATION)), time.time(), await edge.look())
         except Refused:
             return False
         return True

@@ -8,7 +8,7 @@ import gzip
 import zlib
 from typing import Any, Final
 
-from gantry_operator.migration.steps import Refused
+from gantry_operator.migration.cutover_steps import Refused
 from gantry_operator.platforms.kubernetes.api.client import CONFIG_MAP, KubeApi
 
 KEY: Final = "copy.json.gz"

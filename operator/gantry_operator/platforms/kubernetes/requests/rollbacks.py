@@ -9,13 +9,13 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import NamedTuple
 
-from gantry_operator.migration import rolling_back, steps
+from gantry_operator.migration import cutover_steps, rollback_steps
 from gantry_operator.migration.copy_state import CopyState
-from gantry_operator.migration.edge import FAILURES
+from gantry_operator.migration.cutover_edge import FAILURES
+from gantry_operator.migration.cutover_steps import Refused
 from gantry_operator.migration.progress import END_BACK, SAID_BACK, said_lacking_back
-from gantry_operator.migration.rolling_back import COPIES, Phase, Record
-from gantry_operator.migration.rolling_edge import RollbackEdge, drive
-from gantry_operator.migration.steps import Refused
+from gantry_operator.migration.rollback_edge import RollbackEdge, drive
+from gantry_operator.migration.rollback_steps import COPIES, Phase, Record
 from gantry_operator.platforms.kubernetes.api.cluster_resource import ClusterResource
 from gantry_operator.platforms.kubernetes.requests.migration_request import (
     MIGRATION,
@@ -118,9 +118,9 @@ class Rollbacks:
         """
         record = self._record()
         late = f"the copy could not go on, in phase {record.phase.value}: {problem}"
-        if record.phase not in rolling_back.PAUSED:
+        if record.phase not in rollback_steps.PAUSED:
             raise Refused(late)
-        record = rolling_back.abort(record, time.time())
+        record = rollback_steps.abort(record, time.time())
         await self._save(record)
         return late, record
 
@@ -153,13 +153,13 @@ class Rollbacks:
         """Return the record with which to begin or go on. Raises Refused, ApiError, ApiUnavailable."""
         record, now = self._record(), time.time()
         if request.op == "abort":
-            begun = rolling_back.abort(record, now)
+            begun = rollback_steps.abort(record, now)
         elif record.phase in (Phase.ABORTING, Phase.DONE):
             return record
         else:
             cut = read_record(self._resource.annotation(MIGRATION))
-            done = cut.phase is steps.Phase.DONE
-            begun = rolling_back.begin(record, cut.groups, await sides.edge.look(), now, cut_over=done)
+            done = cut.phase is cutover_steps.Phase.DONE
+            begun = rollback_steps.begin(record, cut.groups, await sides.edge.look(), now, cut_over=done)
         if begun != record:
             await self._save(begun)
         return begun

@@ -30,8 +30,8 @@ from gantry_operator.cluster.live_watch import Source
 from gantry_operator.cluster.maintenance import wait_for
 from gantry_operator.cluster.member_http import make_client, tls_context
 from gantry_operator.cluster.volume import Volume
-from gantry_operator.migration import rolling_back
-from gantry_operator.migration.steps import Record, Refused
+from gantry_operator.migration import rollback_steps
+from gantry_operator.migration.cutover_steps import Record, Refused
 from gantry_operator.plan.plan import plan
 from gantry_operator.plan.tls_files import AUTHORITIES, CERTIFICATE, KEY
 from gantry_operator.platforms.kubernetes import names
@@ -357,7 +357,7 @@ class KubeTarget:
         while time.monotonic() < deadline:
             resource = await self.resource()
             back = rollback_of(resource).phase
-            phase = migration_of(resource).phase.value if back is rolling_back.Phase.NONE else back.value
+            phase = migration_of(resource).phase.value if back is rollback_steps.Phase.NONE else back.value
             if phase != shown:
                 say(phase)
                 shown = phase
@@ -548,7 +548,7 @@ def migration_of(resource: Object) -> Record:
         raise TargetError(str(error)) from None
 
 
-def rollback_of(resource: Object) -> rolling_back.Record:
+def rollback_of(resource: Object) -> rollback_steps.Record:
     """Return the record of a rollback. Raises TargetError for an invalid one."""
     try:
         return migration_request.read_rollback(

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import pytest
 from gantry_broker.protocol.codes import FORMER_MASTER_ID
-from gantry_operator.migration import steps
-from gantry_operator.migration.steps import Carry, Finish, Limits, Phase, Record, Refused, Seen, SetSource
+from gantry_operator.migration import cutover_steps
+from gantry_operator.migration.cutover_steps import Carry, Finish, Limits, Phase, Record, Refused, Seen, SetSource
 
 LIMITS = Limits(lag=1000, settle=6.0, quiet=0.5, quiet_at_most=5.0)
 
@@ -105,7 +105,7 @@ class World:
             )
         return found
 
-    def act(self, action: steps.Action) -> None:
+    def act(self, action: cutover_steps.Action) -> None:
         if self.rng.random() < 0.15:
             return
         if isinstance(action, Carry):
@@ -157,18 +157,18 @@ def test_a_cutover_goes_on_or_goes_back_wherever_it_is_killed(seed: int) -> None
                     has = (*slave.settings,)
                     assert has == (world.first[name], 1, False) or known == {"s:1": 1}, "nobody knows what it lacks"
                 if rng.random() < 0.5 and record.groups:
-                    record = steps.abort(record, world.now)
+                    record = cutover_steps.abort(record, world.now)
                 assert not world.leads
                 if record.phase is Phase.FOLLOWING:
-                    record = steps.begin(record, seen, LIMITS, world.now)
+                    record = cutover_steps.begin(record, seen, LIMITS, world.now)
             elif aborts < 3 and rng.random() < 0.05:
-                record = steps.abort(record, world.now)
+                record = cutover_steps.abort(record, world.now)
                 aborts += 1
         except Refused:
             if world.leads:
                 assert record.phase in (Phase.FINISHING, Phase.TAKING)
             continue
-        made = steps.step(record, seen, LIMITS, world.now)
+        made = cutover_steps.step(record, seen, LIMITS, world.now)
         saved = json.dumps(made.record.to_json())
         world.late = made.record.phase is Phase.ABORTING and world.now - record.since >= LIMITS.quiet_at_most
         if rng.random() < 0.1:
@@ -206,56 +206,56 @@ def ready(**more: Any) -> Seen:
 )
 def test_a_cutover_that_cannot_be_is_refused_before_anything_changes(seen: Seen, said: str) -> None:
     with pytest.raises(Refused, match=said):
-        steps.begin(Record(), {"a": seen}, LIMITS, 0)
+        cutover_steps.begin(Record(), {"a": seen}, LIMITS, 0)
 
 
 def test_there_is_no_way_back_once_a_group_may_finish() -> None:
     for phase in (Phase.FINISHING, Phase.TAKING):
         with pytest.raises(Refused, match="Gantry may have taken messages"):
-            steps.abort(Record(phase), 0)
+            cutover_steps.abort(Record(phase), 0)
     with pytest.raises(Refused, match="gantry migrate rollback returns to it"):
-        steps.abort(Record(Phase.DONE), 0)
+        cutover_steps.abort(Record(Phase.DONE), 0)
 
 
 def test_clients_have_time_to_learn_the_new_address_before_producers_are_refused() -> None:
     seen = ready(can_carry=True, carries=False)
-    record = steps.begin(Record(), {"a": seen}, LIMITS, 100)
-    assert steps.step(record, {"a": seen}, LIMITS, 100).actions == (Carry("a", True),)
+    record = cutover_steps.begin(Record(), {"a": seen}, LIMITS, 100)
+    assert cutover_steps.step(record, {"a": seen}, LIMITS, 100).actions == (Carry("a", True),)
     seen = replace(seen, carries=True)
-    aside = steps.step(record, {"a": seen}, LIMITS, 101)
+    aside = cutover_steps.step(record, {"a": seen}, LIMITS, 101)
     assert aside.actions == (SetSource("a", 6, FORMER_MASTER_ID, False),)
     seen = replace(seen, broker_id=FORMER_MASTER_ID, routed=True)
-    routed = steps.step(record, {"a": seen}, LIMITS, 102)
+    routed = cutover_steps.step(record, {"a": seen}, LIMITS, 102)
     assert routed.record.phase is Phase.ROUTED
-    assert steps.step(routed.record, {"a": seen}, LIMITS, 133).record.phase is Phase.ROUTED
-    assert steps.step(routed.record, {"a": seen}, LIMITS, 135).record.phase is Phase.READERS_OFF
+    assert cutover_steps.step(routed.record, {"a": seen}, LIMITS, 133).record.phase is Phase.ROUTED
+    assert cutover_steps.step(routed.record, {"a": seen}, LIMITS, 135).record.phase is Phase.READERS_OFF
 
 
 def test_a_source_keeps_its_number_where_its_nameservers_keep_gantrys_address() -> None:
     """Under another number a 5.x delivers nothing that waits."""
     seen = ready(can_carry=True, carries=True, routed=True, listed=True, keeps_place=True)
-    record = steps.begin(Record(), {"a": seen}, LIMITS, 100)
-    made = steps.step(record, {"a": seen}, LIMITS, 100)
+    record = cutover_steps.begin(Record(), {"a": seen}, LIMITS, 100)
+    made = cutover_steps.step(record, {"a": seen}, LIMITS, 100)
     assert (made.record.phase, made.actions) == (Phase.ROUTED, ())
-    made = steps.step(made.record, {"a": seen}, LIMITS, 133)
-    assert steps.step(made.record, {"a": seen}, LIMITS, 133).actions == (SetSource("a", 2, 0, False),)
-    made = steps.step(replace(made.record, phase=Phase.WRITES_OFF), {"a": seen}, LIMITS, 140)
+    made = cutover_steps.step(made.record, {"a": seen}, LIMITS, 133)
+    assert cutover_steps.step(made.record, {"a": seen}, LIMITS, 133).actions == (SetSource("a", 2, 0, False),)
+    made = cutover_steps.step(replace(made.record, phase=Phase.WRITES_OFF), {"a": seen}, LIMITS, 140)
     assert made.actions == (SetSource("a", 0, FORMER_MASTER_ID, True),)
     # A NameServer that gives the place back all the same.
     routed = replace(record, phase=Phase.ROUTED)
-    made = steps.step(routed, {"a": replace(seen, routed=False)}, LIMITS, 120)
+    made = cutover_steps.step(routed, {"a": replace(seen, routed=False)}, LIMITS, 120)
     assert (made.record.phase, made.record.aside) == (Phase.ROUTING, True)
-    made = steps.step(made.record, {"a": seen}, LIMITS, 121)
+    made = cutover_steps.step(made.record, {"a": seen}, LIMITS, 121)
     assert made.actions == (SetSource("a", 6, FORMER_MASTER_ID, False),)
 
 
 def test_an_abort_lets_the_source_register_where_only_its_address_is_missing() -> None:
-    record = Record(Phase.ABORTING, 100, {"a": steps.Group(6)}, carried=True)
+    record = Record(Phase.ABORTING, 100, {"a": cutover_steps.Group(6)}, carried=True)
     seen = ready(carries=False, listed=True, routed=True, keeps_place=True)
-    assert steps.step(record, {"a": seen}, LIMITS, 101).actions == (SetSource("a", 6, 0, False),)
-    assert steps.step(record, {"a": replace(seen, listed=False)}, LIMITS, 101).record.phase is Phase.FOLLOWING
+    assert cutover_steps.step(record, {"a": seen}, LIMITS, 101).actions == (SetSource("a", 6, 0, False),)
+    assert cutover_steps.step(record, {"a": replace(seen, listed=False)}, LIMITS, 101).record.phase is Phase.FOLLOWING
     # It is not waited for long: the source registers every half minute.
-    assert steps.step(record, {"a": seen}, LIMITS, 131).record.phase is Phase.FOLLOWING
+    assert cutover_steps.step(record, {"a": seen}, LIMITS, 131).record.phase is Phase.FOLLOWING
 
 
 def test_a_record_of_a_former_release_has_a_source_that_stands_aside() -> None:
@@ -266,11 +266,11 @@ def test_a_record_of_a_former_release_has_a_source_that_stands_aside() -> None:
 
 
 def test_consumers_have_time_to_commit_before_producers_are_refused() -> None:
-    record = steps.begin(Record(), {"a": ready()}, LIMITS, 100)
-    first = steps.step(record, {"a": ready()}, LIMITS, 100)
+    record = cutover_steps.begin(Record(), {"a": ready()}, LIMITS, 100)
+    first = cutover_steps.step(record, {"a": ready()}, LIMITS, 100)
     assert first.actions == (SetSource("a", 2, 0, False),)
-    assert steps.step(first.record, {"a": ready(permission=2)}, LIMITS, 105).record.phase is Phase.READERS_OFF
-    assert steps.step(first.record, {"a": ready(permission=2)}, LIMITS, 107).record.phase is Phase.WRITES_OFF
+    assert cutover_steps.step(first.record, {"a": ready(permission=2)}, LIMITS, 105).record.phase is Phase.READERS_OFF
+    assert cutover_steps.step(first.record, {"a": ready(permission=2)}, LIMITS, 107).record.phase is Phase.WRITES_OFF
 
 
 BAD_GROUP = {"permission": -1, "end": None, "finished": False}
@@ -298,46 +298,55 @@ def ended(**more: Any) -> Seen:
 
 def test_behind_the_point_of_no_return_the_copy_needs_nothing_of_the_source() -> None:
     """A source whose log goes on and on, or that names an end that never comes, may die then."""
-    record = Record(Phase.WRITES_OFF, 100, {"a": steps.Group(6)})
+    record = Record(Phase.WRITES_OFF, 100, {"a": cutover_steps.Group(6)})
     for end in (10**15, 2 * 10**15, 3 * 10**15):
-        made = steps.step(record, {"a": ended(copy_end=10, source_end=end, quiet=0.0)}, LIMITS, 200)
+        made = cutover_steps.step(record, {"a": ended(copy_end=10, source_end=end, quiet=0.0)}, LIMITS, 200)
         assert made.record.phase is Phase.WRITES_OFF, made
         assert "bytes are missing" in made.waits
         record = made.record
-    assert steps.abort(record, 201).phase is Phase.ABORTING
+    assert cutover_steps.abort(record, 201).phase is Phase.ABORTING
     # Deliveries of delayed messages go on: the end of which it was known first is enough.
-    record = Record(Phase.WRITES_OFF, 100, {"a": steps.Group(6)})
-    record = steps.step(record, {"a": ended(copy_end=10, source_end=20, quiet=0.0)}, LIMITS, 200).record
-    record = steps.step(record, {"a": ended(copy_end=20, source_end=30, quiet=0.0)}, LIMITS, 201).record
-    assert record == Record(Phase.FINISHING, 201, {"a": steps.Group(6, 20)})
+    record = Record(Phase.WRITES_OFF, 100, {"a": cutover_steps.Group(6)})
+    record = cutover_steps.step(record, {"a": ended(copy_end=10, source_end=20, quiet=0.0)}, LIMITS, 200).record
+    record = cutover_steps.step(record, {"a": ended(copy_end=20, source_end=30, quiet=0.0)}, LIMITS, 201).record
+    assert record == Record(Phase.FINISHING, 201, {"a": cutover_steps.Group(6, 20)})
 
 
 def test_a_source_that_was_started_again_while_copies_finish_takes_no_messages_on() -> None:
     """It may have no file that keeps its settings. What it takes is acknowledged, and has to arrive."""
-    record = Record(Phase.FINISHING, 100, {"a": steps.Group(6, 10), "b": steps.Group(6, 10)})
+    record = Record(Phase.FINISHING, 100, {"a": cutover_steps.Group(6, 10), "b": cutover_steps.Group(6, 10)})
     again = ready(source_end=15, copy_end=15, quiet=9.0)
-    made = steps.step(record, {"a": ended(), "b": again}, LIMITS, 101)
+    made = cutover_steps.step(record, {"a": ended(), "b": again}, LIMITS, 101)
     assert made.actions == (SetSource("b", 0, FORMER_MASTER_ID, True),)
-    made = steps.step(made.record, {"a": ended(), "b": ended(source_end=17, copy_end=15, quiet=0.0)}, LIMITS, 102)
+    made = cutover_steps.step(
+        made.record, {"a": ended(), "b": ended(source_end=17, copy_end=15, quiet=0.0)}, LIMITS, 102
+    )
     assert made.actions == (Finish("a", 10),)
-    made = steps.step(made.record, {"a": ended(state="leads"), "b": ended(source_end=17, copy_end=15)}, LIMITS, 103)
+    made = cutover_steps.step(
+        made.record, {"a": ended(state="leads"), "b": ended(source_end=17, copy_end=15)}, LIMITS, 103
+    )
     assert made.actions == ()
-    made = steps.step(made.record, {"a": ended(state="leads"), "b": ended(source_end=17, copy_end=17)}, LIMITS, 104)
+    made = cutover_steps.step(
+        made.record, {"a": ended(state="leads"), "b": ended(source_end=17, copy_end=17)}, LIMITS, 104
+    )
     assert made.actions == (Finish("b", 17),)
     # A source that is away needs nothing, and one whose group leads is held back all the same.
     gone = Seen(state="following", copy_end=10)
-    assert steps.step(record, {"a": gone, "b": ended()}, LIMITS, 101).actions == (Finish("a", 10), Finish("b", 10))
-    made = steps.step(record, {"a": ready(state="leads"), "b": ended()}, LIMITS, 101)
+    assert cutover_steps.step(record, {"a": gone, "b": ended()}, LIMITS, 101).actions == (
+        Finish("a", 10),
+        Finish("b", 10),
+    )
+    made = cutover_steps.step(record, {"a": ready(state="leads"), "b": ended()}, LIMITS, 101)
     assert made.actions == (SetSource("a", 0, FORMER_MASTER_ID, True),)
     assert made.record.groups["a"].finished
 
 
 def test_a_copy_that_stopped_for_good_can_be_left_while_no_group_leads() -> None:
-    record = Record(Phase.FINISHING, 100, {"a": steps.Group(6, 10), "b": steps.Group(6, 10)})
+    record = Record(Phase.FINISHING, 100, {"a": cutover_steps.Group(6, 10), "b": cutover_steps.Group(6, 10)})
     broken = ended(state="broken", problem="torn")
-    assert "torn" in steps.step(record, {"a": broken, "b": ended()}, LIMITS, 101).waits
-    assert steps.abort(record, 101, {"a": broken, "b": ended()}).phase is Phase.ABORTING
-    finished = Record(Phase.FINISHING, 100, {"a": steps.Group(6, 10), "b": steps.Group(6, 10, True)})
+    assert "torn" in cutover_steps.step(record, {"a": broken, "b": ended()}, LIMITS, 101).waits
+    assert cutover_steps.abort(record, 101, {"a": broken, "b": ended()}).phase is Phase.ABORTING
+    finished = Record(Phase.FINISHING, 100, {"a": cutover_steps.Group(6, 10), "b": cutover_steps.Group(6, 10, True)})
     for seen, known in (
         ({"a": broken, "b": ended(state="leads")}, record),
         ({"a": broken, "b": ended(state="finishing")}, record),
@@ -347,18 +356,18 @@ def test_a_copy_that_stopped_for_good_can_be_left_while_no_group_leads() -> None
         ({"a": broken, "b": broken}, finished),
     ):
         with pytest.raises(Refused, match="Gantry may have taken messages"):
-            steps.abort(known, 101, seen)
+            cutover_steps.abort(known, 101, seen)
 
 
 def test_a_group_that_the_spec_lost_in_the_middle_is_named() -> None:
     for phase in Phase:
-        record = Record(phase, 100, {"a": steps.Group(6, 10), "old": steps.Group(6, 10)}, carried=True)
+        record = Record(phase, 100, {"a": cutover_steps.Group(6, 10), "old": cutover_steps.Group(6, 10)}, carried=True)
         with pytest.raises(Refused, match="the spec has no group old"):
-            steps.step(record, {"a": ready()}, LIMITS, 101)
+            cutover_steps.step(record, {"a": ready()}, LIMITS, 101)
 
 
 def test_an_abort_gives_slaves_back_what_they_had_and_waits_for_no_dead_one() -> None:
-    record = Record(Phase.ABORTING, 100, {"a": steps.Group(6, brokers={"s:1": 1})})
+    record = Record(Phase.ABORTING, 100, {"a": cutover_steps.Group(6, brokers={"s:1": 1})})
     back = SetSource("a", 6, 0, False)
     for lacks in (
         ready(brokers={"s:1": 901}),
@@ -366,58 +375,62 @@ def test_an_abort_gives_slaves_back_what_they_had_and_waits_for_no_dead_one() ->
         ready(brokers={"s:1": 1}, settings={"s:1": Settings(6, 1, True)}),
         ready(brokers={"s:1": 1}, settings={"s:1": None}),
     ):
-        assert steps.step(record, {"a": lacks}, LIMITS, 110).actions == (back,)
-        late = steps.step(record, {"a": lacks}, LIMITS, 131).record
+        assert cutover_steps.step(record, {"a": lacks}, LIMITS, 110).actions == (back,)
+        late = cutover_steps.step(record, {"a": lacks}, LIMITS, 131).record
         assert (late.phase, late.groups["a"].brokers) == (Phase.FOLLOWING, {"s:1": 1})
     whole = ready(brokers={"s:1": 1}, settings={"s:1": Settings(6, 1, False)})
-    assert steps.step(record, {"a": whole}, LIMITS, 110).record == Record(Phase.FOLLOWING, 110)
-    assert steps.step(record, {"a": ready()}, LIMITS, 110).record.phase is Phase.FOLLOWING, "one that is away"
+    assert cutover_steps.step(record, {"a": whole}, LIMITS, 110).record == Record(Phase.FOLLOWING, 110)
+    assert cutover_steps.step(record, {"a": ready()}, LIMITS, 110).record.phase is Phase.FOLLOWING, "one that is away"
 
 
 def test_a_slave_that_was_away_at_an_abort_is_known_until_a_later_one_gives_it_back() -> None:
     # It is noted before anything is changed, and dies in the middle.
     there = ready(brokers={"s:1": 1, "s:2": 2})
-    record = steps.step(steps.begin(Record(), {"a": there}, LIMITS, 100), {"a": there}, LIMITS, 100).record
+    record = cutover_steps.step(
+        cutover_steps.begin(Record(), {"a": there}, LIMITS, 100), {"a": there}, LIMITS, 100
+    ).record
     assert record.groups["a"].brokers == {"s:1": 1, "s:2": 2}
     aside = ready(permission=2, brokers={"s:2": 902})
-    record = steps.abort(Record.from_json(json.loads(json.dumps(record.to_json()))), 101, {"a": aside})
+    record = cutover_steps.abort(Record.from_json(json.loads(json.dumps(record.to_json()))), 101, {"a": aside})
     one = ready(brokers={"s:2": 2}, settings={"s:2": Settings(6, 2, False)})
-    waits = steps.step(record, {"a": one}, LIMITS, 102)
+    waits = cutover_steps.step(record, {"a": one}, LIMITS, 102)
     assert (waits.record, waits.actions, waits.waits) == (record, (), "s:1 of the source is not in the routes")
-    record = steps.step(record, {"a": one}, LIMITS, 112).record
+    record = cutover_steps.step(record, {"a": one}, LIMITS, 112).record
     assert (record.phase, record.groups["a"].brokers) == (Phase.FOLLOWING, {"s:1": 1})
-    said = steps.said_owed(steps.still_owed(record, {"a": one}), "run gantry migrate abort")
+    said = cutover_steps.said_owed(cutover_steps.still_owed(record, {"a": one}), "run gantry migrate abort")
     assert "group a: s:1. Start them, then run gantry migrate abort" in said
     # A cutover may begin all the same, and its abort knows it, too.
-    assert steps.begin(record, {"a": one}, LIMITS, 113).groups["a"].brokers == {"s:1": 1}
+    assert cutover_steps.begin(record, {"a": one}, LIMITS, 113).groups["a"].brokers == {"s:1": 1}
     # It is back.
-    again = steps.abort(record, 114, {"a": ready(brokers={"s:1": 901})})
-    assert steps.step(again, {"a": ready(brokers={"s:1": 901})}, LIMITS, 115).actions == (SetSource("a", 6, 0, False),)
+    again = cutover_steps.abort(record, 114, {"a": ready(brokers={"s:1": 901})})
+    assert cutover_steps.step(again, {"a": ready(brokers={"s:1": 901})}, LIMITS, 115).actions == (
+        SetSource("a", 6, 0, False),
+    )
     whole = ready(brokers={"s:1": 1}, settings={"s:1": Settings(6, 1, False)})
-    assert steps.still_owed(record, {"a": whole}) == {}
-    assert steps.step(again, {"a": whole}, LIMITS, 115).record == Record(Phase.FOLLOWING, 115)
-    assert steps.said_owed({}, "") == ""
+    assert cutover_steps.still_owed(record, {"a": whole}) == {}
+    assert cutover_steps.step(again, {"a": whole}, LIMITS, 115).record == Record(Phase.FOLLOWING, 115)
+    assert cutover_steps.said_owed({}, "") == ""
 
 
 def test_a_slave_that_has_another_address_now_is_done_with_and_a_former_master_is_not() -> None:
     back = SetSource("a", 6, 0, False)
     fine = Settings(6, 1, False)
-    assert steps.owed({"s:1": 1}, back, {"s:9": 1}, {"s:9": fine}) == {}
-    assert steps.owed({"s:1": 1}, back, {"s:9": 901}, {"s:9": fine}) == {"s:1": 1}
+    assert cutover_steps.owed({"s:1": 1}, back, {"s:9": 1}, {"s:9": fine}) == {}
+    assert cutover_steps.owed({"s:1": 1}, back, {"s:9": 901}, {"s:9": fine}) == {"s:1": 1}
     # Under a controller another one is the master now.
-    assert steps.owed({"s:1": 0}, back, {"s:2": 0}, {"s:2": fine}) == {"s:1": 0}
-    assert steps.owed({"s:1": 0}, back, {"s:2": 0, "s:1": 1}, {"s:1": Settings(0, 1, True)}) == {"s:1": 0}
-    assert steps.owed({"s:1": 0}, back, {"s:2": 0, "s:1": 1}, {"s:1": fine}) == {}
+    assert cutover_steps.owed({"s:1": 0}, back, {"s:2": 0}, {"s:2": fine}) == {"s:1": 0}
+    assert cutover_steps.owed({"s:1": 0}, back, {"s:2": 0, "s:1": 1}, {"s:1": Settings(0, 1, True)}) == {"s:1": 0}
+    assert cutover_steps.owed({"s:1": 0}, back, {"s:2": 0, "s:1": 1}, {"s:1": fine}) == {}
 
 
 def test_a_nameserver_that_is_gone_ends_a_cutover_later_and_is_named() -> None:
-    record = Record(Phase.TAKING, 100, {"a": steps.Group(6, 10, True)})
+    record = Record(Phase.TAKING, 100, {"a": cutover_steps.Group(6, 10, True)})
     seen = ended(state="leads", routed=True, silent=("n:2",))
-    made = steps.step(record, {"a": seen}, LIMITS, 105)
+    made = cutover_steps.step(record, {"a": seen}, LIMITS, 105)
     assert (made.record.phase, made.waits[-19:]) == (Phase.TAKING, "n:2 does not answer")
-    assert steps.step(record, {"a": seen}, LIMITS, 111).record.phase is Phase.DONE
-    assert steps.step(record, {"a": replace(seen, routed=None)}, LIMITS, 999).record.phase is Phase.TAKING
+    assert cutover_steps.step(record, {"a": seen}, LIMITS, 111).record.phase is Phase.DONE
+    assert cutover_steps.step(record, {"a": replace(seen, routed=None)}, LIMITS, 999).record.phase is Phase.TAKING
     # Clients learn Gantry's address from each of them before the source ends writes.
-    record = Record(Phase.ROUTING, 100, {"a": steps.Group(6)}, carried=True)
+    record = Record(Phase.ROUTING, 100, {"a": cutover_steps.Group(6)}, carried=True)
     seen = ready(carries=True, broker_id=FORMER_MASTER_ID, routed=True, silent=("n:2",))
-    assert steps.step(record, {"a": seen}, LIMITS, 999).record.phase is Phase.ROUTING
+    assert cutover_steps.step(record, {"a": seen}, LIMITS, 999).record.phase is Phase.ROUTING

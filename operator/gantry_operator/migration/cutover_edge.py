@@ -1,4 +1,4 @@
-"""The edge of `steps`: asks the source and the copies, changes the source's settings, and finishes the copies."""
+"""The edge of `cutover_steps`: asks the source and the copies, changes its settings, and finishes the copies."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.remoting.tls import TlsOptions
 
 from gantry_operator.cluster.member_http import httpx
-from gantry_operator.migration import steps
-from gantry_operator.migration.steps import Action, Carry, Limits, Phase, Record, Refused, Seen, SetSource
+from gantry_operator.migration import cutover_steps
+from gantry_operator.migration.cutover_steps import Action, Carry, Limits, Phase, Record, Refused, Seen, SetSource
 
 ANSWER_S: Final = 3.0
 FINISH_S: Final = 30.0
@@ -91,7 +91,7 @@ def settings_in(config: Mapping[str, str]) -> SourceSettings:
     """Read a broker's configuration. What is no number that it can be is not known."""
     accepts_from = whole_number(config.get(ACCEPTS_FROM, ""))
     return SourceSettings(
-        whole_number(config.get("brokerPermission", ""), 0, steps.MOST_PERMISSION),
+        whole_number(config.get("brokerPermission", ""), 0, cutover_steps.MOST_PERMISSION),
         whole_number(config.get("brokerId", "")),
         None if accepts_from is None else accepts_from > time.time() * 1000,
     )
@@ -159,11 +159,11 @@ class Edge:
         taken = False
         for table in routes.values():
             addresses = (table or {}).get(group.broker, {})
-            for number in (FORMER_MASTER_ID, steps.MASTER):
+            for number in (FORMER_MASTER_ID, cutover_steps.MASTER):
                 if addresses.get(number) not in (None, group.address):
                     self._addresses[group.name] = addresses[number]
                     return addresses[number]
-            taken = taken or addresses.get(steps.MASTER) == group.address
+            taken = taken or addresses.get(cutover_steps.MASTER) == group.address
         # Gantry has its place, and it has not registered under its other number yet: it does so every 30 s.
         return self._addresses.get(group.name) if taken else None
 
@@ -232,7 +232,9 @@ class Edge:
         elif state != "leads":
             problem = problem or f"the source's NameServers know no master of {group.broker}"
         others = self.others(group, routes, None if controlled else source)
-        routed = [table.get(group.broker, {}).get(steps.MASTER) for table in routes.values() if table is not None]
+        routed = [
+            table.get(group.broker, {}).get(cutover_steps.MASTER) for table in routes.values() if table is not None
+        ]
         return Seen(
             state=state,
             problem=problem,
@@ -262,7 +264,9 @@ class Edge:
             for number, address in (table or {}).get(group.broker, {}).items():
                 if address in (source, group.address) or len(address) > MAX_ADDRESS:
                     continue
-                if 0 <= number < 2 * FORMER_MASTER_ID and (address in numbers or len(numbers) < steps.MOST_BROKERS):
+                if 0 <= number < 2 * FORMER_MASTER_ID and (
+                    address in numbers or len(numbers) < cutover_steps.MOST_BROKERS
+                ):
                     numbers[address] = max(numbers.get(address, 0), number)
         return numbers
 
@@ -392,7 +396,7 @@ async def drive(
     while True:
         seen = await edge.look(brokers=record.phase is Phase.ABORTING)
         now = time.time()
-        step = steps.step(record, seen, limits, now)
+        step = cutover_steps.step(record, seen, limits, now)
         moved = step.record.phase is not record.phase
         if step.record != record:
             await save(step.record)
@@ -411,9 +415,9 @@ async def drive(
                 raise result
         if time.monotonic() > ends:
             late = f"not done after {timeout:g} s, in phase {record.phase.value}: {problem or step.waits}"
-            if record.phase not in steps.RETURNING:
+            if record.phase not in cutover_steps.RETURNING:
                 raise Refused(f"{gave_up}; going back: {late}" if gave_up else late)
-            record, gave_up, ends = steps.abort(record, now), late, time.monotonic() + timeout
+            record, gave_up, ends = cutover_steps.abort(record, now), late, time.monotonic() + timeout
             problem = ""
             await save(record)
             continue

@@ -1,4 +1,4 @@
-"""The edge of `rolling_back`: copies to the former brokers, asks both sides, and acts."""
+"""The edge of `rollback_steps`: copies to the former brokers, asks both sides, and acts."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from gantry_broker.remoting.tls import TlsOptions
 from gantry_broker.tasks import end_tasks
 
 from gantry_operator.cluster.member_http import httpx
-from gantry_operator.migration import rolling_back, steps
+from gantry_operator.migration import cutover_steps, rollback_steps
 from gantry_operator.migration.copied import QueueCopy
 from gantry_operator.migration.copy_state import CopyState
 from gantry_operator.migration.copying import GROUP, Rounds
-from gantry_operator.migration.edge import ANSWER_S, FAILURES, POLL_S, Edge, GroupPlace, Routes, settings_in
-from gantry_operator.migration.rolling_back import Limits, MoveOffsets, Phase, Record, Seen, SetGantry
-from gantry_operator.migration.steps import Refused, SetSource
+from gantry_operator.migration.cutover_edge import ANSWER_S, FAILURES, POLL_S, Edge, GroupPlace, Routes, settings_in
+from gantry_operator.migration.cutover_steps import Refused, SetSource
+from gantry_operator.migration.rollback_steps import Limits, MoveOffsets, Phase, Record, Seen, SetGantry
 
 ROUND_S: Final = 0.1
 """Seconds between two rounds of the copy."""
@@ -201,20 +201,20 @@ class RollbackEdge:
 
     @asynccontextmanager
     async def copying(
-        self, before: Mapping[str, steps.Group], state: CopyState | Path, phase: Phase
+        self, before: Mapping[str, cutover_steps.Group], state: CopyState | Path, phase: Phase
     ) -> AsyncIterator[None]:
         """Have a copy to the former brokers meanwhile, which stand aside and take messages. `before`: what the cutover
         recorded. `state`: what was copied, or its file. Raises Refused, errors of clients and of the state.
         """
         masters, place = await self.masters(), self._edge.place
         # The copy reads at them what it has sent before.
-        for action in rolling_back.opened(self._edge.groups, await self.look()):
+        for action in rollback_steps.opened(self._edge.groups, await self.look()):
             await self.act(action)
         session = AsideSession(";".join(place.name_servers), masters, place.credentials, place.tls)
         async with Admin(session) as former:
             ends = {self._edge.groups[name].broker: group.end or 0 for name, group in before.items()}
             copy = BackCopy(self._gantry, former, masters, ends, state)
-            copy.readable = phase not in rolling_back.UNREADABLE
+            copy.readable = phase not in rollback_steps.UNREADABLE
             await copy.begin()
             self.copy = copy
             yield
@@ -281,7 +281,7 @@ class RollbackEdge:
         url_and_status = await self._leading_url(group)
         return None if url_and_status is None else url_and_status[1]
 
-    async def act(self, action: rolling_back.Action) -> None:
+    async def act(self, action: rollback_steps.Action) -> None:
         """Do it. Raises Refused when it was not done."""
         group = self._edge.groups[action.group]
         if isinstance(action, SetSource):
@@ -333,7 +333,7 @@ async def drive(
     try:
         while True:
             seen = await edge.look(brokers=record.phase is Phase.RETURNING)
-            step = rolling_back.step(record, seen, limits, time.time())
+            step = rollback_steps.step(record, seen, limits, time.time())
             if step.record != record:
                 await save(step.record)
                 record, ends = step.record, time.monotonic() + timeout
@@ -361,9 +361,9 @@ async def drive(
                 copied, ends = now_copied, time.monotonic() + timeout
             if time.monotonic() > ends:
                 late = f"no progress for {timeout:g} s, in phase {record.phase.value}: {problem or step.waits}"
-                if record.phase not in rolling_back.PAUSED:
+                if record.phase not in rollback_steps.PAUSED:
                     raise Refused(f"{gave_up}; going back: {late}" if gave_up else late)
-                record, gave_up, problem = rolling_back.abort(record, time.time()), late, ""
+                record, gave_up, problem = rollback_steps.abort(record, time.time()), late, ""
                 ends = time.monotonic() + timeout
                 await save(record)
                 continue

@@ -8,10 +8,10 @@ from typing import Any, cast
 import pytest
 from gantry_broker.protocol.bodies import BrokerData, ClusterInfo
 from gantry_operator.cluster.member_http import httpx
-from gantry_operator.migration import edge as edges
-from gantry_operator.migration import steps
-from gantry_operator.migration.edge import Edge, GroupPlace, SourcePlace, SourceSettings, drive, settings_in
-from gantry_operator.migration.steps import Action, Limits, Phase, Record, Refused, Seen, SetSource
+from gantry_operator.migration import cutover_edge as edges
+from gantry_operator.migration import cutover_steps
+from gantry_operator.migration.cutover_edge import Edge, GroupPlace, SourcePlace, SourceSettings, drive, settings_in
+from gantry_operator.migration.cutover_steps import Action, Limits, Phase, Record, Refused, Seen, SetSource
 
 GROUP = GroupPlace("a", "broker-a", "192.0.2.1:5", tuple)
 
@@ -124,9 +124,9 @@ def test_the_other_brokers_of_a_source_have_the_number_of_a_cutover_where_namese
 def test_nameservers_that_name_any_number_of_brokers_fill_no_record() -> None:
     numbers = {n: f"s:{n}" for n in range(1, 800)} | {800: "x" * 100_000}
     first = Edge.others(GROUP, {"n:1": {"broker-a": numbers}}, "s:0")
-    assert len(first) == steps.MOST_BROKERS
+    assert len(first) == cutover_steps.MOST_BROKERS
     others = {f"t:{n}": n for n in range(1, 60)}
-    assert steps.noted(steps.noted({}, first), others) == first
+    assert cutover_steps.noted(cutover_steps.noted({}, first), others) == first
 
 
 async def test_a_slave_that_does_not_answer_costs_no_other_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:

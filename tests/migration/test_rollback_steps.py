@@ -21,10 +21,12 @@ from gantry_operator.cli import migrate
 from gantry_operator.cli.down import down
 from gantry_operator.cli.errors import CliError
 from gantry_operator.cluster.member_http import httpx
-from gantry_operator.migration import copying, rolling_back, rolling_edge, steps
+from gantry_operator.migration import copying, cutover_steps, rollback_edge, rollback_steps
 from gantry_operator.migration.check import Finding
-from gantry_operator.migration.edge import Edge, GroupPlace, SourcePlace
-from gantry_operator.migration.rolling_back import (
+from gantry_operator.migration.cutover_edge import Edge, GroupPlace, SourcePlace
+from gantry_operator.migration.cutover_steps import Refused, SetSource
+from gantry_operator.migration.rollback_edge import BackCopy, RollbackEdge
+from gantry_operator.migration.rollback_steps import (
     Limits,
     MoveOffsets,
     Phase,
@@ -33,8 +35,6 @@ from gantry_operator.migration.rolling_back import (
     Seen,
     SetGantry,
 )
-from gantry_operator.migration.rolling_edge import BackCopy, RollbackEdge
-from gantry_operator.migration.steps import Refused, SetSource
 from gantry_operator.platforms.local.folder import ClusterFolder
 
 LIMITS = Limits(lag=50, settle=6.0, quiet=0.5)
@@ -95,7 +95,7 @@ class World:
             )
         return found
 
-    def act(self, action: rolling_back.Action) -> None:
+    def act(self, action: rollback_steps.Action) -> None:
         if self.rng.random() < 0.15:
             return
         if isinstance(action, SetSource):
@@ -129,18 +129,18 @@ def test_a_rollback_goes_on_or_goes_back_wherever_it_is_killed(seed: int) -> Non
         seen = world.seen()
         if record.phase is Phase.NONE:
             try:
-                record = rolling_back.begin(
-                    record, {"a": steps.Group(6), "b": steps.Group(7)}, seen, world.now, cut_over=True
+                record = rollback_steps.begin(
+                    record, {"a": cutover_steps.Group(6), "b": cutover_steps.Group(7)}, seen, world.now, cut_over=True
                 )
             except Refused:
                 world.turn(False)
                 continue
         elif record.phase is not Phase.DONE and aborts < 2 and rng.random() < 0.02:
             try:
-                record, aborts = rolling_back.abort(record, world.now), aborts + 1
+                record, aborts = rollback_steps.abort(record, world.now), aborts + 1
             except Refused:
                 assert record.phase is Phase.RETURNING
-        made = rolling_back.step(record, seen, LIMITS, world.now)
+        made = rollback_steps.step(record, seen, LIMITS, world.now)
         saved = json.dumps(made.record.to_json())
         if made.record.phase is Phase.DONE:
             break
@@ -165,14 +165,14 @@ def test_a_rollback_goes_on_or_goes_back_wherever_it_is_killed(seed: int) -> Non
 def test_what_refuses_to_begin() -> None:
     ready = Seen(gantry=6, permission=0, broker_id=FORMER_MASTER_ID, refuses=True)
     with pytest.raises(Refused, match="the cutover is not done"):
-        rolling_back.begin(Record(), {}, {"a": ready}, 0.0, cut_over=False)
+        rollback_steps.begin(Record(), {}, {"a": ready}, 0.0, cut_over=False)
     silent = replace(ready, permission=None, problem="the former broker does not answer")
     with pytest.raises(Refused, match="the former broker does not answer"):
-        rolling_back.begin(Record(), {}, {"a": silent}, 0.0, cut_over=True)
+        rollback_steps.begin(Record(), {}, {"a": silent}, 0.0, cut_over=True)
     with pytest.raises(Refused, match="brokerId=3"):
-        rolling_back.begin(Record(), {}, {"a": replace(ready, broker_id=3)}, 0.0, cut_over=True)
+        rollback_steps.begin(Record(), {}, {"a": replace(ready, broker_id=3)}, 0.0, cut_over=True)
     with pytest.raises(Refused, match="the rollback is done"):
-        rolling_back.begin(Record(Phase.DONE), {}, {"a": ready}, 0.0, cut_over=True)
+        rollback_steps.begin(Record(Phase.DONE), {}, {"a": ready}, 0.0, cut_over=True)
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_a_cluster_that_ends_names_the_brokers_that_lack_their_settings(
     manifest = {"apiVersion": "gantry.dev/v1alpha1", "kind": "BrokerCluster", "metadata": {"name": "c"}, "spec": spec}
     folder.manifest.write_text(json.dumps(manifest))
     assert migrate.lacking_brokers(folder, deleted=True) == ""
-    aborted = steps.Record(groups={"a": steps.Group(6, brokers={"s:1": 1})})
+    aborted = cutover_steps.Record(groups={"a": cutover_steps.Group(6, brokers={"s:1": 1})})
     (folder.root / migrate.RECORD).write_text(json.dumps(aborted.to_json()))
     said = migrate.lacking_brokers(folder, deleted=False)
     assert "were down at the abort" in said
@@ -309,7 +309,7 @@ def test_a_cluster_that_ends_names_the_brokers_that_lack_their_settings(
         "--ca /etc/gantry/secrets/ca/ca.crt"
     )
     (folder.root / migrate.RECORD).unlink()
-    rolled = Record(Phase.DONE, 100, {"a": rolling_back.Group(6, 6, {"s:1": 1})})
+    rolled = Record(Phase.DONE, 100, {"a": rollback_steps.Group(6, 6, {"s:1": 1})})
     (folder.root / migrate.ROLLBACK).write_text(json.dumps(rolled.to_json()))
     assert "were down at the rollback" in migrate.lacking_brokers(folder, deleted=False)
     # A spec may lose its bootstrap: that keeps no cluster from being stopped.
@@ -318,19 +318,19 @@ def test_a_cluster_that_ends_names_the_brokers_that_lack_their_settings(
     assert migrate.lacking_brokers(folder, deleted=False).endswith("release --name-servers ADDRESSES")
 
 
-@pytest.mark.parametrize("phase", sorted(rolling_back.COPIES | rolling_back.PAUSED))
+@pytest.mark.parametrize("phase", sorted(rollback_steps.COPIES | rollback_steps.PAUSED))
 def test_a_former_broker_that_was_started_again_stands_aside_until_it_returns(phase: Phase) -> None:
     """It has the place of the master then, and clients that find it would write where an abort leaves it."""
     began = Seen(
         gantry={Phase.COPYING: 6, Phase.WRITES_OFF: 4}.get(phase, 0), released=phase is Phase.LEAVING, listed=False,
         permission=6, broker_id=0, refuses=False, missing=0, quiet=9.0, whole=True, moved=True,
     )  # fmt: skip
-    record = Record(phase, 100, {"a": rolling_back.Group(6, 6)})
-    made = rolling_back.step(record, {"a": began}, LIMITS, 150)
+    record = Record(phase, 100, {"a": rollback_steps.Group(6, 6)})
+    made = rollback_steps.step(record, {"a": began}, LIMITS, 150)
     assert made.record == record
     assert made.actions == (SetSource("a", 6, FORMER_MASTER_ID, False),)
     aside = replace(began, broker_id=FORMER_MASTER_ID)
-    assert rolling_back.step(record, {"a": aside}, LIMITS, 150).record.phase is not phase
+    assert rollback_steps.step(record, {"a": aside}, LIMITS, 150).record.phase is not phase
 
 
 def test_a_nameserver_that_is_gone_leaves_no_client_without_a_broker() -> None:
@@ -338,52 +338,52 @@ def test_a_nameserver_that_is_gone_leaves_no_client_without_a_broker() -> None:
     aside = Seen(
         gantry=0, released=True, listed=False, silent=True, permission=6, broker_id=FORMER_MASTER_ID, refuses=False
     )
-    record = Record(Phase.LEAVING, 100, {"a": rolling_back.Group(6, 6)})
-    assert rolling_back.step(record, {"a": aside}, LIMITS, 105).record.phase is Phase.LEAVING
-    record = rolling_back.step(record, {"a": aside}, LIMITS, 111).record
+    record = Record(Phase.LEAVING, 100, {"a": rollback_steps.Group(6, 6)})
+    assert rollback_steps.step(record, {"a": aside}, LIMITS, 105).record.phase is Phase.LEAVING
+    record = rollback_steps.step(record, {"a": aside}, LIMITS, 111).record
     assert record.phase is Phase.RETURNING
     back = replace(aside, broker_id=0, returned=True)
-    assert rolling_back.step(record, {"a": back}, LIMITS, 115).record.phase is Phase.RETURNING
-    assert rolling_back.step(record, {"a": back}, LIMITS, 122).record.phase is Phase.DONE
+    assert rollback_steps.step(record, {"a": back}, LIMITS, 115).record.phase is Phase.RETURNING
+    assert rollback_steps.step(record, {"a": back}, LIMITS, 122).record.phase is Phase.DONE
     # Where none answers, nothing is known.
     silent = replace(aside, listed=None, silent=False)
-    record = Record(Phase.LEAVING, 100, {"a": rolling_back.Group(6, 6)})
-    assert rolling_back.step(record, {"a": silent}, LIMITS, 999).record.phase is Phase.LEAVING
+    record = Record(Phase.LEAVING, 100, {"a": rollback_steps.Group(6, 6)})
+    assert rollback_steps.step(record, {"a": silent}, LIMITS, 999).record.phase is Phase.LEAVING
 
 
 def test_slaves_of_the_former_broker_get_back_what_they_had() -> None:
-    record = Record(Phase.RETURNING, 100, {"a": rolling_back.Group(6, 6)})
+    record = Record(Phase.RETURNING, 100, {"a": rollback_steps.Group(6, 6)})
     back = Seen(gantry=0, released=True, listed=False, permission=6, broker_id=0, refuses=False, returned=True)
     slaves = replace(back, brokers={"s:1": 901})
-    assert rolling_back.step(record, {"a": slaves}, LIMITS, 110).actions == (SetSource("a", 6, 0, False),)
-    late = rolling_back.step(record, {"a": slaves}, LIMITS, 131).record
+    assert rollback_steps.step(record, {"a": slaves}, LIMITS, 110).actions == (SetSource("a", 6, 0, False),)
+    late = rollback_steps.step(record, {"a": slaves}, LIMITS, 131).record
     assert (late.phase, late.groups["a"].brokers) == (Phase.DONE, {"s:1": 1})
     # One that is away is not waited for, and named.
-    record = rolling_back.begin(
-        Record(), {"a": steps.Group(7, brokers={"s:1": 1})}, {"a": replace(back, gantry=6, permission=0)}, 100,
+    record = rollback_steps.begin(
+        Record(), {"a": cutover_steps.Group(7, brokers={"s:1": 1})}, {"a": replace(back, gantry=6, permission=0)}, 100,
         cut_over=True,
     )  # fmt: skip
-    assert record.groups == {"a": rolling_back.Group(7, 6, {"s:1": 1})}
+    assert record.groups == {"a": rollback_steps.Group(7, 6, {"s:1": 1})}
     record = Record.from_json(json.loads(json.dumps(replace(record, phase=Phase.RETURNING).to_json())))
-    record = rolling_back.step(record, {"a": replace(back, permission=7)}, LIMITS, 111).record
-    assert (record.phase, rolling_back.still_owed(record, {})) == (Phase.DONE, {"a": ["s:1"]})
+    record = rollback_steps.step(record, {"a": replace(back, permission=7)}, LIMITS, 111).record
+    assert (record.phase, rollback_steps.still_owed(record, {})) == (Phase.DONE, {"a": ["s:1"]})
     known = SimpleNamespace(permission=7, broker_id=1, refuses=False)
-    whole = steps.Seen(brokers={"s:1": 1}, settings={"s:1": known})
-    assert rolling_back.still_owed(record, {"a": whole}) == {}
+    whole = cutover_steps.Seen(brokers={"s:1": 1}, settings={"s:1": known})
+    assert rollback_steps.still_owed(record, {"a": whole}) == {}
 
 
 def test_deliveries_that_go_on_do_not_let_producers_wait_for_ever() -> None:
-    record = Record(Phase.WRITES_OFF, 100, {"a": rolling_back.Group(6, 6)})
+    record = Record(Phase.WRITES_OFF, 100, {"a": rollback_steps.Group(6, 6)})
     seen = Seen(gantry=4, permission=6, broker_id=FORMER_MASTER_ID, refuses=False, missing=3, quiet=0.0, whole=True)
-    assert rolling_back.step(record, {"a": seen}, LIMITS, 105).record.phase is Phase.WRITES_OFF
-    assert rolling_back.step(record, {"a": seen}, LIMITS, 111).record.phase is Phase.READERS_OFF
+    assert rollback_steps.step(record, {"a": seen}, LIMITS, 105).record.phase is Phase.WRITES_OFF
+    assert rollback_steps.step(record, {"a": seen}, LIMITS, 111).record.phase is Phase.READERS_OFF
     lacking = replace(seen, whole=False, missing=None)
-    assert rolling_back.step(record, {"a": lacking}, LIMITS, 999).record.phase is Phase.WRITES_OFF
+    assert rollback_steps.step(record, {"a": lacking}, LIMITS, 999).record.phase is Phase.WRITES_OFF
 
 
 async def test_a_rollback_without_progress_gives_gantry_its_clients_back(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = itertools.count()  # Each look at the clock is one later.
-    monkeypatch.setattr(rolling_edge, "time", SimpleNamespace(monotonic=lambda: next(seconds), time=lambda: 1_000.0))
+    monkeypatch.setattr(rollback_edge, "time", SimpleNamespace(monotonic=lambda: next(seconds), time=lambda: 1_000.0))
 
     class Edge:
         """Gantry, whose reads cannot be ended, and a former broker."""
@@ -412,9 +412,9 @@ async def test_a_rollback_without_progress_gives_gantry_its_clients_back(monkeyp
     async def save(record: Record) -> None:
         kept.append(record)
 
-    edge, record = Edge(), Record(Phase.READERS_OFF, 0, {"a": rolling_back.Group(6, 6)})
+    edge, record = Edge(), Record(Phase.READERS_OFF, 0, {"a": rollback_steps.Group(6, 6)})
     with pytest.raises(Refused, match=r"no answer\. Gantry has its clients, and the source stands aside"):
-        await rolling_edge.drive(cast(Any, edge), record, LIMITS, save, timeout=10)
+        await rollback_edge.drive(cast(Any, edge), record, LIMITS, save, timeout=10)
     assert (edge.gantry, edge.permission, edge.refuses) == (6, 0, True)
     assert [one.phase for one in kept] == [Phase.ABORTING, Phase.NONE]
 
@@ -449,9 +449,9 @@ async def test_a_copy_that_breaks_off_is_named_and_begun_again() -> None:
     async def save(record: Record) -> None: ...
 
     named: list[str] = []
-    record = Record(Phase.COPYING, 0, {"a": rolling_back.Group(6, 6)})
+    record = Record(Phase.COPYING, 0, {"a": rollback_steps.Group(6, 6)})
     with pytest.raises(WritesEndError):
-        await rolling_edge.drive(cast(Any, Edge()), record, LIMITS, save, timeout=10, warn=named.append)
+        await rollback_edge.drive(cast(Any, Edge()), record, LIMITS, save, timeout=10, warn=named.append)
     assert named == ["the copy broke off: no such group"]
 
 
@@ -510,7 +510,7 @@ async def test_a_rollback_begins_again_after_an_abort(tmp_path: Path, monkeypatc
     async with both_sides(monkeypatch) as (ours, theirs, former), httpx.AsyncClient() as http:
         ((name, _),) = (await ours.masters()).items()
         place = SourcePlace((former,))
-        before = {"a": steps.Group(6, end=0)}
+        before = {"a": cutover_steps.Group(6, end=0)}
         address = (await theirs.masters())[name]
         async with Edge(place, [GroupPlace("a", name, "192.0.2.1:1", list)], http) as edge:
             for _ in range(2):

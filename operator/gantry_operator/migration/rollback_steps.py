@@ -15,8 +15,8 @@ from typing import Any, Final, Self
 
 from gantry_broker.protocol.codes import FORMER_MASTER_ID
 
-from gantry_operator.migration import steps
-from gantry_operator.migration.steps import MASTER, READ, WRITE, Refused, SetSource, Settings, whole
+from gantry_operator.migration import cutover_steps
+from gantry_operator.migration.cutover_steps import MASTER, READ, WRITE, Refused, SetSource, Settings, whole
 
 BOTH: Final = READ | WRITE
 
@@ -109,7 +109,7 @@ class Record:
             str(name): Group(
                 whole(item["source"], 0, 15) or 0,
                 whole(item["gantry"], 0, 7) or 0,
-                steps.brokers_of(item.get("brokers", {})),
+                cutover_steps.brokers_of(item.get("brokers", {})),
             )
             for name, item in value["groups"].items()
         }
@@ -187,13 +187,13 @@ class Step:
     """Whether the copy has to run in this phase."""
 
 
-def still_owed(record: Record, seen: Mapping[str, steps.Seen]) -> dict[str, list[str]]:
+def still_owed(record: Record, seen: Mapping[str, cutover_steps.Seen]) -> dict[str, list[str]]:
     """Return by group the addresses of the former brokers that a rollback could not give their settings back."""
-    return steps.owed_of(record.groups, seen) if record.phase is Phase.DONE else {}
+    return cutover_steps.owed_of(record.groups, seen) if record.phase is Phase.DONE else {}
 
 
 def begin(
-    record: Record, before: Mapping[str, steps.Group], seen: Mapping[str, Seen], now: float, *, cut_over: bool
+    record: Record, before: Mapping[str, cutover_steps.Group], seen: Mapping[str, Seen], now: float, *, cut_over: bool
 ) -> Record:
     """Begin a rollback, or go on with one. `before`: what the cutover recorded. `cut_over`: whether it is done. Raises
     Refused.
@@ -217,7 +217,7 @@ def begin(
             )
         if group.gantry is None:
             raise Refused(f"group {name}: {group.problem or 'Gantry has no leader that answers'}")
-    none = steps.Group()
+    none = cutover_steps.Group()
     groups = {
         name: Group(before.get(name, none).permission or BOTH, group.gantry or BOTH, before.get(name, none).brokers)
         for name, group in seen.items()
@@ -229,7 +229,9 @@ def step(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) -
     """Return the next step of a rollback, or of its abort."""
     phase = record.phase
     if phase not in (Phase.NONE, Phase.DONE, Phase.ABORTING):
-        groups = {n: replace(g, brokers=steps.noted(g.brokers, seen[n].brokers)) for n, g in record.groups.items()}
+        groups = {
+            n: replace(g, brokers=cutover_steps.noted(g.brokers, seen[n].brokers)) for n, g in record.groups.items()
+        }
         record = replace(record, groups=groups)
     if phase is Phase.COPYING:
         return _copying(record, seen, limits, now)
@@ -310,17 +312,20 @@ def _leaving(record: Record, seen: Mapping[str, Seen], limits: Limits, now: floa
 
 def _returning(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) -> Step:
     slaves = 0 <= now - record.since < limits.slaves
-    wanted = {name: steps.given_back(name, group) for name, group in record.groups.items()}
+    wanted = {name: cutover_steps.given_back(name, group) for name, group in record.groups.items()}
     actions = tuple(
         back
         for name, back in wanted.items()
-        if not back.is_so(seen[name]) or (slaves and steps.lacking(back, seen[name].brokers, seen[name].settings))
+        if not back.is_so(seen[name])
+        or (slaves and cutover_steps.lacking(back, seen[name].brokers, seen[name].settings))
     )
     waits = 0 <= now - record.since < limits.silent
     if actions or not all(seen[name].returned and not (seen[name].silent and waits) for name in record.groups):
         return Step(record, actions, "the former brokers take their place")
     groups = {
-        name: replace(group, brokers=steps.owed(group.brokers, wanted[name], seen[name].brokers, seen[name].settings))
+        name: replace(
+            group, brokers=cutover_steps.owed(group.brokers, wanted[name], seen[name].brokers, seen[name].settings)
+        )
         for name, group in record.groups.items()
     }
     return Step(replace(record, phase=Phase.DONE, since=now, groups=groups))
