@@ -188,6 +188,10 @@ def test_two_sites_exchange_their_parts(namespace: str, store: dict[str, Any], a
         "--cluster", "standby", "--timeout", "10", check=False,
     )  # fmt: skip
     assert "sent 1" not in refused
+    old = {pod["metadata"]["uid"] for pod in second.pods()}
+    second.patch({"spec": {"flush": "Sync"}})
+    until("a standby's members are replaced", lambda: not old & {pod["metadata"]["uid"] for pod in second.pods()}, 90)
+    second.wait_running()
     gantry(first, "produce", "Orders", "--count", "50", "--size", "100")
     token = json.loads(gantry(first, "demote", "-o", "json"))["token"]
     gantry(second, "promote", "--token", token)

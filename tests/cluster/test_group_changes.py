@@ -64,7 +64,7 @@ class Rig:
     def _controller(self, group: str) -> Any:
         status = {"role": "Master", "writable": True, "marks": {"joined": "yes"}}
         watch = SimpleNamespace(reach="ok", url=f"http://{group}", name=f"{group}-0", status=status)
-        return SimpleNamespace(leader_watch=watch, leadership=SimpleNamespace(epoch=1))
+        return SimpleNamespace(leader_watch=watch, waits=None, leadership=SimpleNamespace(epoch=1))
 
     async def end(self, group: str) -> None:
         self.ended.append(group)

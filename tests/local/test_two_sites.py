@@ -36,7 +36,8 @@ class Sites:
         archive = place | {"interval": "1s"}
         usual = {"nameServers": {"replicas": 1}, "brokerGroups": [{"name": "a", "members": 2}]} | spec
         self.one = Cluster(base / "1", "one", archive=archive, **usual)
-        self.two = Cluster(base / "2", "two", archive=archive, bootstrap={"follow": place}, **usual)
+        self.spec_of_two = usual | {"archive": archive, "bootstrap": {"follow": place}}
+        self.two = Cluster(base / "2", "two", **self.spec_of_two)
         for cluster in (self.one, self.two):
             cluster.environment |= {
                 "AWS_ACCESS_KEY_ID": server.access_key, "AWS_SECRET_ACCESS_KEY": server.secret_key,
@@ -109,6 +110,11 @@ async def test_parts_are_exchanged_under_load_without_loss(sites: Sites) -> None
     assert condition(two, "Standby")[:2] == ("True", "Following"), "before the parts were ever exchanged, too"
     assert condition(two, "Available")[:2] == ("True", "Standby")
     assert "NEXT" not in two.gantry("status", "--dir", str(two.folder.root)).stdout
+    before = {m["pid"] for m in two.members().values()}
+    two.write(**sites.spec_of_two, flush="Sync")
+    two.up()
+    assert not before & {m["pid"] for m in two.members().values()}, "a standby takes a change of its spec"
+    two.until("it follows", lambda: follows(two), 60)
     active, standby = one, two
     for turn in range(TURNS):
         async with Producer(standby.name_servers, "refused") as producer:

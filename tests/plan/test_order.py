@@ -136,6 +136,36 @@ def test_rolled_to_the_end_without_ever_stopping_the_master_of_a_larger_group(st
     assert sum(m.master for m in states) == 1
 
 
+def standby(number: int, **values: bool) -> MemberState:
+    return member(number, **{"master": False, "standby": True, **values})
+
+
+def test_members_of_a_standby_are_replaced_one_at_a_time_while_the_others_follow() -> None:
+    members = [standby(i, outdated=True) for i in range(3)]
+    replaced = []
+    while (step := next_step(members)).kind != "done":
+        assert (step.kind, step.member in replaced) == ("replace", False)
+        replaced.append(step.member)
+        starting = [replace(m, outdated=False, in_sync=False) if m.name == step.member else m for m in members]
+        assert next_step(starting).kind == ("done" if len(replaced) == 3 else "wait")
+        members = [replace(m, in_sync=True) for m in starting]
+    assert replaced == ["demo-a-2", "demo-a-1", "demo-a-0"]
+
+
+def test_a_standby_that_cannot_read_its_archive_takes_the_change_that_mends_it() -> None:
+    members = [standby(0, outdated=True), standby(1, outdated=True, in_sync=False), standby(2, outdated=True)]
+    assert next_step(members).member == "demo-a-1"
+    none = [standby(i, outdated=True, in_sync=False, ready=False) for i in range(2)]
+    assert (next_step(none).kind, next_step(none).member) == ("replace", "demo-a-1")
+
+
+def test_members_leave_a_standby_from_the_highest_number_down() -> None:
+    members = [standby(i, leaving=i > 0, outdated=i == 0, in_sync=i != 1) for i in range(3)]
+    assert next_step(members).member == "demo-a-2"
+    assert next_step(members[:2]).member == "demo-a-1"
+    assert next_step(members[:1]).member == "demo-a-0"
+
+
 def test_raft_the_next_one_goes_once_the_group_has_forgotten_the_last() -> None:
     five = [member(i, leaving=i >= 3) for i in range(5)]
     assert next_step(five).member == "demo-a-4"

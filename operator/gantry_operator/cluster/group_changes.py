@@ -41,6 +41,7 @@ from gantry_operator.drain.machine import (
     unread_obstacle,
     ways_on,
 )
+from gantry_operator.failover.second_site import STANDBY
 from gantry_operator.topics.seen import BadTables, BrokerTables
 
 log = logging.getLogger(__name__)
@@ -237,6 +238,7 @@ class GroupChanges:
         seen = LeavingGroup(
             time.monotonic(), report, None if leadership is None else leadership.epoch, wanted.policy, others,
             homeless=any(missing.values()),
+            standby=controller is not None and controller.waits is not None and controller.waits.code == STANDBY,
         )  # fmt: skip
         self._memory[group], step = decide(progress, seen)
         if step.action == "remove" and report is not None:

@@ -11,6 +11,7 @@ from gantry_broker.tasks import set_within
 from gantry_operator.cluster import upgrade_check
 from gantry_operator.cluster.group_controller import GroupController, SwitchoverFailed
 from gantry_operator.cluster.platform import Deployment, Event, ReplacementPlatform
+from gantry_operator.cluster.second_site import follows_archive
 from gantry_operator.cluster.upgrade_check import Running, Upgrade
 from gantry_operator.plan.order import MemberState, Step, next_step
 
@@ -32,21 +33,24 @@ def member_states(deployments: Sequence[Deployment], controller: GroupController
     for d in deployments:
         watch = controller.watches.get(d.number)
         report = watch.report if watch is not None and watch.reach == "ok" else None
-        serves = report is not None and (report.role == "Master" or report.link == "connected")
-        ready = d.ready if d.ready is not None else report is not None and report.role in ("Master", "Slave")
+        standby = report is not None and report.standby
+        follows = standby and watch is not None and follows_archive(watch.status)
+        serves = report is not None and (report.role == "Master" or report.link == "connected" or follows)
+        works = report is not None and (report.role in ("Master", "Slave") or follows)
         out.append(
             MemberState(
                 name=d.name,
                 number=d.number,
                 outdated=d.outdated,
-                ready=ready,
-                in_sync=not d.stopping and report is not None and controller.in_sync(report),
+                ready=works if d.ready is None else d.ready,
+                in_sync=not d.stopping and report is not None and (follows or controller.in_sync(report)),
                 master=leadership is not None
                 and leadership.master is not None
                 and leadership.master.member == d.number,
                 leaving=d.leaving,
                 broken=d.broken and not serves,
                 promotable=report is None or not report.not_promotable,
+                standby=standby,
             )
         )
     return out
@@ -196,7 +200,7 @@ class RollingChange:
         state = next(s for s in states if s.name == step.member)
         deployment = next(d for d in deployments if d.name == step.member)
         # A former master may still forward paused writes until the address has moved. A broken member forwards none.
-        moved = self._controllers[group].announced or state.master or state.broken
+        moved = self._controllers[group].announced or state.master or state.broken or state.standby
         if not self._platform.may_stop(deployment, group, address_moved=moved):
             return
         if deployment.leaving:

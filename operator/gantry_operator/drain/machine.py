@@ -59,6 +59,8 @@ class LeavingGroup:
     """Why the other groups cannot take over now; empty: they can."""
     homeless: bool = False
     """It has topics or consumer groups that no other group has."""
+    standby: bool = False
+    """Its cluster follows the archive of another one, so no member leads it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,12 @@ def decide(progress: Progress, seen: LeavingGroup) -> tuple[Progress, DrainStep]
     """Return the next step of a drain, and what to remember."""
     report = seen.report
     if report is None:
-        return replace(progress, proof=None), _wait("Waiting", "NoMaster", "its master does not answer")
+        why = (
+            "the cluster is a standby: it drains after `gantry promote`"
+            if seen.standby
+            else "its master does not answer"
+        )
+        return replace(progress, proof=None), _wait("Waiting", "NoMaster", why)
     phase: Phase = {"": "Waiting", "closing": "Closing", "closed": "Draining"}[report.drain]  # type: ignore[assignment]
     if not report.leading or seen.epoch is None or report.epoch != seen.epoch:
         return replace(progress, proof=None), _wait(phase, "NoMaster", "the group has no master that leads now")

@@ -2,7 +2,8 @@
 
 A planned change never uses failover. Slaves come first, one at a time, while all other members are in sync. Then the
 master hands over to a new member and is replaced last. A broken member may be replaced at any time. A broken member
-that leaves waits until no leaving member has a higher number.
+that leaves waits until no leaving member has a higher number. A standby at a second site has no master: its members are
+replaced one at a time, while all others follow the archive.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ class MemberState:
     """It does not work and will not recover: it may be replaced at any time."""
     promotable: bool = True
     """No health check speaks against it as master."""
+    standby: bool = False
+    """Its cluster follows the archive of another one. `in_sync` says then that this member does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,8 @@ def next_step(members: Sequence[MemberState], still_counted: Sequence[int] = ())
             "wait", f"member {gone} has ended and is still counted by the group; the next one is replaced afterwards"
         )
     if master is None:
+        if any(m.standby for m in members):
+            return _next_of_standby(members, todo)
         return Step("wait", "the group has no master; a member is replaced only while one serves")
     staying = [m for m in members if not m.leaving]
     away = [m for m in staying if not (m.ready and m.in_sync)]
@@ -94,6 +99,19 @@ def next_step(members: Sequence[MemberState], still_counted: Sequence[int] = ())
     if master.leaving:
         return Step("wait", f"{master.name} is master and no other member can take over, so it stays")
     return Step("replace", f"{master.name} is the only member: the group is unavailable while it restarts", master.name)
+
+
+def _next_of_standby(members: Sequence[MemberState], todo: Sequence[MemberState]) -> Step:
+    """Return the step of a group without a master. A member that does not follow comes first: it serves nobody, and the
+    change may be what it lacks.
+    """
+    idle = [m for m in members if not (m.ready and m.in_sync)]
+    away = [m.name for m in idle if not m.leaving and not m.outdated]
+    if away:
+        return Step("wait", f"{', '.join(away)} does not follow the archive; the next member is replaced once all do")
+    first = max(todo, key=lambda m: (m.leaving, not m.leaving and m in idle, m.number))
+    follows = "does not follow the archive" if first in idle else "is part of a standby, and all members follow"
+    return Step("replace", f"{first.name} {follows}", first.name)
 
 
 def _handover(master: MemberState, candidates: Sequence[MemberState], why: str) -> Step:
