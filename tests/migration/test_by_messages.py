@@ -11,7 +11,7 @@ from gantry_broker.client import Admin, Message, MessageQueue, Producer
 from gantry_broker.protocol.bodies import ClusterInfo
 from gantry_broker.remoting.errors import ConnectError
 from gantry_broker.testing import broker
-from gantry_operator.cli import migrate
+from gantry_operator.cli import migrate_by_messages
 from gantry_operator.cli.app import app
 from gantry_operator.migration import by_messages
 from gantry_operator.migration.by_messages import Record, TopicsCopy, is_copied
@@ -243,8 +243,8 @@ def test_protection_is_not_lost_without_a_word(
     async def copied(*_: object) -> dict[str, int]:
         return {}
 
-    monkeypatch.setattr(migrate, "_keys", lambda secret: None)
-    monkeypatch.setattr(migrate, "_copy_all", copied)
+    monkeypatch.setattr(migrate_by_messages, "keys_of", lambda secret: None)
+    monkeypatch.setattr(migrate_by_messages, "_copy_all", copied)
     monkeypatch.setattr("gantry_operator.cli.up.up", lambda file, directory, *_: directory.mkdir())
     spec = {
         "nameServers": {"replicas": 1}, "brokerGroups": [{"name": "a", "members": 1}],

@@ -17,7 +17,7 @@ from gantry_broker.client import Admin, BrokerError, Message, Producer
 from gantry_broker.protocol.bodies import TopicConfig
 from gantry_broker.protocol.codes import FORMER_MASTER_ID
 from gantry_broker.testing import broker
-from gantry_operator.cli import migrate
+from gantry_operator.cli import migrate, migrate_local
 from gantry_operator.cli.down import down
 from gantry_operator.cli.errors import CliError
 from gantry_operator.cluster.member_http import httpx
@@ -235,7 +235,7 @@ def test_a_cluster_that_was_killed_in_a_cutover_starts_again(
     file, folder = tmp_path / "cluster.yaml", ClusterFolder(tmp_path / "c")
     file.write_text(json.dumps(made))
     folder.make()
-    (folder.root / migrate.RECORD).write_text(json.dumps({"phase": phase, "since": 0, "groups": {}}))
+    (folder.root / migrate_local.RECORD).write_text(json.dumps({"phase": phase, "since": 0, "groups": {}}))
 
     async def found(*_: Any) -> Any:
         assert phase == "following", "it may be away"
@@ -258,12 +258,12 @@ def test_a_cluster_that_was_killed_in_a_cutover_starts_again(
 def test_one_command_at_a_time(tmp_path: Path) -> None:
     folder = ClusterFolder(tmp_path)
     with (
-        migrate._alone(folder),
+        migrate_local.alone(folder),
         pytest.raises(CliError, match="another gantry migrate command"),
-        migrate._alone(folder),
+        migrate_local.alone(folder),
     ):
         pass
-    with migrate._alone(folder):
+    with migrate_local.alone(folder):
         pass
 
 
@@ -273,13 +273,13 @@ def test_a_cluster_is_not_deleted_while_its_source_waits_for_its_settings(tmp_pa
     folder.manifest.write_text("{}")
     for phase, command in (("writes-off", "abort"), ("aborting", "abort"), ("finishing", "cutover"), ("done", "")):
         value = {"phase": phase, "since": 0, "groups": {}}
-        (folder.root / migrate.RECORD).write_text(json.dumps(value))
-        assert (f"gantry migrate {command} --dir" in migrate.held_source(folder)) is bool(command)
+        (folder.root / migrate_local.RECORD).write_text(json.dumps(value))
+        assert (f"gantry migrate {command} --dir" in migrate_local.held_source(folder)) is bool(command)
         if command:
             with pytest.raises(CliError, match=f"is in phase {phase}, and its clients may have no broker"):
                 down(folder.root, None, delete_data=True)
-    (folder.root / migrate.RECORD).unlink()
-    assert migrate.held_source(folder) == ""
+    (folder.root / migrate_local.RECORD).unlink()
+    assert migrate_local.held_source(folder) == ""
 
 
 def test_a_cluster_that_ends_names_the_brokers_that_lack_their_settings(
@@ -297,25 +297,25 @@ def test_a_cluster_that_ends_names_the_brokers_that_lack_their_settings(
     }
     manifest = {"apiVersion": "gantry.dev/v1alpha1", "kind": "BrokerCluster", "metadata": {"name": "c"}, "spec": spec}
     folder.manifest.write_text(json.dumps(manifest))
-    assert migrate.lacking_brokers(folder, deleted=True) == ""
+    assert migrate_local.lacking_brokers(folder, deleted=True) == ""
     aborted = cutover_steps.Record(groups={"a": cutover_steps.Group(6, brokers={"s:1": 1})})
-    (folder.root / migrate.RECORD).write_text(json.dumps(aborted.to_json()))
-    said = migrate.lacking_brokers(folder, deleted=False)
+    (folder.root / migrate_local.RECORD).write_text(json.dumps(aborted.to_json()))
+    said = migrate_local.lacking_brokers(folder, deleted=False)
     assert "were down at the abort" in said
     assert said.endswith(f"group a: s:1. Start them, then run gantry migrate release {folder.manifest}")
     # Without its folder the command has all that the manifest had.
-    assert migrate.lacking_brokers(folder, deleted=True).endswith(
+    assert migrate_local.lacking_brokers(folder, deleted=True).endswith(
         "run gantry migrate release --name-servers 'n:1;n:2' --brokers broker-a --secret keys "
         "--ca /etc/gantry/secrets/ca/ca.crt"
     )
-    (folder.root / migrate.RECORD).unlink()
+    (folder.root / migrate_local.RECORD).unlink()
     rolled = Record(Phase.DONE, 100, {"a": rollback_steps.Group(6, 6, {"s:1": 1})})
-    (folder.root / migrate.ROLLBACK).write_text(json.dumps(rolled.to_json()))
-    assert "were down at the rollback" in migrate.lacking_brokers(folder, deleted=False)
+    (folder.root / migrate_local.ROLLBACK).write_text(json.dumps(rolled.to_json()))
+    assert "were down at the rollback" in migrate_local.lacking_brokers(folder, deleted=False)
     # A spec may lose its bootstrap: that keeps no cluster from being stopped.
     del spec["bootstrap"]
     folder.manifest.write_text(json.dumps(manifest))
-    assert migrate.lacking_brokers(folder, deleted=False).endswith("release --name-servers ADDRESSES")
+    assert migrate_local.lacking_brokers(folder, deleted=False).endswith("release --name-servers ADDRESSES")
 
 
 @pytest.mark.parametrize("phase", sorted(rollback_steps.COPIES | rollback_steps.PAUSED))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from gantry_operator.cli.errors import CliError, Exit
-from gantry_operator.cli.migrate import RECORD, held_source, lacking_brokers
+from gantry_operator.cli.migrate_local import RECORD, held_source, lacking_brokers
 from gantry_operator.cli.output import note, say
 from gantry_operator.cli.progress import Progress
 from gantry_operator.cli.target import find_local
