@@ -206,5 +206,6 @@ def cut_at(made: Scene, phase: str, done: Callable[[], bool] = lambda: True) -> 
         if record.exists() and f'"{phase}"' in record.read_text() and done():
             break
         time.sleep(0.01)
-    os.killpg(cutover.pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(cutover.pid, signal.SIGKILL)
     cutover.communicate()

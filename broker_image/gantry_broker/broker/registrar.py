@@ -6,8 +6,8 @@ its own. A refusal by a NameServer changes nothing here: anyone may have registe
 `gantryAddresses` are the addresses that each extra listener of the NameServer gives to its clients.
 
 NameServers of RocketMQ, at which the leader of a migrated cluster registers too, know no members. They drop an address
-when the connection ends by which it was registered last, and that may be a former leader's: one that was frozen
-registers once more before it sees its successor. So the leader asks them once a second whether they have its address.
+when the connection ends by which it was registered last, and that may be a former leader's: one that was frozen may
+register once more before it sees its successor. So the leader asks them once a second whether they have its address.
 They also end a connection when one of the addresses that it has registered was silent for two minutes, and drop another
 one with it. So a leader whose address changes registers the next one over a new connection.
 """
