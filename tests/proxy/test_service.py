@@ -644,7 +644,7 @@ async def test_users_and_their_rights(cluster: Cluster, tmp_path: Path) -> None:
         status, _ = await c.received(stub, CLIENT, c.receive("strangers", "T"), **good)
         assert status.code == Code.FORBIDDEN
         table.write_bytes(users(2, "rotated-secret"))
-        ends = time.monotonic() + 5
+        ends = time.monotonic() + 60
         while (await send(stub, c.message("T"), **good)).status.code == Code.OK:
             assert time.monotonic() < ends
             await asyncio.sleep(0.1)
