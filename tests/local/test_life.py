@@ -109,7 +109,7 @@ async def test_members_restart_when_somebody_asks(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, **one_group(2))
 
     def restarted(*names: str) -> bool:
-        changed = {name for name, member in cluster.members().items() if member["pid"] != first[name]}
+        changed = {name for name, member in cluster.members().items() if member.get("pid") != first[name]}
         return cluster.whole() and changed == set(names)
 
     try:
