@@ -414,7 +414,7 @@ def plain_records(
 
 
 def archived_records(
-    data: bytes, at: int, base: int, segment_size: int, others: Sequence[str], words: int
+    data: bytes | memoryview, at: int, base: int, segment_size: int, others: Sequence[str], words: int
 ) -> tuple[int, list[tuple[bytes, int, int, bytes]], bytes, int, int, int]:
     """What the plain records from `data[at:]` on add to an object of the archive, each with the CRC of its body
     checked: (index behind the last one, runs, keys, records, lowest store time in ms that is not 0, highest one).
@@ -422,6 +422,7 @@ def archived_records(
     Runs, and what is plain, are as in `plain_records`, but an entry is a row: place, size, tag code, store time
     (`>qiqq`). A key is hash and place (`>iq`). The compiled body lets other threads run meanwhile.
     """
+    data = bytes(data)
     end, runs, keys, *_ = plain_records(data, at, base, segment_size, True, others, words, len(data), 0)
     rows = [
         (

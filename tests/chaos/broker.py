@@ -54,15 +54,15 @@ def _follow(path: Path, faults: Faults, sleep: Any) -> None:
         sleep(LOOK_S)
 
 
-def _failing(name: str, data: str, faults: Faults) -> Callable[..., Any]:
-    """`data`: calls that name a file fail below this folder only."""
+def _failing(name: str, data: str, faults: Faults, *, like: str = "") -> Callable[..., Any]:
+    """`data`: calls that name a file fail below this folder only. `like`: the function whose errors it has."""
     call = getattr(os, name)
 
     def instead(*args: Any, **more: Any) -> Any:
         if faults.fails and random.random() < faults.fails:
             of_store = isinstance(args[0], int) or os.fspath(args[0]).startswith(data)
             if of_store:
-                fail(name, random.choice(faults.errors), call, args, partly=random.random() < 0.5)
+                fail(like or name, random.choice(faults.errors), call, args, partly=random.random() < 0.5)
         return call(*args, **more)
 
     return instead
@@ -118,6 +118,7 @@ def plant(path: Path, data: Path) -> None:
     os.pwrite, os.pwritev = slow_pwrite, slow_pwritev
     for name in ERRORS:
         setattr(os, name, _failing(name, str(data), faults))
+    os.preadv = _failing("preadv", str(data), faults, like="pread")  # The archiver's reads.
     plant_async_sync(setattr, _in_kernel(faults))
     threading.Thread(target=_follow, args=(path, faults, sleep), daemon=True).start()
 

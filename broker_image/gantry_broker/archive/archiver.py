@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from gantry_broker.archive import chain, upload
+from gantry_broker.archive.buffers import Buffers
 from gantry_broker.archive.chain import Archive, GroupArchive
 from gantry_broker.archive.errors import ArchiveError, Damaged, Fenced, Missing, Overtaken, Unavailable
 from gantry_broker.archive.inspection import check_part
@@ -237,6 +238,8 @@ class Archiver:
         self._wake = asyncio.Event()
         self._stopping = threading.Event()
         self._pacing = threading.Lock()
+        self._buffers = Buffers(BLOCK)
+        """For the blocks that this step reads from the disk."""
 
     @property
     def state(self) -> State | None:
@@ -346,6 +349,7 @@ class Archiver:
 
     def _step(self, view: View, settings: Settings, uploads: bool) -> bool:
         """Do one step; True: there may be more to do. Raises ArchiveError, Fenced, OSError."""
+        self._buffers = Buffers(BLOCK)
         self._state = self._group.load(self._state, checked=not uploads)
         self._look_for_successor(self._state.owner)
         if not uploads:
@@ -611,11 +615,12 @@ class Archiver:
     def _add_block(self, writer: SegmentWriter, disk: ReadOnlyLog, limit: int) -> None:
         """Add a block to the object. Raises ArchiveError when the disk does not give what lies there."""
         at = writer.end
-        data = disk.raw(at, min(BLOCK, limit - at))
-        if writer.add_whole(data) == 0:
+        buffer = self._buffers.take()
+        data = buffer[: disk.raw_into(at, buffer[: min(BLOCK, limit - at)])]
+        if writer.add_whole(data, partial(self._buffers.give, buffer)) == 0:
             first = size_of_first(data)
-            data = disk.raw(at, min(first, limit - at)) if first else b""
-            if writer.add_whole(data) == 0:
+            self._buffers.give(buffer)
+            if writer.add_whole(disk.raw(at, min(first, limit - at)) if first else b"") == 0:
                 raise Damaged(f"no whole record can be read at {at} of the log")
 
     def _put(self, state: State, writer: SegmentWriter, view: View, removed: tuple[str, ...]) -> None:

@@ -244,8 +244,9 @@ class SegmentWriter:
         if added != len(data):
             raise Damaged(f"the bytes at {self.end} of the log end within a record or filler")
 
-    def add_whole(self, data: bytes) -> int:
-        """Add the whole records and fillers that `data` begins with, and that lie at `end` of the log.
+    def add_whole(self, data: bytes | memoryview, done: Callable[[], None] | None = None) -> int:
+        """Add the whole records and fillers that `data` begins with, and that lie at `end` of the log. `done` is
+        called, perhaps in another thread, once they are added and `data` is not read any more.
 
         Returns their bytes: 0 where not even the first one is whole. Raises Damaged: nothing is added then.
         """
@@ -268,19 +269,22 @@ class SegmentWriter:
         context = _context(self.start, "block", self.end)
         stored: Future[bytes] | bytes
         if self._threads is None:
-            stored = self._stored(whole, context)
+            stored = self._stored(whole, context, done)
         else:
-            stored = self._threads.submit(self._stored, whole, context)
+            stored = self._threads.submit(self._stored, whole, context, done)
         self._added.append((self.end, end, found.low, found.high, stored))
         self.end = end
         if len(self._added) > BLOCKS_AHEAD and not isinstance(ahead := self._added[-1 - BLOCKS_AHEAD][-1], bytes):
             ahead.result()  # Blocks that wait for a thread are not compressed yet: a few of them are enough.
         return size
 
-    def _stored(self, data: bytes | memoryview, context: bytes) -> bytes:
-        return self._sealer.seal(_compressor(self._level).compress(data), context)
+    def _stored(self, data: bytes | memoryview, context: bytes, done: Callable[[], None] | None = None) -> bytes:
+        compressed = _compressor(self._level).compress(data)
+        if done is not None:
+            done()
+        return self._sealer.seal(compressed, context)
 
-    def _read(self, data: bytes) -> tuple[_Found, int]:
+    def _read(self, data: bytes | memoryview) -> tuple[_Found, int]:
         """Return what the whole records at `end` add, and their bytes. Raises Damaged."""
         found = _Found()
         base, have, done = self.end, len(data), 0
@@ -295,6 +299,7 @@ class SegmentWriter:
                 found.note_ms(low, high)
                 if done == have or is_cut(data, done):
                     break
+                data = bytes(data)  # Other records take bytes.
                 record = read_next(data, done, base, self._segment_size, check=True)
                 if isinstance(record, int):
                     if done + record > have:

@@ -122,6 +122,17 @@ def read_all(fd: int, count: int, at: int) -> bytes:
     return b"".join(parts)
 
 
+def read_into(fd: int, buffer: memoryview, at: int) -> int:
+    """Fill a buffer from `at` on, and return its bytes, fewer only at the end of the file. Raises OSError."""
+    have = 0
+    while have < len(buffer):
+        count = os.preadv(fd, [buffer[have:]], at + have)
+        if count == 0:
+            break
+        have += count
+    return have
+
+
 def fsync_dir(path: str | Path) -> None:
     """Make the names in a directory durable. Raises OSError."""
     fd = _open_dir(path)

@@ -1,8 +1,10 @@
 //! Records of the log to queue entries and keys.
 
 use crate::text::{hash_on, key_hash, Indexed};
+use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
+use std::cell::RefCell;
 use std::collections::HashMap;
 
 const FIXED: usize = 88;
@@ -254,18 +256,23 @@ pub fn plain_records<'py>(
     (found.at, made(py, &found.runs), keys, found.first_ms, found.last_ms, found.steps)
 }
 
+thread_local! {
+    /// A buffer's bytes: others may write it, so they are copied, into memory that is used again.
+    static COPY: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
 type Archived<'py> = (usize, Runs<'py>, Bound<'py, PyBytes>, u64, i64, i64);
 
 #[pyfunction]
 pub fn archived_records<'py>(
     py: Python<'py>,
-    data: &[u8],
+    data: &Bound<'py, PyAny>,
     at: usize,
     base: i64,
     segment_size: i64,
     others: Vec<String>,
     words: usize,
-) -> Archived<'py> {
+) -> PyResult<Archived<'py>> {
     let asked = Asked {
         base,
         segment_size,
@@ -275,9 +282,21 @@ pub fn archived_records<'py>(
         most_keys: Some(usize::MAX),
         before_ms: 0,
     };
-    let found = py.allow_threads(|| scan::<true>(data, at, &asked));
-    let keys = PyBytes::new(py, &found.keys);
-    (found.at, made(py, &found.runs), keys, found.records, found.low_ms, found.high_ms)
+    let look = |data: &[u8]| {
+        let found = py.allow_threads(|| scan::<true>(data, at, &asked));
+        let keys = PyBytes::new(py, &found.keys);
+        (found.at, made(py, &found.runs), keys, found.records, found.low_ms, found.high_ms)
+    };
+    if let Ok(bytes) = data.downcast::<PyBytes>() {
+        return Ok(look(bytes.as_bytes()));
+    }
+    let buffer = PyBuffer::<u8>::get(data)?;
+    COPY.with(|copy| {
+        let mut copy = copy.borrow_mut();
+        copy.resize(buffer.item_count(), 0);
+        buffer.copy_to_slice(py, &mut copy)?;
+        Ok(look(&copy))
+    })
 }
 
 #[pyfunction]

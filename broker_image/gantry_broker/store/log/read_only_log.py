@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from gantry_broker.store.files import is_zero, read_all
+from gantry_broker.store.files import is_zero, read_all, read_into
 from gantry_broker.store.log.commit_log import NAME_DIGITS, segment_bases
 from gantry_broker.store.log.record_reader import HEAD_SIZE, begins_at, find_magic
 
@@ -44,6 +44,12 @@ class ReadOnlyLog:
         if not self._open(offset):
             return b""
         return read_all(self._fd, min(count, self.room(offset)), offset % self.segment_size)
+
+    def raw_into(self, offset: int, buffer: memoryview) -> int:
+        """Fill a buffer with bytes of one segment, as `raw` returns them, and return how many. Raises OSError."""
+        if not self._open(offset):
+            return 0
+        return read_into(self._fd, buffer[: self.room(offset)], offset % self.segment_size)
 
     def holds_beyond(self, offset: int) -> bool:
         """Whether the log has non-zero bytes from `offset` on. Raises OSError."""

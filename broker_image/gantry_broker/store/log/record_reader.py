@@ -310,13 +310,13 @@ def store_ms_of(head: bytes) -> int:
     return ms
 
 
-def size_of_first(data: bytes) -> int:
+def size_of_first(data: bytes | memoryview) -> int:
     """Return the size of the record or filler that begins with data[0]; 0 when none does."""
     size, magic = SIZE_AND_MAGIC.unpack_from(data) if len(data) >= FILLER_MIN else (0, 0)
     return int(size) if magic in _MAGICS and size >= FILLER_MIN else 0
 
 
-def is_cut(data: bytes, at: int) -> bool:
+def is_cut(data: bytes | memoryview, at: int) -> bool:
     """Return whether a record or filler begins with data[at] whose end is not there."""
     have = len(data) - at
     if have < FILLER_MIN:
