@@ -25,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from gantry_broker.allocation import keep_freed_memory, share_one_heap
 from gantry_broker.archive.archiver import SENDING, Archiver
 from gantry_broker.archive.chain import Archive
 from gantry_broker.archive.objects import Location, ObjectStore
@@ -101,6 +102,8 @@ def main() -> int:
     parser.add_argument("--words", type=int, default=79, help="of 13 bytes, in each message")
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
     options = parser.parse_args()
+    keep_freed_memory()  # As a broker begins: it decides what fresh memory costs.
+    share_one_heap()
     folder = Path(tempfile.mkdtemp(prefix="gantry-backlog-"))
     found: dict[str, dict[str, float]] = {}
     try:
