@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -77,19 +77,11 @@ async def local_status(folder: ClusterFolder, silent: Silence | None = None) -> 
     planned = plan(cluster)
     planned = with_leaving(planned, leaving_members(folder, planned).values())
     ports = Ports.load(folder.ports)
-    registry = FileRegistry(folder.registry)
-    leaderships: dict[str, Entry | None] = {}
-    problems = []
-    for group in planned.groups:
-        try:
-            leaderships[group.name] = registry.read_now(group.name)
-        except RegistryUnavailable as error:
-            leaderships[group.name] = None
-            problems.append(str(error))
+    leaderships, problems = _leaderships(folder, planned)
     doing: dict[str, Any] = {"groups": {}, "rolling": ""}
     if silent is None:
         doing, silent = await _doing(folder)
-    problems += [f"group {g}: {said['problem']}" for g, said in doing["groups"].items() if said["problem"]]
+    problems += [f"group {g}: {state['problem']}" for g, state in doing["groups"].items() if state["problem"]]
     problems += [f"group {g} keeps its version: {why}" for g, why in sorted((doing.get("refused") or {}).items())]
     key = super_user(folder)
     remoting_client = RemotingClient(
@@ -103,16 +95,18 @@ async def local_status(folder: ClusterFolder, silent: Silence | None = None) -> 
         servers = [ports.taken.get(s.name, 0) for s in planned.name_servers]
         registered = await asyncio.gather(
             *(
-                _known(remoting, f"127.0.0.1:{port}", cluster.broker_name(g.name), ports.address(f"group/{g.name}"))
+                _why_unknown(
+                    remoting, f"127.0.0.1:{port}", cluster.broker_name(g.name), ports.address(f"group/{g.name}")
+                )
                 for port in servers
                 for g in planned.groups
             )
         )
         if cluster.spec.mode == "Raft":
-            said = list(zip(planned.members, statuses, strict=True))
-            leaderships = {g.name: _elected([s for m, (s, _) in said if m.group == g.name]) for g in planned.groups}
+            pairs = list(zip(planned.members, statuses, strict=True))
+            leaderships = {g.name: _elected([s for m, (s, _) in pairs if m.group == g.name]) for g in planned.groups}
         proxies = await _proxies(client, folder, planned, ports, scheme(cluster))
-        members = [_seen(m, leaderships[m.group], *said) for m, said in zip(planned.members, statuses, strict=True)]
+        members = [_seen(m, leaderships[m.group], *answer) for m, answer in zip(planned.members, statuses, strict=True)]
         by_server = [registered[i : i + len(planned.groups)] for i in range(0, len(registered), len(planned.groups))]
         staying = [g.name for g in saved.spec.brokerGroups if g.name in {p.name for p in planned.groups}]
         why_not = await asyncio.gather(
@@ -129,15 +123,7 @@ async def local_status(folder: ClusterFolder, silent: Silence | None = None) -> 
                 if g.name in staying
             )
         )
-    rows = [
-        NameServerRow(
-            name=s.name,
-            address=f"127.0.0.1:{port}",
-            ready=not any("does not answer" in (k or "") for k in answers),
-            pid=_pid(folder, s.name),
-        )
-        for s, port, answers in zip(planned.name_servers, servers, by_server, strict=True)
-    ]
+    rows = _name_server_rows(folder, planned, servers, by_server)
     running = [name for name in (*(m.name for m in planned.members), *(r.name for r in rows)) if _pid(folder, name)]
     progress = [doing["rolling"]] if doing["rolling"] else []
     if cluster.spec.hibernate and running:
@@ -167,6 +153,35 @@ async def local_status(folder: ClusterFolder, silent: Silence | None = None) -> 
         row.address = row.address or f"127.0.0.1:{ports.taken.get(row.name, 0)}"
     _remember(folder, status)
     return LocalStatus(saved, status, last_events(folder.events, EVENTS_SHOWN), silent)
+
+
+def _leaderships(folder: ClusterFolder, planned: Plan) -> tuple[dict[str, Entry | None], list[str]]:
+    """Return the record of each group, and why some cannot be read."""
+    registry = FileRegistry(folder.registry)
+    leaderships: dict[str, Entry | None] = {}
+    problems = []
+    for group in planned.groups:
+        try:
+            leaderships[group.name] = registry.read_now(group.name)
+        except RegistryUnavailable as error:
+            leaderships[group.name] = None
+            problems.append(str(error))
+    return leaderships, problems
+
+
+def _name_server_rows(
+    folder: ClusterFolder, planned: Plan, ports: Sequence[int], answers: Sequence[Sequence[str | None]]
+) -> list[NameServerRow]:
+    """`answers`: of each NameServer about each group, why it does not know it."""
+    return [
+        NameServerRow(
+            name=server.name,
+            address=f"127.0.0.1:{port}",
+            ready=not any("does not answer" in (why or "") for why in of_groups),
+            pid=_pid(folder, server.name),
+        )
+        for server, port, of_groups in zip(planned.name_servers, ports, answers, strict=True)
+    ]
 
 
 def _follows(cluster: BrokerCluster) -> bool:
@@ -262,7 +277,7 @@ def _seen(m: MemberPlan, entry: Entry | None, status: dict[str, Any] | None, pro
     )
 
 
-async def _known(client: RemotingClient, server: str, broker_name: str, address: str) -> str | None:
+async def _why_unknown(client: RemotingClient, server: str, broker_name: str, address: str) -> str | None:
     try:
         async with asyncio.timeout(ANSWER_S):
             return await name_server_knows(client, server, broker_name, address)
@@ -271,7 +286,7 @@ async def _known(client: RemotingClient, server: str, broker_name: str, address:
 
 
 async def _why_not(
-    client: RemotingClient, address: str, group: str, known: list[str | None], members: list[ObservedMember],
+    client: RemotingClient, address: str, group: str, registered: list[str | None], members: list[ObservedMember],
     waits: dict[str, str] | None,
 ) -> str | None:  # fmt: skip
     """None: a NameServer returns the master's address, and a message sent there was read back; else the reason.
@@ -289,7 +304,7 @@ async def _why_not(
         return blocked
     try:
         async with asyncio.timeout(ANSWER_S):
-            return await route_and_send(client, known, address)
+            return await route_and_send(client, registered, address)
     except TimeoutError:
         return f"a message sent to {address} was not answered and read back within {ANSWER_S:.0f} s"
 
