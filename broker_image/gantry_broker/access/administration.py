@@ -119,7 +119,7 @@ def user_info(user: User) -> dict[str, Any]:
 
 
 def list_users(users: Mapping[str, User], part: str) -> list[dict[str, Any]]:
-    """`wanted`: a part of the name; empty: all users."""
+    """`part`: of the name; empty: all users."""
     return [user_info(user) for name, user in sorted(users.items()) if part in name]
 
 

@@ -70,10 +70,11 @@ def plan(root: Path, log: LogBytes, point: RecoveryPoint | None, *, known: bool)
     clean = point.clean and not aborted and point.durable <= point.written
     durable, index = point.durable, point.durable_index
     if not rebooted:
+        # Only the process ended: the kernel still has what was written, flushed or not.
         durable, index = point.written, point.written_index
     limit = bases[-1] + log.segment_size if bases else start
     if not start <= durable <= limit:
-        durable = start
+        durable = start  # The point is of another log, or segments were removed by hand: trust nothing.
     trusted = durable if has_queues else start
     return Plan(False, clean, durable, trusted, max(start, min(index, trusted)) if has_index else start, rebooted)
 
@@ -98,6 +99,7 @@ def epochs_after(plan: Plan, scanned: Scan, epoch_file: EpochFile | None) -> Lea
     if plan.foreign:
         return FOREIGN
     kept = epoch_file.epochs if epoch_file else ()
+    # The file may name epochs whose control records were lost with the end of the log: the scan decides there.
     earlier = tuple(epoch for epoch in kept if epoch.start < plan.scan_from or epoch in FOREIGN)
     return truncate_epochs(extend_epochs(earlier, scanned.epochs), scanned.end)
 
@@ -107,7 +109,7 @@ def find_damage(
 ) -> Damage | None:
     """Return the damage when acknowledged records are missing. Raises OSError.
 
-    Without a recovery point the end of our log is not known: non-zero bytes behind `found.end` then count as damage.
+    Without a recovery point the end of our log is not known: non-zero bytes behind `scanned.end` then count as damage.
     """
     before = point or RecoveryPoint()
     end_known = point is not None or epoch_file is None

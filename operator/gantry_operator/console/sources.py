@@ -66,7 +66,7 @@ class Pausing(Protocol):
     """Pauses and resumes the changes of one cluster."""
 
     def command(self, paused: bool) -> str:
-        """Return the equivalent command; `wanted`: True pauses."""
+        """Return the equivalent command; `paused`: True pauses."""
         ...
 
     async def pause(self, paused: bool) -> None:

@@ -240,7 +240,7 @@ def noted(before: Mapping[str, int], seen: Mapping[str, int]) -> Mapping[str, in
 def lacking(
     given_back: SetSource, brokers: Mapping[str, int], settings: Mapping[str, Settings | None]
 ) -> frozenset[str]:
-    """Return the addresses of `brokers`, which are in the routes, without what `wanted` gives back."""
+    """Return the addresses of `brokers`, which are in the routes, without those that have what `given_back` gives."""
     addresses = set()
     for address, number in brokers.items():
         if number >= FORMER_MASTER_ID:
@@ -255,8 +255,8 @@ def lacking(
 def owed(
     known: Mapping[str, int], given_back: SetSource, brokers: Mapping[str, int], settings: Mapping[str, Settings | None]
 ) -> Mapping[str, int]:
-    """Return those of the `known` brokers that have not got back what `wanted` gives. One is done with when it is in
-    the routes with its own settings, at this address or, as a slave, at another one.
+    """Return those of the `known` brokers that have not got back what `given_back` gives. One is done with when it is
+    in the routes with its own settings, at this address or, as a slave, at another one.
     """
     lack = lacking(given_back, brokers, settings)
     numbers = {number for address, number in brokers.items() if address not in lack and number != MASTER}

@@ -405,8 +405,8 @@ def _unknown_within(field: Field, values: Iterable[Any], depth: int) -> Field | 
 
 
 def joined(table: Field, before: Field | None, more: Field, taken: Collection[str]) -> Field:
-    """Return new fields of some bodies and of more. `known`: those of the table; `taken` as in `check_names`. Raises
-    BadSchema if the table cannot have them all.
+    """Return new fields of some bodies and of more. `table`: its fields; `before`: the new fields of the bodies so far;
+    `taken` as in `check_names`. Raises BadSchema if the table cannot have them all.
     """
     both = more if before is None else merge(before, more)
     if both == before:

@@ -118,7 +118,7 @@ class UndeliveredMessages:
         ]
 
     async def _search(self, queues: list[_Queue], left: set[str], states: dict[str, Undelivered]) -> bool:
-        """Move topics from `left` to `found`. False: a part of the queues is not readable."""
+        """Move topics from `left` to `states`. False: a part of the queues is not readable."""
         marks = {name: f"{Prop.REAL_TOPIC}\x01{name}".encode() for name in left}
         async for queue, data in self._broker.slices.sliced(self._batches(queues)):
             if data is None:

@@ -222,7 +222,7 @@ class Queue:
             start = chunk.starts[place]
             in_flight = not bits & ~chunk.bits[place] and start not in self.diffs
             if base == start and in_flight and pop_ms >= chunk.pops[place]:
-                return bits
+                return bits  # A client mostly acknowledges one whole pop: one comparison for all of it.
         return sum([1 << at - base for at in offsets_of(base, bits) if self.is_delivered(at, pop_ms)])
 
     def renewal_ms(self, offset: int, now_ms: int) -> int:
@@ -257,6 +257,7 @@ class Queue:
         if begins:
             self.chunks.append(Chunk())
             self.firsts.append(start)
+        # Only ever behind the last batch: `firsts` and `starts` stay sorted, and every search is a bisection.
         self.chunks[-1].append(start, pop_ms, invisible_ms, (1 << count) - 1)
         self.count += count
         return begins
@@ -275,6 +276,7 @@ class Queue:
     def move(self, offset: int, pop_ms: int, invisible_ms: int, suspended: bool) -> tuple[int, int, bool] | None:
         """Renew a message in flight; return its last renewal."""
         before = self.moved.get(offset)
+        # Beside the columns: the other messages of the batch keep their time, and the bit still says that it flies.
         self.moved[offset] = (pop_ms, invisible_ms, suspended)
         return before
 

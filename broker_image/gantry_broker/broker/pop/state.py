@@ -254,7 +254,7 @@ class PopState:
             self._forget(queue)
             queue.clear()
             self._by_index[queue.index] = None
-            self._free.append(queue.index)
+            self._free.append(queue.index)  # Entries of the old queue may name the new one: `due` compares times.
 
     def _forget(self, queue: Queue) -> None:
         """Take a queue out of the totals. Entries of the wheel stay until their time: they lead to nothing."""
@@ -328,6 +328,7 @@ class PopState:
             return
         bucket.live -= 1
         size = len(bucket.entries)
+        # A queue that is acknowledged at once would leave 8 bytes a batch here until the invisible time is over.
         if bucket.live <= 0 or size > 64 + 2 * bucket.live:
             bucket_of = self._bucket_of
             bucket.entries = array("Q", [entry for entry in bucket.entries if 0 <= bucket_of(entry) <= number])
@@ -387,6 +388,7 @@ class PopState:
             number, kind = entry >> 2 & MAX_OFFSET, entry & 3
             if kind == _MOVED:
                 moved = queue.moved.get(number)
+                # Entries of former renewals are here, too: only the time of the last one counts.
                 if moved is not None and moved[0] + moved[1] <= now_ms:
                     expired[queue.index, number] = Expired(queue, number, moved[2], moved[0])
             elif kind == _ORDER:
@@ -396,7 +398,7 @@ class PopState:
             else:
                 batch = queue.batch(number)
                 if batch is None or batch[0].visible_ms(batch[1]) > now_ms:
-                    continue
+                    continue  # The batch is finished, or another one begins at its offset since a reset.
                 chunk, place = batch
                 for offset in queue.offsets(number, chunk.bits[place]):
                     if offset not in queue.moved:

@@ -96,7 +96,7 @@ def scan(log: LogBytes, offset: int, *, lost_from: int = NEVER) -> Scan:
 
 
 def _scan_chunk(base: int, data: bytes, segment_size: int, scan: Scan, lost_from: int) -> None:
-    """Add the records of `data` to `found`. Raises Damage at the first one that is damaged or not whole."""
+    """Add the records of `data` to `scan`. Raises Damage at the first one that is damaged or not whole."""
     if gantry_core.WHY_PYTHON or base + len(data) > lost_from:  # The core does not look for lost pages.
         for record in read_records(data, base, segment_size, check=True, torn=True, lost_from=lost_from):
             _add(scan, record)
