@@ -107,7 +107,8 @@ def test_what_is_restored_equals_what_was_confirmed(
         assert inspection.verify(world.group, state).faults == ()
         check_restored(world, state, quick_dir)
         if state.parts and state.readable_from < state.end:
-            world.proxy.draw = world.faulty
+            # A reader that knows nothing yet takes a manifest whose last entries are not answered for a shorter one.
+            world.proxy.draw = lambda: "pass" if (fault := world.faulty()) == "old" else fault
             assert restored_at_last(world, quick_dir / "again") == state.end
             one, other = ((quick_dir / name / "commitlog") for name in ("new", "again"))
             assert [p.name for p in sorted(one.iterdir())] == [p.name for p in sorted(other.iterdir())]
