@@ -151,8 +151,8 @@ def by_messages(made: Scene, meanwhile: Callable[[], None] = lambda: None) -> No
             finally:
                 started.kill()
     as_documented("migrate status", made.migrate("status"), 2, "%RETRY%")
-    # The offsets may have been set before.
-    as_documented("migrate cutover", made.migrate("cutover"), 1, "group billing: ")
+    # The offsets may have been set before, and the rest copied.
+    as_documented("migrate cutover", made.migrate("cutover"), 1, "group billing: ", "copying: ")
     assert made.status()["phase"] == "done"
     ours = Driver(ours_of(made), "49", "JSON", made.base / "ours.log")
     try:
