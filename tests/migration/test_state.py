@@ -156,6 +156,45 @@ def killed(made: Scene, client: str) -> None:
         ends(made, clients)
 
 
+@pytest.mark.parametrize(("server", "client"), [("server49", "49"), ("server55", "55")])
+def test_a_cutover_goes_on_though_the_sources_nameserver_is_killed_at_each_step(
+    java_side: Path, tmp_path: Path, server: str, client: str
+) -> None:
+    """Its brokers register at it once more after 10 seconds."""
+    with scene(tmp_path, server, {"registerNameServerPeriod": "10000"}) as made, contextlib.ExitStack() as started:
+        clients = made.driver(client)
+        create(made, clients, "Orders")
+        put(clients, topic="Orders", count=500, run="run")
+        made.start()
+        made.until_following()
+        process = made.source.namesrv_pid
+
+        def kill() -> bool:
+            os.kill(process, signal.SIGKILL)
+            return True
+
+        for number, phase in enumerate(("routing", "routed", "readers-off", "writes-off", "finishing", "taking")):
+            words = words_of(process)
+            deadline = time.monotonic() + 90
+            while alive(process):
+                assert time.monotonic() < deadline, f"the cutover never came to {phase}"
+                cut_at(made, phase, kill)
+            log = made.base / f"nameserver-{number}.log"
+            process = started.enter_context(again(made, words, log)).pid
+            if phase in ("finishing", "taking"):
+                kill_member(made)
+            until("the source is registered", lambda: made.source.broker_name in routes(clients), 60, [])
+        assert "Gantry leads" in made.migrate("cutover").stdout
+        got = clients.run("consume", topic="Orders", group="g", count=500, settle_ms=2_000, timeout_s=90)
+        assert (got.summary["unique"], got.summary["repeated"]) == (500, 0)
+        sent = clients.run("produce", topic="Orders", count=10, run="then")
+        assert sent.summary["statuses"] == {"SEND_OK": 10}
+
+
+def routes(clients: Driver) -> str:
+    return clients.mqadmin("clusterList")
+
+
 def kill_member(made: Scene) -> None:
     until("the member runs", lambda: member_of(made) is not None, 60, [])
     if (pid := member_of(made)) is not None:
@@ -175,13 +214,28 @@ def supervisor(made: Scene) -> int:
 def restarted_source(made: Scene) -> Iterator[None]:
     """Kill the source's broker, and start it again."""
     (pid,) = made.source.broker_pids
-    words = [word.decode() for word in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]]
+    words = words_of(pid)
     os.kill(pid, signal.SIGKILL)
-    folder = made.base / "rocketmq"
-    log = folder / "broker-again.log"
-    with Started([*made.source.prefix, *words], log, rocketmq.environment(folder)) as broker:
-        until("RocketMQ's broker", lambda: "boot success" in broker.tail(100_000), 60, [broker])
+    with again(made, words, made.base / "broker-again.log"):
         yield
+
+
+def words_of(pid: int) -> list[str]:
+    return [word.decode() for word in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]]
+
+
+def alive(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+@contextlib.contextmanager
+def again(made: Scene, words: list[str], log: Path) -> Iterator[Started]:
+    """Start a program of the source that was killed."""
+    with Started([*made.source.prefix, *words], log, rocketmq.environment(made.base / "rocketmq")) as program:
+        until("RocketMQ", lambda: "boot success" in program.tail(100_000), 60, [program])
+        yield program
 
 
 def ends(made: Scene, clients: Driver) -> None:
