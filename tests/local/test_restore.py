@@ -236,6 +236,33 @@ async def test_a_killed_restore_goes_on(server: S3Server, tmp_path: Path) -> Non
     source.close()
 
 
+def test_a_restore_takes_an_address_that_was_corrected(server: S3Server, tmp_path: Path) -> None:
+    """At its next try: a change of `bootstrap` alone replaces no member."""
+    url = server.bucket("corrected")
+    keys = server.credentials(tmp_path / "keys")
+    fill(tmp_path / "source", ArchivePlace(url=url, endpoint=server.endpoint, credentials=keys), parts=2)
+    spec = {
+        "nameServers": {"replicas": 1}, "brokerGroups": [{"name": "a", "members": 2}],
+        "broker": {"mappedFileSizeCommitLog": 1 << 20},
+    }  # fmt: skip
+    archive = {"url": url, "cluster": "shop"}
+    base = tmp_path / "copy"
+    base.mkdir()
+    wrong = archive | {"endpoint": f"http://127.0.0.1:{free_port()}"}
+    cluster = Cluster(base, "copy", bootstrap={"fromArchive": wrong}, **spec)
+    cluster.environment |= {"AWS_ACCESS_KEY_ID": server.access_key, "AWS_SECRET_ACCESS_KEY": server.secret_key}
+    try:
+        place = ("--dir", str(cluster.folder.root), "--detach", "--timeout", "4")
+        said = cluster.gantry("up", str(cluster.file), *place, check=False)
+        assert said.returncode != 0
+        assert "cannot restore from the archive" in said.stderr
+        cluster.write(bootstrap={"fromArchive": archive | {"endpoint": server.endpoint}}, **spec)
+        cluster.up()
+        cluster.until("the records are there", lambda: cluster.master()["maxOffset"] > 2 << 20, 30)
+    finally:
+        take_down(cluster)
+
+
 def fill(folder: Path, place: ArchivePlace, parts: int) -> int:
     """Archive a log in so many parts; return its end."""
     from gantry_broker.archive.archiver import Archiver

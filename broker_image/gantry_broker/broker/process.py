@@ -197,7 +197,7 @@ async def _one_life(
     if fence.up.is_set() and not await _until(fencing.wait(config, fence), stopped):
         return False
     prepare_disk(config.data_dir, load_site(config.data_dir, follows=config.follow is not None))
-    if restoring.is_wanted(config) and not await _until(restoring.restore_first(config), stopped):
+    if restoring.is_wanted(config) and not await _until(restoring.restore_first(config, followed), stopped):
         return False
     if migrating.is_wanted(config):
         guarding = Guarding(config, followed)

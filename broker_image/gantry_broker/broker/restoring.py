@@ -72,15 +72,30 @@ class Progress:
             log.info("%s", self.text)
 
 
-async def restore_first(config: BrokerConfig) -> None:
-    """Fill the disk, and return once it is done. Raises OSError when the HTTP port is taken."""
-    settings = source(config)
-    assert settings is not None
+def as_written(config: BrokerConfig, file: Path | None) -> BrokerConfig:
+    """Return the configuration as its file has it now: the address may have been corrected. The present one if
+    the file cannot be read, or does not fill a disk.
+    """
+    if file is None:
+        return config
+    try:
+        written = type(config).model_validate_json(file.read_bytes())
+    except (OSError, ValueError):
+        return config
+    return config if source(written) is None else written
+
+
+async def restore_first(config: BrokerConfig, file: Path | None = None) -> None:
+    """Fill the disk, and return once it is done. `file`: that of the configuration, which is read before each try.
+    Raises OSError when the HTTP port is taken.
+    """
     progress = Progress()
     server = InterimServer(config, lambda: progress.text)
     await server.start()
     try:
         while True:
+            settings = source(as_written(config, file))
+            assert settings is not None
             try:
                 end = await in_daemon_thread(partial(fill, settings, config.data_dir, progress))
             except (ArchiveError, OSError) as error:
