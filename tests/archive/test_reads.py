@@ -108,7 +108,7 @@ async def make_old(
         now[0] = lambda: old.now
         made.append(old)
         broker = old.bench.broker
-        old.bench.parts.replay.start(old.bench.config.data_dir / "config")
+        old.bench.broker.replay.start(old.bench.config.data_dir / "config")
         await old.bench.lead()
         broker.archiving.start()
         broker.archive_reads.start()

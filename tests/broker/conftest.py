@@ -177,7 +177,7 @@ class Bench:
 
     async def close(self) -> None:
         self.closed = True
-        self.parts.delays.close()
+        self.broker.delays.close()
         self.broker.transactions.close()
         await self.broker.replication.stop()
         await self.parts.forwarder.close()

@@ -49,7 +49,7 @@ async def test_a_member_without_a_name_server_should_not_lead(
         assert (await broker.replication.assign(Assignment(leadership, f"127.0.0.1:{port}"))).accepted
         alone_s = 1.0 - (broker.settings.registerNameServerPeriod / 1000 if leads else 0)
         monkeypatch.setattr(health, "ALONE_S", alone_s)
-        await until(lambda: process.parts.registrar.last_ok_ms, "one of two NameServers answers")
+        await until(lambda: process.broker.registrar.last_ok_ms, "one of two NameServers answers")
         assert broker.health.not_promotable == "", "one is enough"
         ended = time.monotonic()
         await server.close()

@@ -162,7 +162,7 @@ async def test_a_clock_that_steps_forward_delivers_what_is_due(bench: Bench, mon
     monkeypatch.setattr(BrokerClock, "unix_ms", staticmethod(lambda: now))
     assert (await bench.send(b"level", properties="DELAY\x0118")).code == 0
     assert (await bench.send(b"timer", properties=f"TIMER_DELIVER_MS\x01{MINUTE + 3_600_000}")).code == 0
-    await until(lambda: bench.parts.delays._timer is not None)
+    await until(lambda: bench.broker.delays._timer is not None)
     now = MINUTE + 3 * 3_600_000
     await until(lambda: bench.store.reader.max_offset("T", 0) == 2)
 
@@ -186,16 +186,16 @@ async def test_a_timer_message_without_room_for_the_counter_is_rolled_over(
     broker.writer.appended(None)
     await asyncio.sleep(0)
     now = MINUTE + 60_000
-    bench.parts.delays._run()
+    bench.broker.delays._run()
     await until(lambda: [m.body for m in bench_records(bench)] == [b"good"])
     assert broker.stats.set_aside == {"timer": 1}
-    assert bench.parts.delays.timers_waiting() == 1, "the full one waits in its next place"
+    assert bench.broker.delays.timers_waiting() == 1, "the full one waits in its next place"
     now = due + 60_000
     await until(lambda: {m.body for m in bench_records(bench)} == {b"good", b"full"})
 
 
 def bench_records(bench: Bench) -> list[Record]:
-    bench.parts.delays._run()
+    bench.broker.delays._run()
     return decode_records(bench.store.reader.get("T", 0, 0, 32, 1 << 20).data)
 
 

@@ -87,7 +87,7 @@ async def test_a_damaged_file_loses_nothing_and_is_said(
             said = str(error)
         if bench is not None:
             try:
-                bench.parts.replay.start(place / "store" / "config")
+                bench.broker.replay.start(place / "store" / "config")
                 await bench.lead()
             except StateError as error:
                 said = str(error)

@@ -161,7 +161,7 @@ async def test_a_closing_group_takes_sends_and_a_closed_one_refuses_them(make_be
     await bench.send(b"x", properties="DELAY\x011")
 
     def routed() -> Any:
-        return fastjson.loads(bench.parts.registrar.body())["topicConfigSerializeWrapper"]
+        return fastjson.loads(bench.broker.registrar.body())["topicConfigSerializeWrapper"]
 
     version = routed()["dataVersion"]
     await mark(bench.broker, MarksRequest(drain="closing"))
@@ -191,7 +191,7 @@ async def test_marks_survive_a_restart_and_a_copy_of_the_tables(make_bench: Make
     snapshots.write(bench.config.data_dir / "config", snapshots.render(meta, bench.store.epoch_cache.epochs))
     await bench.close()
     again = make_bench(tmp_path)
-    again.parts.replay.start(again.config.data_dir / "config")
+    again.broker.replay.start(again.config.data_dir / "config")
     assert again.broker.meta.confirmed.marks == {"drain": "closed", "joined": "yes"}
     await again.lead()
     await mark(again.broker, MarksRequest(drain="", joined=False))

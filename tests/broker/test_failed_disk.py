@@ -244,7 +244,7 @@ async def test_a_master_that_cannot_read_the_only_copy_of_the_end_steps_down(
             await broker.health.must_end.wait()
         return
     leads = asyncio.Event()
-    bench.parts.events.role_changed.subscribe(lambda master: leads.set())
+    bench.broker.events.role_changed.subscribe(lambda master: leads.set())
     assert not broker.role.leading
     monkeypatch.undo()
     async with asyncio.timeout(5):

@@ -46,7 +46,7 @@ async def test_a_restart_goes_on_with_topics_groups_offsets_and_queue_numbers(ma
     await first.send(b"after the snapshot", "Late")
     await first.close()
     second = make_bench()
-    second.parts.replay.start(second.config.data_dir / "config")
+    second.broker.replay.start(second.config.data_dir / "config")
     await second.lead()
     assert {"T", "Late"} <= set(second.broker.meta.working.topics)
     assert (await second.ask(14, {"consumerGroup": "G", "topic": "T", "queueId": 0})).ext == {"offset": "2"}
@@ -62,7 +62,7 @@ async def test_tables_can_be_built_from_the_log_alone(make_bench: MakeBench) -> 
     made.broker.changes.flush_offsets()
     before = made.broker.meta.confirmed.copy()
     made.broker.meta.follow()
-    made.parts.replay.rebuild()
+    made.broker.replay.rebuild()
     assert made.broker.meta.confirmed.topics == before.topics
     assert made.broker.meta.confirmed.offsets == before.offsets
     await made.close()
@@ -95,7 +95,7 @@ async def test_a_store_of_rocketmq_goes_on_here(make_bench: MakeBench, tmp_path:
     unpack(STORES / f"{version}-clean.tar.gz", path)
     (path / "clean").rename(path / "store")
     made = make_bench(path)
-    made.parts.replay.start(made.config.data_dir / "config")
+    made.broker.replay.start(made.config.data_dir / "config")
     await made.lead()
     manifest = orjson.loads((STORES / f"{version}-manifest.json").read_bytes())
     sent = next(s for s in manifest["sent"] if s["topic"] == "LabTopic")
@@ -200,6 +200,6 @@ async def test_tables_of_a_log_that_was_given_up_do_not_come_back_after_a_crash(
     await away.close()
     await master.close()
     process = BrokerProcess(config.model_copy(update={"port": 0, "http_port": 0, "listen_host": "127.0.0.1"}))
-    process.parts.replay.start(process.config.data_dir / "config")
+    process.broker.replay.start(process.config.data_dir / "config")
     assert {"GivenUp", "Stays"} & set(process.broker.meta.confirmed.topics) == {"Stays"}
     process.store.close()

@@ -79,7 +79,7 @@ async def test_a_change_outlives_restarts_until_the_resource_overrules_it(
 ) -> None:
     async def start(**settings: Any) -> Any:
         made = another(settings=settings)
-        made.parts.replay.start(made.config.data_dir / "config")
+        made.broker.replay.start(made.config.data_dir / "config")
         await made.lead()
         return made
 
@@ -125,7 +125,7 @@ async def test_a_slave_follows_refuses_and_undoes_unconfirmed_changes(another: C
     refused = await change(made, "fileReservedTime=24")
     assert (refused.code, "is a slave" in (refused.remark or "")) == (14, True)
     made.broker.meta.confirm(1 << 40, b'{"kind":"meta","settings":{"fileReservedTime":["36","72"]}}')
-    made.parts.events.tables_changed()
+    made.broker.events.tables_changed()
     assert made.broker.settings.fileReservedTime == 36
     await made.close()
 

@@ -54,29 +54,29 @@ async def test_new_topics_are_registered_alone_and_all_topics_after_a_restart(
     )
     bench.client._membership = Membership(Identity("demo", "demo-a", 0), None)
     await bench.lead()
-    bench.parts.registrar.start()
+    bench.broker.registrar.start()
     try:
         await until(lambda: server.service.routes.has_master())
         before = server.service.requests[RequestCode.REGISTER_BROKER]
         for number in range(30):
             assert (await bench.send(b"x", f"N{number}")).code == 0
-            await bench.parts.registrar.registered()
+            await bench.broker.registrar.registered()
         requests = server.service.requests
         assert {f"N{number}" for number in range(30)} <= set(server.service.routes.topics())
         assert requests[GantryCode.REGISTER_CHANGES] >= 20
         assert requests[RequestCode.REGISTER_BROKER] <= before + 2
         await bench.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "N3"})
-        await bench.parts.registrar.registered()
+        await bench.broker.registrar.registered()
         assert "N3" not in server.service.routes.topics()
 
         await server.close()
         server = NameServer(settings(port, registration))
         await server.start()
-        await bench.parts.registrar.registered()
+        await bench.broker.registrar.registered()
         await until(lambda: {"N1", "N2"} <= set(server.service.routes.topics()))
         assert "N3" not in server.service.routes.topics()
     finally:
-        await bench.parts.registrar.close()
+        await bench.broker.registrar.close()
         await bench.close()
         await server.close()
 
@@ -90,7 +90,7 @@ async def test_the_leader_registers_again_where_a_sources_nameserver_has_dropped
     bench = make_bench(tmp_path / "b", source_name_servers=[f"127.0.0.1:{server.registration_port}"])
     bench.client._membership = Membership(Identity("demo", "demo-a", 0), None)
     await bench.lead()
-    registrar, routes, requests = bench.parts.registrar, server.service.routes, server.service.requests
+    registrar, routes, requests = bench.broker.registrar, server.service.routes, server.service.requests
     registrar.start()
     try:
         await until(routes.has_master)
@@ -122,7 +122,7 @@ async def test_each_address_of_a_leader_has_a_connection_of_its_own_to_a_sources
     )
     bench.client._membership = Membership(Identity("demo", "demo-a", 0), None)
     await bench.lead()
-    registrar, role, groups = bench.parts.registrar, bench.broker.role, server.service.routes.groups
+    registrar, role, groups = bench.broker.registrar, bench.broker.role, server.service.routes.groups
     registrar.start()
 
     def master() -> Registration | None:

@@ -472,7 +472,7 @@ async def test_a_message_that_comes_during_a_read_is_announced_afterwards(bench:
     bench.give(frame)
     bench.wire.paused = True
     await bench.send(b"second")
-    await until(lambda: not bench.parts.confirmed.waits)
+    await until(lambda: not bench.broker.confirmed.waits)
     bench.broker.pulls.expire(bench.broker.clock.now_ms())
     assert all(f.opaque != frame.opaque for f in bench.wire.frames)
     bench.wire.paused = False

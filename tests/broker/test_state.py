@@ -349,8 +349,8 @@ async def test_a_missed_role_change_is_notified_with_the_next_tick(bench: Bench)
             raise OSError(24, "Too many open files")
 
     await bench.lead()
-    bench.parts.events.role_changed.subscribe(fails_once)
-    bench.parts.events.role_changed.subscribe(lambda master: knows.set())
+    bench.broker.events.role_changed.subscribe(fails_once)
+    bench.broker.events.role_changed.subscribe(lambda master: knows.set())
     with pytest.raises(OSError, match="Too many open files"):
         bench.broker.replication.saw_epoch(bench.broker.replication.epoch + 1)
     assert not knows.is_set()

@@ -40,7 +40,7 @@ class Clock:
         self.ms = MINUTE + second * 1_000
         for _ in range(3):
             await asyncio.sleep(0)  # Who waits for what was confirmed is notified in the next pass of the loop.
-        bench.parts.delays._run()
+        bench.broker.delays._run()
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ async def test_messages_due_during_a_time_without_leader_are_delivered(clock: Cl
     await clock.pass_to(bench, 12 * 3_600)
     await _send(bench, 70 * 3_600)
     await bench.lead()
-    delays = bench.parts.delays
+    delays = bench.broker.delays
     await until(lambda: bench.store.reader.max_offset("T", 0) == 200)
     await clock.pass_to(bench, 69 * 3_600)
     assert bench.store.reader.max_offset("T", 0) == 200
@@ -183,7 +183,7 @@ async def test_messages_of_40_days_outlive_their_segments(clock: Clock, bench: B
         if new_leaders and hour % 48 == 0:
             await bench.lead()
         await clock.pass_to(bench, hour * 3_600)
-        delays = bench.parts.delays
+        delays = bench.broker.delays
         delays._run()
         for _ in range(3):
             await bench.send(filler, topic="F")
@@ -228,7 +228,7 @@ async def test_a_recalled_message_is_not_delivered(clock: Clock, bench: Bench) -
     assert await _delivered(bench) == [b"b"]
     assert (await bench.send(b"0", properties=recall + "b")).code == ResponseCode.MESSAGE_ILLEGAL
     await clock.pass_to(bench, 5 * 86_400 + 61)
-    buckets = bench.parts.delays._buckets
+    buckets = bench.broker.delays._buckets
     assert not buckets._recalled
     assert not buckets._ready
     assert not bench.broker.meta.working.timer_done

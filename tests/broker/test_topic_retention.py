@@ -35,7 +35,7 @@ class World:
         """Stop the broker and start it again, without its saved tables: the log has all."""
         await self.bench.close()
         self.bench = self.make()
-        self.bench.parts.replay.start(self.bench.config.data_dir / "config")
+        self.bench.broker.replay.start(self.bench.config.data_dir / "config")
         await self.bench.lead()
 
     async def topic(self, attributes: str, name: str = "T", queues: int = 2) -> Any:

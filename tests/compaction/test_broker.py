@@ -38,7 +38,7 @@ class World:
     async def again(self) -> None:
         await self.bench.close()
         self.bench = self.opened()
-        self.bench.parts.replay.start(self.bench.config.data_dir / "config")
+        self.bench.broker.replay.start(self.bench.config.data_dir / "config")
         await self.bench.lead()
 
     async def topic(self, attributes: str, name: str = "T") -> Any:

@@ -78,8 +78,8 @@ async def test_no_deletion_that_is_undone_holds_the_loop(make_bench: Callable[..
 
     def forget() -> None:
         """As after the repair of a control record: those that can be read delete nothing."""
-        bench.parts.replay.incomplete = True
-        bench.parts.replay.repaired(0)
+        bench.broker.replay.incomplete = True
+        bench.broker.replay.repaired(0)
 
     async def measure() -> float:
         store.queues.drop_topic("T", 50 * 100)

@@ -81,13 +81,13 @@ class BrokerProcess:
         )
         membership = Membership(Identity(config.cluster, config.group, config.member), config.token_file)
         self.client = RemotingClient(
-            on_disconnect=lambda address: self.parts.registrar.lost(address),
+            on_disconnect=lambda address: self.broker.registrar.lost(address),
             connect_timeout=PEER_CONNECT_S,
             membership=membership,
             tls=self.tls.internal,
         )
         self.source = RemotingClient(
-            on_disconnect=lambda address: self.parts.registrar.lost(address),
+            on_disconnect=lambda address: self.broker.registrar.lost(address),
             connect_timeout=PEER_CONNECT_S,
             tls=None if config.source_ca_file is None else TlsOptions(ca_file=config.source_ca_file),
         )
@@ -100,12 +100,12 @@ class BrokerProcess:
         """Start all parts. Raises OSError when a port is taken, and the errors of replication's state."""
         parts, broker = self.parts, self.broker
         broker.access.load()
-        parts.replay.start(self.config.data_dir / "config")
+        broker.replay.start(self.config.data_dir / "config")
         await broker.replication.start()
         self.port = await parts.ports.start()
         await parts.http.start()
         self.tls.start()
-        parts.registrar.start()
+        broker.registrar.start()
         parts.group_address.start()
         broker.loop_watch.start()
         parts.tasks.start()
@@ -137,9 +137,9 @@ class BrokerProcess:
         await broker.archive_reads.close()
         await broker.compaction.close()
         await broker.sites.close()
-        await parts.registrar.close()
+        await broker.registrar.close()
         parts.group_address.close()
-        parts.delays.close()
+        broker.delays.close()
         broker.transactions.close()
         broker.pop.close()
         await broker.replication.stop()

@@ -1,7 +1,7 @@
-"""Build all parts of one broker: `wire` says which part is built from which. Nothing here starts anything.
+"""Build all parts of one broker, room after room (`context.py`). Nothing here starts anything.
 
 Each part names in its constructor what it needs. Parts that react to each other do so over `Events`, which exist before
-all of them. Only replication is called back by parts that are built later.
+all of them. Only replication calls parts that are built later.
 """
 
 from __future__ import annotations
@@ -21,7 +21,18 @@ from gantry_broker.broker.archiving import Archiving
 from gantry_broker.broker.clients import ClientTable
 from gantry_broker.broker.clock import Clock
 from gantry_broker.broker.compaction import LOOK_MS, Compaction
-from gantry_broker.broker.context import BrokerContext
+from gantry_broker.broker.context import (
+    Basics,
+    BrokerContext,
+    Changing,
+    Counts,
+    Given,
+    Kept,
+    OfClients,
+    Replicated,
+    Services,
+    Tables,
+)
 from gantry_broker.broker.dead_letters import DeadLetters
 from gantry_broker.broker.delay import Delays
 from gantry_broker.broker.disk_forecast import FORECAST_MS, DiskForecast
@@ -50,7 +61,7 @@ from gantry_broker.broker.periodic_tasks import PeriodicTask, PeriodicTasks
 from gantry_broker.broker.pop.service import PopService
 from gantry_broker.broker.ports import Ports
 from gantry_broker.broker.processing import RequestProcessor
-from gantry_broker.broker.pull.checks import Pull, PullChecks
+from gantry_broker.broker.pull.checks import PullChecks
 from gantry_broker.broker.pull.filters import Filters, most_bytes
 from gantry_broker.broker.pull.held import HeldPulls
 from gantry_broker.broker.pull.service import PullService
@@ -88,13 +99,9 @@ OFFSETS_AT_ONCE = 8_192
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerParts:
-    """The parts that the process starts and stops, and those that tests look into."""
+    """The rooms of a member, and what stands before them."""
 
     context: BrokerContext
-    events: Events
-    replay: Replay
-    confirmed: AfterConfirm
-    delays: Delays
     forwarder: Forwarder
     relays: Relays
     relayed: RelayedClients
@@ -102,7 +109,6 @@ class BrokerParts:
     dispatcher: Dispatcher
     ports: Ports
     group_address: GroupAddress
-    registrar: Registrar
     snapshots: SnapshotWriter
     tasks: PeriodicTasks
     http: HttpServer
@@ -118,40 +124,88 @@ def wire(
     source: RemotingClient | None = None,
     site: Site | None = None,
 ) -> BrokerParts:
-    """Build one broker in the running event loop. `store_host`: address and port of message ids, packed.
-
-    `source`: the client for RocketMQ's NameServers of a migrated cluster. `site`: the part of its cluster in a pair of
-    sites.
+    """Build one broker in the running event loop. The parameters are what `Given` says; without `source`, `client` is
+    the one to all NameServers.
     """
     settings = store.config.settings
-    tls = tls or PortsTls(None, None)
-    source = source or client
-    site = site or Site()
+    given = Given(
+        config=config,
+        settings=settings,
+        store=store,
+        store_host=store_host,
+        delay_levels=delay_table(settings.messageDelayLevel),
+        client=client,
+        source=source or client,
+        membership=membership,
+        tls=tls or PortsTls(None, None),
+        site=site or Site(),
+    )
+    basics = _basics(given)
+    clients = _of_clients(given, basics)
+    counts = _counts(given, basics)
+    tables = _tables(given, basics, clients)
+    replicated = _replicated(given, basics, clients, counts, tables)
+    changing = _changing(given, basics, tables, replicated)
+    kept = _kept(given, basics, clients, counts, tables, replicated, changing)
+    services = _services(given, basics, clients, counts, tables, replicated, changing, kept)
+    rooms = (given, basics, clients, counts, tables, replicated, changing, kept, services)
+    by_name = {name: part for room in rooms for name, part in vars(room).items()}
+    parts = _servers(BrokerContext(**by_name, http_port=lambda: parts.http.port))
+    return parts
+
+
+def _basics(given: Given) -> Basics:
     clock, events = Clock(), Events()
     started_ms = clock.unix_ms()
-    delay_levels = delay_table(settings.messageDelayLevel)
-    memory = memory_limit(config.memory_limit_bytes)
+    settings = given.settings
+    memory = memory_limit(given.config.memory_limit_bytes)
     budget = remoting_budget(memory, min(settings.maxConnections, descriptors.budget().remoting))
     loop_watch, slices = LoopWatch(), TimeSlices()
     shared = Shared(budget, lambda: settings.maxConnectionsPerAddress, slices)
     slices.on_ran = loop_watch.holds.ran
-    clients, locks, filters = ClientTable(max_links(memory)), QueueLocks(), Filters(most_bytes(memory))
-    access = AccessControl(config, store)
-    held: HeldPulls[Pull] = HeldPulls(owners=lambda pull: owners_of(pull.conn))
-    stats = Stats(clock.now_ms())
-    counts = MessageCounts(stats, config.cluster)
-    latencies = Latencies()
-    disk, disk_forecast = DiskWatch(store), DiskForecast()
+    return Basics(
+        clock=clock, events=events, started_ms=started_ms, memory=memory, budget=budget, loop_watch=loop_watch,
+        slices=slices, shared=shared,
+    )  # fmt: skip
+
+
+def _of_clients(given: Given, basics: Basics) -> OfClients:
+    return OfClients(
+        clients=ClientTable(max_links(basics.memory)),
+        locks=QueueLocks(),
+        filters=Filters(most_bytes(basics.memory)),
+        access=AccessControl(given.config, given.store),
+        held=HeldPulls(owners=lambda pull: owners_of(pull.conn)),
+        next_opaque=opaque_numbers(),
+    )
+
+
+def _counts(given: Given, basics: Basics) -> Counts:
+    stats = Stats(basics.clock.now_ms())
+    disk = DiskWatch(given.store)
     disk.refresh()
-    next_opaque = opaque_numbers()
+    return Counts(
+        stats=stats,
+        counts=MessageCounts(stats, given.config.cluster),
+        latencies=Latencies(),
+        disk=disk,
+        disk_forecast=DiskForecast(),
+    )
 
-    # The tables, and what follows when records are confirmed.
-    meta = Metadata(base_tables(config, settings, len(delay_levels)))
+
+def _tables(given: Given, basics: Basics, clients: OfClients) -> Tables:
+    store = given.store
+    meta = Metadata(base_tables(given.config, given.settings, len(given.delay_levels)))
     dead_letters = DeadLetters(meta, store.reader)
-    replay = Replay(meta, store, events.tables_changed)
-    confirmed = AfterConfirm(replay, held)
+    replay = Replay(meta, store, basics.events.tables_changed)
+    return Tables(meta=meta, dead_letters=dead_letters, replay=replay, confirmed=AfterConfirm(replay, clients.held))
 
-    # Replication and the role.
+
+def _replicated(given: Given, basics: Basics, clients: OfClients, counts: Counts, tables: Tables) -> Replicated:
+    """Return replication, which alone calls parts that are built after it: it changes nothing before it starts."""
+    config, store, client, site, events = given.config, given.store, given.client, given.site, basics.events
+    replay = tables.replay
+
     def epoch_body(epoch: int) -> bytes:
         body = {"kind": "epoch", "epoch": epoch, "group": config.group, "member": config.member}
         return orjson.dumps(body)
@@ -161,7 +215,7 @@ def wire(
         store,
         client,
         epoch_body=epoch_body,
-        on_confirmed=confirmed.confirmed,
+        on_confirmed=tables.confirmed.confirmed,
         on_role_change=lambda: role.changed(),
         on_change=events.status_changed,
         on_truncated=replay.was_truncated,
@@ -169,161 +223,17 @@ def wire(
         standby=site.is_standby,
     )
     log_repair = _log_repair(store, client, replication, replay)
-    replication.on_flushed = latencies.flush.observe
-    role = RoleState(config, replication, replay, locks, events)
+    replication.on_flushed = counts.latencies.flush.observe
+    role = RoleState(config, replication, replay, clients.locks, events)
     role.site, role.takes_writes = site, not site.refusal()
-    health = MemberHealth(config, store, disk, replication, role, events)
+    health = MemberHealth(config, store, counts.disk, replication, role, events)
     registrar = Registrar(
-        config, settings, client, meta=meta, replication=replication, role=role, health=health, events=events,
-        clock=clock, access=access, source=source,
+        config, given.settings, client, meta=tables.meta, replication=replication, role=role, health=health,
+        events=events, clock=basics.clock, access=clients.access, source=given.source,
     )  # fmt: skip
-
-    # Changes of the log and of the tables.
-    writer = LogWriter(config, store, replication, role, health, clock)
-    changes = MetadataChanges(
-        meta, store, store_host, writer=writer, role=role, health=health, registrar=registrar, events=events,
-        clock=clock,
+    return Replicated(
+        replication=replication, log_repair=log_repair, role=role, health=health, registrar=registrar
     )  # fmt: skip
-    live_settings = LiveSettings(config.settings, settings, meta, changes, role, events)
-    creation = OnDemandCreation(settings, meta, changes, role=role, health=health, slices=slices, clock=clock)
-    archiving = Archiving(
-        config, store, delay_levels, replication=replication, events=events, clock=clock, site=lambda: role.site
-    )
-    sites = Sites(
-        config, store, replication=replication, role=role, health=health, archiving=archiving, changes=changes,
-        events=events, clock=clock,
-    )  # fmt: skip
-    archive_reads = ArchiveReads(config, store, meta, clock, lambda: sites.state or archiving.state)
-    archive_fill = ArchiveFill(config, store.log.segment_size)
-    replication.old_records = archive_fill
-    access.stored_topics.archived = archive_reads.topic_of
-    compaction = Compaction(
-        store, store_host, disk, meta=meta, writer=writer, role=role, health=health, confirmed=confirmed, events=events,
-        clock=clock,
-    )  # fmt: skip
-    replication.before_truncation = compaction.prepare
-    retention = LogRetention(store, disk, meta, replication, archiving, archive_reads, compaction, clock)
-    topic_retention = TopicRetention(store, meta, changes, role, health, archive_reads, clock)
-    transactions = Transactions(
-        config, store, store_host, delay_levels, meta=meta, writer=writer, creation=creation, clients=clients,
-        next_opaque=next_opaque, role=role, confirmed=confirmed, events=events, clock=clock,
-        may_decide=access.may_decide, stats=stats,
-    )  # fmt: skip
-    delays = Delays(
-        store, delay_levels, meta=meta, changes=changes, role=role, health=health, confirmed=confirmed, events=events,
-        clock=clock, stats=stats,
-    )  # fmt: skip
-
-    # Requests of clients.
-    notifier = GroupNotifier(clients, meta, slices, next_opaque)
-    sender = Sender(
-        config, store, store_host, delay_levels, meta=meta, creation=creation, role=role, writer=writer,
-        health=health, counts=counts, stats=stats, latencies=latencies, slices=slices, events=events,
-    )  # fmt: skip
-    checks = PullChecks(settings, meta, role, filters=filters, clients=clients, creation=creation)
-    pulls = PullService(
-        store, meta, role, held=held, filters=filters, checks=checks,
-        slave_reads=SlaveReads(settings, store, replication, memory), archive_reads=archive_reads, counts=counts,
-        latencies=latencies, slices=slices, clock=clock,
-    )  # fmt: skip
-    confirmed.wake_pulls = pulls.wake
-    pop = PopService(
-        store, store_host, config.group, memory, meta=meta, writer=writer, changes=changes, creation=creation,
-        role=role, health=health, filters=filters, confirmed=confirmed, archive_reads=archive_reads, counts=counts,
-        stats=stats, events=events, slices=slices, clock=clock,
-    )  # fmt: skip
-    context = BrokerContext(
-        config=config,
-        settings=settings,
-        clock=clock,
-        started_ms=started_ms,
-        store=store,
-        store_host_hex=store_host.hex().upper(),
-        delay_levels=delay_levels,
-        writer=writer,
-        compaction=compaction,
-        retention=retention,
-        topic_retention=topic_retention,
-        log_repair=log_repair,
-        archiving=archiving,
-        archive_reads=archive_reads,
-        archive_fill=archive_fill,
-        sites=sites,
-        replication=replication,
-        registrar=registrar,
-        role=role,
-        health=health,
-        meta=meta,
-        changes=changes,
-        creation=creation,
-        live_settings=live_settings,
-        access=access,
-        clients=clients,
-        notifier=notifier,
-        locks=locks,
-        next_opaque=next_opaque,
-        filters=filters,
-        held=held,
-        pulls=pulls,
-        routes=TopicRoutes(config, client, meta, clock),
-        transactions=transactions,
-        pop=pop,
-        timers_waiting=delays.timers_waiting,
-        stats=stats,
-        counts=counts,
-        latencies=latencies,
-        dead_letters=dead_letters,
-        disk=disk,
-        disk_forecast=disk_forecast,
-        slices=slices,
-        loop_watch=loop_watch,
-        shared=shared,
-        tls=tls,
-        http_port=lambda: http.port,
-    )
-    large_batches = LargeBatches(
-        sender, settings, role=role, writer=writer, health=health, stats=stats, slices=slices, clock=clock
-    )
-    processor = RequestProcessor(context, handlers_of(context), sender, large_batches, budget.buffered_bytes)
-    forwarder = Forwarder(role, replication, client, processor.process, budget.buffered_bytes)
-    events.role_changed.subscribe(lambda master: forwarder.role_changed())
-    relays = Relays(config, role, replication, clients, notifier, membership, tls.internal)
-    relayed = RelayedClients(role, replication.refusals)
-    relayed.settle, relayed.settle_pops = pulls.settle_all, pop.settle
-    dispatcher = Dispatcher(processor, forwarder, role, clients, notifier, access.gate, relays)
-    # Who waits for a message may have lost the right to it: the client asks again, and is checked.
-    access.on_changed += [pulls.settle_soon, pop.settle, registrar.soon, events.status_changed]
-
-    # Ports and the clock.
-    ports = Ports(
-        config, settings, dispatcher=dispatcher,
-        member_requests=MemberRequests(role, replication, log_repair, processor.process, access.gate, relayed),
-        membership=membership, shared=shared, tls=tls, forwarder=forwarder, relays=relays, relayed=relayed, pulls=pulls,
-        role=role, replication=replication, events=events,
-    )  # fmt: skip
-    group_address = GroupAddress(config, role, events, ports.used_within)
-    http = HttpServer(context, ports, events.status_changed)
-    snapshots = SnapshotWriter(config.data_dir / "config", meta, store, replay)
-
-    tasks = PeriodicTasks(_periodic_tasks(context, snapshots), clock)
-    return BrokerParts(
-        context=context,
-        events=events,
-        replay=replay,
-        confirmed=confirmed,
-        delays=delays,
-        forwarder=forwarder,
-        relays=relays,
-        relayed=relayed,
-        processor=processor,
-        dispatcher=dispatcher,
-        ports=ports,
-        group_address=group_address,
-        registrar=registrar,
-        snapshots=snapshots,
-        tasks=tasks,
-        http=http,
-    )
 
 
 def _log_repair(
@@ -337,6 +247,160 @@ def _log_repair(
     store.state.on_queue_damage = log_repair.suspect_queue
     client.register(GantryCode.READ_LOG, answering(log_repair, replication.follows_member))
     return log_repair
+
+
+def _changing(given: Given, basics: Basics, tables: Tables, replicated: Replicated) -> Changing:
+    config, settings, store, meta = given.config, given.settings, given.store, tables.meta
+    clock, events, role, health = basics.clock, basics.events, replicated.role, replicated.health
+    writer = LogWriter(config, store, replicated.replication, role, health, clock)
+    changes = MetadataChanges(
+        meta, store, given.store_host, writer=writer, role=role, health=health, registrar=replicated.registrar,
+        events=events, clock=clock,
+    )  # fmt: skip
+    return Changing(
+        writer=writer,
+        changes=changes,
+        live_settings=LiveSettings(config.settings, settings, meta, changes, role, events),
+        creation=OnDemandCreation(
+            settings, meta, changes, role=role, health=health, slices=basics.slices, clock=clock
+        ),
+    )  # fmt: skip
+
+
+def _kept(
+    given: Given,
+    basics: Basics,
+    clients: OfClients,
+    counts: Counts,
+    tables: Tables,
+    replicated: Replicated,
+    changing: Changing,
+) -> Kept:
+    config, store, meta, disk = given.config, given.store, tables.meta, counts.disk
+    clock, events, changes = basics.clock, basics.events, changing.changes
+    replication, role, health = replicated.replication, replicated.role, replicated.health
+    archiving = Archiving(
+        config, store, given.delay_levels, replication=replication, events=events, clock=clock, site=lambda: role.site
+    )
+    sites = Sites(
+        config, store, replication=replication, role=role, health=health, archiving=archiving, changes=changes,
+        events=events, clock=clock,
+    )  # fmt: skip
+    archive_reads = ArchiveReads(config, store, meta, clock, lambda: sites.state or archiving.state)
+    archive_fill = ArchiveFill(config, store.log.segment_size)
+    replication.old_records = archive_fill
+    clients.access.stored_topics.archived = archive_reads.topic_of
+    compaction = Compaction(
+        store, given.store_host, disk, meta=meta, writer=changing.writer, role=role, health=health,
+        confirmed=tables.confirmed, events=events, clock=clock,
+    )  # fmt: skip
+    replication.before_truncation = compaction.prepare
+    return Kept(
+        archiving=archiving,
+        sites=sites,
+        archive_reads=archive_reads,
+        archive_fill=archive_fill,
+        compaction=compaction,
+        retention=LogRetention(store, disk, meta, replication, archiving, archive_reads, compaction, clock),
+        topic_retention=TopicRetention(store, meta, changes, role, health, archive_reads, clock),
+    )
+
+
+def _services(
+    given: Given,
+    basics: Basics,
+    clients: OfClients,
+    counts: Counts,
+    tables: Tables,
+    replicated: Replicated,
+    changing: Changing,
+    kept: Kept,
+) -> Services:
+    config, settings, store, store_host = given.config, given.settings, given.store, given.store_host
+    meta, confirmed, stats = tables.meta, tables.confirmed, counts.stats
+    clock, events, slices = basics.clock, basics.events, basics.slices
+    role, health = replicated.role, replicated.health
+    writer, changes, creation = changing.writer, changing.changes, changing.creation
+    transactions = Transactions(
+        config, store, store_host, given.delay_levels, meta=meta, writer=writer, creation=creation,
+        clients=clients.clients, next_opaque=clients.next_opaque, role=role, confirmed=confirmed, events=events,
+        clock=clock, may_decide=clients.access.may_decide, stats=stats,
+    )  # fmt: skip
+    delays = Delays(
+        store, given.delay_levels, meta=meta, changes=changes, role=role, health=health, confirmed=confirmed,
+        events=events, clock=clock, stats=stats,
+    )  # fmt: skip
+    notifier = GroupNotifier(clients.clients, meta, slices, clients.next_opaque)
+    sender = Sender(
+        config, store, store_host, given.delay_levels, meta=meta, creation=creation, role=role, writer=writer,
+        health=health, counts=counts.counts, stats=stats, latencies=counts.latencies, slices=slices, events=events,
+    )  # fmt: skip
+    checks = PullChecks(settings, meta, role, filters=clients.filters, clients=clients.clients, creation=creation)
+    pulls = PullService(
+        store, meta, role, held=clients.held, filters=clients.filters, checks=checks,
+        slave_reads=SlaveReads(settings, store, replicated.replication, basics.memory),
+        archive_reads=kept.archive_reads, counts=counts.counts, latencies=counts.latencies, slices=slices, clock=clock,
+    )  # fmt: skip
+    confirmed.wake_pulls = pulls.wake
+    pop = PopService(
+        store, store_host, config.group, basics.memory, meta=meta, writer=writer, changes=changes, creation=creation,
+        role=role, health=health, filters=clients.filters, confirmed=confirmed, archive_reads=kept.archive_reads,
+        counts=counts.counts, stats=stats, events=events, slices=slices, clock=clock,
+    )  # fmt: skip
+    return Services(
+        transactions=transactions,
+        delays=delays,
+        notifier=notifier,
+        sender=sender,
+        pulls=pulls,
+        pop=pop,
+        routes=TopicRoutes(config, given.client, meta, clock),
+    )
+
+
+def _servers(broker: BrokerContext) -> BrokerParts:
+    """Return what takes requests, by all ports, and what the clock starts."""
+    role, replication, access, pulls = broker.role, broker.replication, broker.access, broker.pulls
+    large_batches = LargeBatches(
+        broker.sender, broker.settings, role=role, writer=broker.writer, health=broker.health, stats=broker.stats,
+        slices=broker.slices, clock=broker.clock,
+    )  # fmt: skip
+    buffered_bytes = broker.budget.buffered_bytes
+    processor = RequestProcessor(broker, handlers_of(broker), broker.sender, large_batches, buffered_bytes)
+    forwarder = Forwarder(role, replication, broker.client, processor.process, buffered_bytes)
+    broker.events.role_changed.subscribe(lambda master: forwarder.role_changed())
+    relays = Relays(
+        broker.config, role, replication, broker.clients, broker.notifier, broker.membership, broker.tls.internal
+    )
+    relayed = RelayedClients(role, replication.refusals)
+    relayed.settle, relayed.settle_pops = pulls.settle_all, broker.pop.settle
+    dispatcher = Dispatcher(processor, forwarder, role, broker.clients, broker.notifier, access.gate, relays)
+    # Who waits for a message may have lost the right to it: the client asks again, and is checked.
+    access.on_changed += [pulls.settle_soon, broker.pop.settle, broker.registrar.soon, broker.events.status_changed]
+    ports = Ports(
+        broker.config, broker.settings, dispatcher=dispatcher,
+        member_requests=MemberRequests(
+            role, replication, broker.log_repair, processor.process, access.gate, relayed
+        ),
+        membership=broker.membership, shared=broker.shared, tls=broker.tls, forwarder=forwarder, relays=relays,
+        relayed=relayed, pulls=pulls, role=role, replication=replication, events=broker.events,
+    )  # fmt: skip
+    group_address = GroupAddress(broker.config, role, broker.events, ports.used_within)
+    http = HttpServer(broker, ports, broker.events.status_changed)
+    snapshots = SnapshotWriter(broker.config.data_dir / "config", broker.meta, broker.store, broker.replay)
+    return BrokerParts(
+        context=broker,
+        forwarder=forwarder,
+        relays=relays,
+        relayed=relayed,
+        processor=processor,
+        dispatcher=dispatcher,
+        ports=ports,
+        group_address=group_address,
+        snapshots=snapshots,
+        tasks=PeriodicTasks(_periodic_tasks(broker, snapshots), broker.clock),
+        http=http,
+    )
 
 
 def _periodic_tasks(broker: BrokerContext, snapshots: SnapshotWriter) -> list[PeriodicTask]:

@@ -53,7 +53,7 @@ class Parts(Protocol):
     config: BrokerConfig
     settings: BrokerSettings
     clock: Clock
-    store_host_hex: str
+    store_host: bytes
     writer: LogWriter
     role: RoleState
     health: MemberHealth
@@ -111,7 +111,7 @@ async def send_reply(broker: Parts, conn: Connection, frame: Frame) -> Frame:
     broker.writer.appended(lambda status: None if done.done() else done.set_result(status))
     await done
     answer = SendAnswer(
-        msgId=f"{broker.store_host_hex}{stored.phys_offset:016X}",
+        msgId=f"{broker.store_host.hex().upper()}{stored.phys_offset:016X}",
         queueId=queue_id,
         queueOffset=Long(stored.queue_offset),
         MSG_REGION=DEFAULT_REGION,

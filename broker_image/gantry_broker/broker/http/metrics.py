@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from gantry_broker.broker.archiving import Archiving
     from gantry_broker.broker.compaction import Compaction
     from gantry_broker.broker.dead_letters import DeadLetters
+    from gantry_broker.broker.delay import Delays
     from gantry_broker.broker.disk_forecast import DiskForecast
     from gantry_broker.broker.disk_watch import DiskWatch
     from gantry_broker.broker.health import MemberHealth
@@ -91,9 +92,7 @@ class Parts(Protocol):
     loop_watch: LoopWatch
     shared: Shared
     tls: PortsTls
-
-    @property
-    def timers_waiting(self) -> Callable[[], int]: ...
+    delays: Delays
 
 
 async def busiest(broker: Parts) -> Busiest:
@@ -270,7 +269,12 @@ def _of_held_messages(broker: Parts, me: Me, one: One) -> list[Described]:
             else [],
         ),
         ("gantry_held_pulls", "gauge", "Pulls that wait for messages.", one(len(broker.held))),
-        ("gantry_timer_messages", "gauge", "Timer messages and recalls that wait.", one(broker.timers_waiting())),
+        (
+            "gantry_timer_messages",
+            "gauge",
+            "Timer messages and recalls that wait.",
+            one(broker.delays.timers_waiting()),
+        ),
         ("gantry_topics", "gauge", "Topics.", one(len(broker.meta.working.topics))),
         ("gantry_consumer_groups", "gauge", "Consumer groups known.", one(len(broker.meta.working.groups))),
     ]
