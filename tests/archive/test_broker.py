@@ -19,6 +19,7 @@ from gantry_broker.settings import BrokerSettings
 from gantry_broker.store.types import Put
 
 from tests.support.free_ports import free_port
+from tests.support.present import present
 
 SETTINGS = BrokerSettings(mappedFileSizeCommitLog=1 << 20, mappedFileSizeConsumeQueue=20_000, maxHashSlotNum=100)
 
@@ -77,8 +78,7 @@ async def test_a_broker_archives_and_another_begins_with_it(tmp_path: Path) -> N
         end = first.store.log.end
         report = lambda: first.broker.archiving.report  # noqa: E731
         await until(lambda: (found := report()) is not None and found.known and found.end >= end)
-        found = report()
-        assert found is not None
+        found = present(report())
         assert (found.error, found.gaps, found.uploads) == ("", 0, True)
     restored = config(tmp_path, "copy", restore=RestoreConfig(url=url, group="a", cluster="shop", offset=end))
     assert is_wanted(restored)
@@ -125,8 +125,7 @@ async def test_another_cluster_cannot_archive_to_the_same_place(tmp_path: Path) 
         await lead(process)
         report = lambda: process.broker.archiving.report  # noqa: E731
         await until(lambda: (found := report()) is not None and found.fenced != "")
-        found = report()
-        assert found is not None
+        found = present(report())
         assert "belongs to cluster staging" in found.fenced
         put(process, 1)
         await until(lambda: process.store.state.confirmed == process.store.log.end)

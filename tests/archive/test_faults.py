@@ -16,6 +16,7 @@ from tests.archive.faulty_proxy import FaultyProxy
 from tests.archive.s3 import S3Server
 from tests.archive.s3 import server as server
 from tests.archive.test_broker import config, lead, put, until
+from tests.support.present import present
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -40,8 +41,7 @@ async def test_the_archive_is_whole_after_each_fault(
         errors: set[str] = set()
 
         def report() -> Report:
-            found = process.broker.archiving.report
-            assert found is not None
+            found = present(process.broker.archiving.report)
             errors.add(found.error)
             return found
 
@@ -78,9 +78,7 @@ async def test_new_credentials_count_without_a_restart(server: S3Server, tmp_pat
     process = BrokerProcess(config(tmp_path, "shop", archive=archive))
 
     def report() -> Report:
-        found = process.broker.archiving.report
-        assert found is not None
-        return found
+        return present(process.broker.archiving.report)
 
     async with process:
         await lead(process)

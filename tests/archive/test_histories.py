@@ -24,6 +24,7 @@ from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
 
 from tests.archive.memory_objects import MemoryObjects
+from tests.support.present import present
 
 SEGMENT = 65_536
 HISTORIES = int(os.environ.get("ARCHIVE_HISTORIES", "40"))
@@ -197,8 +198,7 @@ class World:
 
     def hand_over(self) -> tuple[Identity, Identity]:
         """Another site is promoted. Return the former and the new identity."""
-        former = self.archive.identity()
-        assert former is not None
+        former = present(self.archive.identity())
         return former, self.archive.hand_over(former, "second", "site-b", self.now, "promoted", "")
 
     def settle(self) -> State:
@@ -550,8 +550,7 @@ def sleeper(folder: Path) -> tuple[World, State]:
     world.archivers = [world._archiver(n) for n in range(2)]
     upload_one(world, 0)
     upload_one(world, 0)
-    old = world.archivers[0]._state
-    assert old is not None
+    old = present(world.archivers[0]._state)
     while world.written().n < 100:
         upload_one(world, 1)
     world.group.forget_entries(world.now)

@@ -31,6 +31,7 @@ from gantry_broker.store.types import Put
 from tests.archive.memory_objects import MemoryObjects
 from tests.archive.test_broker import config, lead, put, until
 from tests.archive.test_histories import World
+from tests.support.present import present
 
 
 class Member:
@@ -205,8 +206,7 @@ async def test_a_former_site_that_comes_back_is_fenced_and_becomes_the_standby(t
             assert first.store.reader.max_offset("Orders", 0) == 31
             assert first.store.epoch_cache.epochs == second.store.epoch_cache.epochs
     state = Archive(ObjectStore(Location(f"file://{tmp_path}/store"))).group("a").load()
-    assert state.owner is not None
-    assert state.owner.uid == "u-two"
+    assert present(state.owner).uid == "u-two"
 
 
 async def test_a_process_starts_again_in_its_new_part(tmp_path: Path) -> None:
@@ -260,8 +260,7 @@ async def test_a_former_leader_closes_no_archive_below_its_successors_log(tmp_pa
         await archived(first)
         broker = first.broker
         broker.sites.put(SiteRequest(role="Sealed", generation=1, token="t"))
-        archiver = broker.archiving._archiver
-        assert archiver is not None
+        archiver = present(broker.archiving._archiver)
         broker.sites.close_archive("t")
         assert archiver._last == ("t", first.store.log.end)
         successor = MemberId(1, "n")
@@ -283,9 +282,7 @@ def test_a_step_that_has_begun_closes_nothing_for_a_former_leader(tmp_path: Path
     settings = Settings(0, None)
     while archiver._step(view, settings, True):
         pass
-    state = archiver._state
-    assert state is not None
-    assert state.end == store.log.end
+    assert present(archiver._state).end == store.log.end
     archiver.finish("t", store.log.end)
     still_owner = archiver._still_owner
 

@@ -31,6 +31,7 @@ from gantry_operator.platforms.local.folder import ClusterFolder
 from gantry_operator.platforms.local.verification import PROCESS, LocalVerification
 
 from tests.archive.test_topic_restore import Log
+from tests.support.present import present
 
 
 def made(**archive: Any) -> BrokerCluster:
@@ -68,11 +69,8 @@ def test_what_is_found_is_in_the_archive_and_the_uploading_member_reports_it(log
     state, objects = group.load(), log.archive.objects
     objects.now_ms = log.now  # type: ignore[attr-defined]
     assert group.last_verification() is None
-    found = verify_group(archive, "a", lambda size: None)
-    assert found is not None
-    assert found.faults == ()
-    known = group.last_verification()
-    assert known is not None
+    assert present(verify_group(archive, "a", lambda size: None)).faults == ()
+    known = present(group.last_verification())
     assert (known.end, known.objects, known.records, known.faults) == (state.end, len(state.parts), 151, 0)
     assert group.last_verification(known) is known
     broken, lost = (f"groups/a/parts/{state.parts[number].name}" for number in (0, 2))
@@ -93,11 +91,9 @@ def test_what_is_found_is_in_the_archive_and_the_uploading_member_reports_it(log
         "known": True, "end": state.end, "verified_ms": 5_000, "verified_until_ms": 4_000, "verified_end": 9,
         "faults": 2, "fault": "it is gone",
     }  # fmt: skip
-    row = archive_row([{"known": True, "end": state.end}, said])
-    assert row is not None
+    row = present(archive_row([{"known": True, "end": state.end}, said]))
     assert (row.verified, row.verifiedUntil, row.verifiedOffset) == ("1970-01-01T00:00:05Z", "1970-01-01T00:00:04Z", 9)
-    condition = archive_condition([GroupRow(name="a", archive=row)], made())
-    assert condition is not None
+    condition = present(archive_condition([GroupRow(name="a", archive=row)], made()))
     assert condition[:2] == ("False", "Damaged")
     assert "group a: 2 objects are damaged or missing (verified 1970-01-01T00:00:05Z): it is gone" in condition[2]
 
@@ -113,13 +109,11 @@ def test_the_last_result_counts_whatever_the_clocks_of_verifiers_say(
     for ms in clocks if former == "ahead" else reversed(clocks):
         monkeypatch.setattr(time, "time_ns", lambda ms=ms: ms * 1_000_000)
         verify_group(log.archive, "a", lambda size: None)
-    first = group.last_verification()
-    assert first is not None
+    first = present(group.last_verification())
     assert (first.at_ms, first.faults) == (store_ms, 0)
     log.archive.objects.delete(f"groups/a/parts/{group.load().parts[0].name}")
     verify_group(log.archive, "a", lambda size: None)
-    last = group.last_verification(first)
-    assert last is not None
+    last = present(group.last_verification(first))
     assert (last.number, last.faults) == (first.number + 1, 1)
 
 
@@ -130,19 +124,15 @@ def test_results_whose_names_are_times_are_continued(log: Log) -> None:
         name = f"groups/a/verified/{ms:016d}.json"
         objects.create(name, Verification(ms, 1, 1, 1, 1, 1, 7).to_json())
     objects.create("groups/a/verified/notes.txt", b"of somebody else")
-    old = group.last_verification()
-    assert old is not None
+    old = present(group.last_verification())
     assert (old.at_ms, old.faults) == (99_999_999_999_999, 7)
     verify_group(log.archive, "a", lambda size: None)
-    found = group.last_verification(old)
-    assert found is not None
+    found = present(group.last_verification(old))
     assert (found.number, found.faults) == (100_000_000_000_000, 0)
     for _ in range(VERIFICATIONS + 3):
         verify_group(log.archive, "a", lambda size: None)
     assert len(list(objects.list("groups/a/verified/"))) == VERIFICATIONS + 1
-    last = group.last_verification()
-    assert last is not None
-    assert last.number == 100_000_000_000_000 + VERIFICATIONS + 3
+    assert present(group.last_verification()).number == 100_000_000_000_000 + VERIFICATIONS + 3
 
 
 def test_two_verifications_that_end_at_once_both_stay(log: Log) -> None:
@@ -152,8 +142,7 @@ def test_two_verifications_that_end_at_once_both_stay(log: Log) -> None:
         log.archive.objects.lag = 1  # type: ignore[attr-defined]
         group.note_verification(Verification(5, 1, 1, 1, 1, 1, faults))
     log.archive.objects.lag = 0  # type: ignore[attr-defined]
-    found = group.last_verification()
-    assert found is not None
+    found = present(group.last_verification())
     assert (found.number, found.faults) == (2, 1)
 
 
@@ -176,8 +165,7 @@ def test_results_are_encrypted_and_a_damaged_one_stops_no_upload(tmp_path: Path)
     group.note_verification(Verification(7, 1, 1, 1, 1, 1, 1, ("topic Salaries is damaged",)))
     [name] = [found.name for found in log.archive.objects.list("groups/a/verified/")]
     assert b"Salaries" not in log.archive.objects.get(name)
-    found = group.last_verification()
-    assert found is not None
+    found = present(group.last_verification())
     assert found.first_faults == ("topic Salaries is damaged",)
     with pytest.raises(Damaged):
         log.archive.group("a").last_verification()
@@ -212,9 +200,7 @@ def test_a_run_that_cannot_read_the_archive_fails_and_damage_does_not(tmp_path: 
     part = tmp_path / "store" / "groups" / "a" / "parts" / log.archive.group("a").load().parts[0].name
     part.write_bytes(part.read_bytes()[:-1])
     assert carry_out(VerifyOrder(url=url)) == 0
-    found = log.archive.group("a").last_verification()
-    assert found is not None
-    assert found.faults == 1
+    assert present(log.archive.group("a").last_verification()).faults == 1
     entry = next((tmp_path / "store" / "groups" / "a" / "manifest").iterdir())
     entry.write_bytes(b"{}")
     assert carry_out(VerifyOrder(url=url)) == 1
@@ -246,15 +232,12 @@ def test_a_verification_that_does_not_come_is_said(
     """By one rule in the status, the condition and the operator's metric."""
     cluster = made(verify={"schedule": schedule})
     before = [GroupRow(name="a", archive=ArchiveRow(verifySince=since))]
-    said = archive_row([{"known": True, "end": 5}])
-    assert said is not None
+    said = present(archive_row([{"known": True, "end": 5}]))
     said.verified = verified
     groups = with_schedule([GroupRow(name="a", archive=said)], before, cluster, now)
-    row = groups[0].archive
-    assert row is not None
+    row = present(groups[0].archive)
     assert (row.overdue, row.verifySince) == (overdue, since)
-    condition = archive_condition(groups, cluster)
-    assert condition is not None
+    condition = present(archive_condition(groups, cluster))
     assert condition[1] == ("NotVerified" if overdue else "UpToDate")
     assert (verified or "never") in condition[2] or not overdue
     figures = ClusterFigures("mq", "shop", BrokerClusterStatus(groups=groups))
@@ -266,8 +249,7 @@ def test_the_time_of_a_schedule_begins_with_it_and_anew_after_a_sleep() -> None:
     group = GroupRow(name="a")
     assert with_schedule([group], [], made(), "2026-03-01T00:00:00Z") == [group]
     first = with_schedule([group], [], made(verify={"schedule": "0 3 * * 0"}), "2026-03-01T00:00:00Z")
-    assert first[0].archive is not None
-    assert first[0].archive.verifySince == "2026-03-01T00:00:00Z"
+    assert present(first[0].archive).verifySince == "2026-03-01T00:00:00Z"
     kept = with_schedule([group], first, made(verify={"schedule": "0 3 * * 0"}), "2026-04-01T00:00:00Z")
     assert kept[0].archive is not None, "a member that does not answer ends no wait"
     assert kept[0].archive.overdue
@@ -377,8 +359,6 @@ def test_an_error_of_all_members_is_shown_also_when_none_uploads() -> None:
     assert alone is not None
     assert all_fail is not None
     assert (alone.error, all_fail.error, all_fail.offset) == ("", "the store is away", 5)
-    uploads = archive_row([fine, fails | {"uploads": True}])
-    assert uploads is not None
-    assert uploads.error == "the store is away"
+    assert present(archive_row([fine, fails | {"uploads": True}])).error == "the store is away"
     condition = archive_condition([GroupRow(name="a", archive=all_fail)], made())
     assert condition == ("False", "Failing", "group a: the store is away")

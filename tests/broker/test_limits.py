@@ -109,12 +109,10 @@ def test_a_reply_goes_to_the_connection_that_is_open() -> None:
     former, present, older = Link(), Link(), Link()
     for link, at_ms in ((former, 1), (present, 5), (older, 3)):
         table.heartbeat_producer("P", Client(link, "c", "GO", 1, "h:1", at_ms))
-    found = table.find_client("c")
-    assert found is not None
+    found = present(table.find_client("c"))
     assert found.conn is present
     present.closed = True
-    found = table.find_client("c")
-    assert found is not None
+    found = present(table.find_client("c"))
     assert found.conn is older
     older.closed = former.closed = True
     assert table.find_client("c") is None

@@ -31,6 +31,7 @@ from prometheus_client.parser import text_string_to_metric_families as prometheu
 from prometheus_client.registry import Collector
 
 from benchmarks.rig.alone import broker_alone
+from tests.support.present import present
 
 MANY = 400
 """Topics and groups of a large page."""
@@ -184,9 +185,7 @@ async def test_a_page_of_many_topics_and_groups_holds_the_loop_for_short_slices_
             broker.meta.working.offsets[f"{topic}@group-{number}"] = dict.fromkeys(range(4), 0)
             broker.stats.add("TOPIC_PUT_NUMS", topic, 1)
             broker.stats.add("TOPIC_PUT_SIZE", topic, 1)
-            sizes = broker.stats.sizes_of(topic)
-            assert sizes is not None
-            sizes.observe_all([1])
+            present(broker.stats.sizes_of(topic)).observe_all([1])
             broker.stats.add("GROUP_GET_NUMS", f"{topic}@group-{number}", 1)
         broker.slices.clock = lambda: lines / 1e6
         make = MetricsPage(http._families, broker.slices, 0.1)

@@ -25,6 +25,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.broker.conftest import Numbered
+from tests.support.present import present
 
 if TYPE_CHECKING:
     from tests.broker.conftest import Bench
@@ -315,9 +316,7 @@ class TestMetadata:
         files = snapshots.render(meta, ())
         assert orjson.loads(files[snapshots.OWN])["ends"] == {"T": {"0": 5, "10": 6}}
         snapshots.write(tmp_path, files)
-        found = snapshots.load(tmp_path)
-        assert found is not None
-        assert found.tables == tables
+        assert present(snapshots.load(tmp_path)).tables == tables
 
 
 class TestStats:

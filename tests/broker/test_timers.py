@@ -21,6 +21,7 @@ from gantry_broker.store.log.epochs import FOREIGN, EpochStart
 from gantry_broker.store.types import Put
 
 from tests.store.opened import make_checkpoint
+from tests.support.present import present
 from tests.support.running import until
 
 if TYPE_CHECKING:
@@ -110,9 +111,7 @@ async def test_deliveries_out_of_order_are_kept_in_snapshots_and_in_the_log(
         copied.apply(change)
     assert copied.timer_done == confirmed.timer_done
     snapshots.write(tmp_path, snapshots.render(bench.broker.meta, bench.store.epoch_cache.epochs))
-    found = snapshots.load(tmp_path)
-    assert found is not None
-    assert found.tables.timer_done == confirmed.timer_done
+    assert present(snapshots.load(tmp_path)).tables.timer_done == confirmed.timer_done
 
 
 @pytest.mark.parametrize("looked_at", [None, -2, 5])

@@ -15,6 +15,7 @@ from gantry_broker.store.log.commit_log import CommitLog
 
 from tests.broker.conftest import Bench
 from tests.store.test_dropping import Member
+from tests.support.present import present
 
 MINUTE = 60_000
 
@@ -53,8 +54,7 @@ class World:
 
     async def low(self, queue: int = 0, topic: str = "T") -> int:
         found = await self.bench.ask(RequestCode.GET_MIN_OFFSET, {"topic": topic, "queueId": queue})
-        assert found.ext is not None
-        return int(found.ext["offset"])
+        return int(present(found.ext)["offset"])
 
     def records(self) -> int:
         """Control records so far."""
@@ -99,8 +99,7 @@ async def test_messages_older_than_the_retention_are_not_readable(world: World) 
     assert (await world.low(), await world.low(1), await world.low(topic="Kept")) == (3, 0, 0)
     moved = await world.bench.ask(RequestCode.PULL_MESSAGE, world.bench.pull_ext())
     assert moved.code == ResponseCode.PULL_OFFSET_MOVED
-    assert moved.ext is not None
-    assert moved.ext["nextBeginOffset"] == "3"
+    assert present(moved.ext)["nextBeginOffset"] == "3"
     found = await world.bench.ask(RequestCode.PULL_MESSAGE, world.bench.pull_ext(offset=3))
     assert found.code == ResponseCode.SUCCESS
     assert len(world.bench.store.reader.query("T", "k", 99, 0, 1 << 60)) == 3

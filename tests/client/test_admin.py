@@ -10,6 +10,7 @@ from gantry_broker.protocol.bodies import SubscriptionGroup
 from gantry_broker.protocol.codes import Perm
 
 from tests.client.cluster import Cluster, Inbox, until
+from tests.support.present import present
 
 
 async def test_topics(cluster: Cluster) -> None:
@@ -35,9 +36,7 @@ async def test_topics(cluster: Cluster) -> None:
 
 
 def _perm(cluster: Cluster, topic: str) -> int:
-    route = cluster.routes().route(topic)
-    assert route is not None
-    return route.queues[0].perm
+    return present(cluster.routes().route(topic)).queues[0].perm
 
 
 async def test_an_ordered_topic_has_an_order_configuration(cluster: Cluster) -> None:
@@ -80,8 +79,7 @@ async def test_groups_offsets_and_connections(cluster: Cluster, inbox: Inbox) ->
             MessageQueue("T", "a", n): (3, 3) for n in range(4)
         }
         assert await admin.offset("g", MessageQueue("T", "a", 1)) == 3
-        connections = await admin.consumer_connections("g")
-        assert connections is not None
+        connections = present(await admin.consumer_connections("g"))
         assert [item.client_id for item in connections.connections] == [consumer.session.client_id]
         assert connections.subscriptions["T"] == "A"
         assert "g" in await admin.topic_consumers("T")

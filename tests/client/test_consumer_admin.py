@@ -18,6 +18,7 @@ from gantry_broker.remoting.connection import Connection
 from gantry_broker.remoting.server import RemotingServer
 
 from tests.client.cluster import Cluster, Inbox, until
+from tests.support.present import present
 from tests.support.remoting import RequestOnly
 
 
@@ -87,11 +88,8 @@ async def test_a_broker_asks_a_consumer_for_its_offsets(cluster: Cluster, inbox:
 
 
 def _connections(cluster: Cluster) -> list[Connection]:
-    process = cluster.brokers["a"].process
-    assert process is not None
-    group = process.parts.ports._group
-    assert group is not None
-    return list(group.connections)
+    group = present(cluster.brokers["a"].process).parts.ports._group
+    return list(present(group).connections)
 
 
 async def _is(conn: Connection) -> bool:

@@ -13,6 +13,8 @@ import pytest
 from gantry_broker.client.celery import due_of, payload_of, tls_of, topic_of
 from gantry_broker.testing import broker
 
+from tests.support.present import present
+
 
 @pytest.mark.parametrize("framework", ["taskiq", "celery"])
 def test_the_tour(framework: str) -> None:
@@ -53,9 +55,7 @@ def test_a_body_of_another_program(body: bytes) -> None:
 def test_names_and_options() -> None:
     assert topic_of("celery.high@shop") == "celery-high-shop"
     assert tls_of(None) is None
-    made = tls_of({"ca_certs": "/ca.pem"})
-    assert made is not None
-    assert made.ca_file == "/ca.pem"
+    assert present(tls_of({"ca_certs": "/ca.pem"})).ca_file == "/ca.pem"
     with pytest.raises(ValueError, match="write ca_certs, certfile, keyfile"):
         tls_of({"ca": "/ca.pem"})
 

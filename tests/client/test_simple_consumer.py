@@ -22,6 +22,7 @@ from gantry_broker.protocol.bodies import SubscriptionGroup
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
 
 from tests.client.cluster import Cluster, Inbox, until
+from tests.support.present import present
 from tests.support.remoting import codes_sent
 
 
@@ -85,9 +86,7 @@ async def test_what_is_not_acknowledged_comes_again_and_then_to_the_dead_letters
             await consumer.ack(first)
         assert late.value.code == ResponseCode.NO_MESSAGE
         assert await consumer.receive(wait_s=2) == []
-    broker = cluster.brokers["a"].process
-    assert broker is not None
-    store = broker.broker.store
+    store = present(cluster.brokers["a"].process).broker.store
     await until(lambda: store.reader.max_offset("%DLQ%G", 0) == 1, "a dead letter")
 
 

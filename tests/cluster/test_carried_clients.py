@@ -35,6 +35,7 @@ from tests.cluster.test_switchover_by_service import MEMBERS, Load, first_send, 
 from tests.integration.test_replication import send_frame
 from tests.support.broker_group import until
 from tests.support.free_ports import free_port
+from tests.support.present import present
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -288,8 +289,7 @@ async def test_a_former_master_refuses_and_then_carries_and_readers_of_the_slave
         own = members.configs[0].member_address
         ext = pull_fields(PullFlag.SUBSCRIPTION)
         await reader.request(own, Frame(RequestCode.PULL_MESSAGE, ext=ext), 3.0)
-        connection = reader.ready(own)
-        assert connection is not None
+        connection = present(reader.ready(own))
         await until(lambda: stored(client, address, b"2"), f"the former master carries\n{members.story()}", 5)
         assert members.carries(0) > 0
         for _ in range(30):  # Longer than two rounds.
@@ -329,14 +329,12 @@ async def test_a_master_with_a_full_disk_follows_its_successor(
         load = Load(producer)
         await asyncio.sleep(0.3)
         assert loop.leadership is not None
-        former = loop.leadership.master
-        assert former is not None
+        former = present(loop.leadership.master)
         carries = pods.service.carries
         await full(disks[former.member])
 
         async def moved() -> bool:
-            assert loop.leadership is not None
-            return loop.leadership.master not in (None, former)
+            return present(loop.leadership).master not in (None, former)
 
         await until(moved, "another member leads", 30)
         before = len(load.acknowledged)
@@ -346,8 +344,7 @@ async def test_a_master_with_a_full_disk_follows_its_successor(
 
         async def followed() -> bool:
             assert loop.leadership is not None
-            assert loop.leadership.master is not None
-            leads = loop.leadership.master.member
+            leads = present(loop.leadership.master).member
             return carries[pods.configs[former.member].port] == 0 and carries[pods.configs[leads].port] > 0
 
         try:

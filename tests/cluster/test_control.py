@@ -19,6 +19,7 @@ from gantry_operator.cluster.stall_compensated_clock import StallCompensatedCloc
 from gantry_operator.failover.model import Wait
 
 from tests.cluster.fake_platform import FakePlatform
+from tests.support.present import present
 from tests.support.running import until
 
 
@@ -98,12 +99,9 @@ async def test_a_group_that_leaves_stays_led_and_takes_no_topics() -> None:
         await until(lambda: set(control.controllers) == {"a", "b"})
         assert (control.staying, control.leaving) == (("a",), ("b",))
         assert control.drains()["b"].phase == "Waiting"
-        wanted = control.wanted_groups()
-        assert wanted is not None
+        wanted = present(control.wanted_groups())
         assert (wanted.staying, wanted.leaving) == (("a",), ("b",))
-        topics = control._topic_cluster()
-        assert topics is not None
-        assert topics.draining == {"b"}
+        assert present(control._topic_cluster()).draining == {"b"}
 
 
 async def test_a_removed_group_is_led_no_more_before_its_members_stop() -> None:

@@ -21,6 +21,7 @@ from gantry_operator.platforms.local.events import EventLog, last_events
 from gantry_operator.registry.file import FileRegistry
 
 from tests.support.free_ports import free_port
+from tests.support.present import present
 from tests.support.running import until
 
 
@@ -127,8 +128,7 @@ def failures(group: Group) -> list[str]:
 
 
 async def _fail_over(group: Group) -> None:
-    old = group.master()
-    assert old is not None
+    old = present(group.master())
     await group.stop(old)
     await until(lambda: group.master() == 1 - old, "the other one leads")
 
@@ -214,8 +214,7 @@ async def test_a_member_that_reports_an_impossible_epoch_is_named_and_moves_noth
     """Its report is ignored until it is plausible again. Its epoch never reaches the registry."""
     async with kept(group):
         loop = group.controllers[-1]
-        before = group.registry.read_now("a")
-        assert before is not None
+        before = present(group.registry.read_now("a"))
         for config in group.configs:
             core = group.running[config.name].broker.replication.core
             assert isinstance(core, Replica)
@@ -225,8 +224,7 @@ async def test_a_member_that_reports_an_impossible_epoch_is_named_and_moves_noth
             assert f"{config.name}: its report cannot be used" in loop.problem
             core._highest_seen_epoch = highest
             await until(lambda: not loop.problem, "it is solved")
-        now = group.registry.read_now("a")
-        assert now is not None
+        now = present(group.registry.read_now("a"))
         assert now.leadership.master == before.leadership.master
         assert now.leadership.epoch == before.leadership.epoch
         assert any("highest_seen_epoch: epoch 1099511627776 cannot follow" in text for text in failures(group))

@@ -31,6 +31,8 @@ from gantry_operator.cluster.second_site import (
 from gantry_operator.cluster.site_control import GIVE_UP_S, SiteControl
 from gantry_operator.cluster.status import site_of, site_row
 
+from tests.support.present import present
+
 ACTIVE = MemberSite("x-a-0", "a", leads=True)
 STANDBY = MemberSite("x-a-0", "a", "Standby", 2, follows=True, confirmed=100, end=100)
 LOOKED = Looked("a", "one", "", 100, 50_000)
@@ -72,8 +74,7 @@ def test_a_superseded_cluster_becomes_the_standby_only_with_accept_loss() -> Non
         demote(SiteState(), [superseded], "t", accept_loss=False, now_ms=1)
     state = demote(SiteState(), [superseded], "t", accept_loss=True, now_ms=1)
     assert (state.role, state.generation, state.token) == ("Standby", 1, "")
-    shown = site_condition(SiteState(), [superseded], "")
-    assert shown is not None
+    shown = present(site_condition(SiteState(), [superseded], ""))
     assert shown[:2] == ("False", "Superseded")
     assert "gantry demote --accept-loss" in shown[2]
 
@@ -108,14 +109,11 @@ def test_a_promotion_demands_the_token_or_accept_loss(closed: str, token: str, a
 
 def test_a_standby_that_cannot_read_the_archive_follows_it_no_more() -> None:
     site = {"role": "Standby", "generation": 2, "follows": True}
-    fine = member_site("x-a-0", "a", {"site": site, "archive": {"error": ""}})
-    assert fine is not None
-    fails = member_site("x-a-1", "a", {"site": site, "archive": {"error": "the store is away"}})
-    assert fails is not None
+    fine = present(member_site("x-a-0", "a", {"site": site, "archive": {"error": ""}}))
+    fails = present(member_site("x-a-1", "a", {"site": site, "archive": {"error": "the store is away"}}))
     shown = site_condition(SiteState("Standby", 2), [fine, fails], "")
     assert shown == ("True", "NotFollowing", "members that cannot read the archive now: x-a-1: the store is away")
-    shown = site_condition(SiteState("Standby", 2), [fine, replace(fails, error="")], "")
-    assert shown is not None
+    shown = present(site_condition(SiteState("Standby", 2), [fine, replace(fails, error="")], ""))
     assert shown[1] == "Following"
     assert member_site("x-a-0", "a", {"site": site, "archive": None}) == fine
 

@@ -19,6 +19,7 @@ from gantry_operator.topics.model import Note, State, WantedTopic
 from gantry_operator.topics.wanted import wanted_topic
 
 from tests.cluster.fake_platform import FakeTableRuns, FakeTopics
+from tests.support.present import present
 
 START = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)
 
@@ -70,9 +71,7 @@ class Rig:
         await asyncio.gather(task, return_exceptions=True)
 
     def state(self, name: str) -> tuple[TableStatus, State]:
-        found = self.control.state_of(self.topics.of[name.lower()])
-        assert found is not None
-        return found
+        return present(self.control.state_of(self.topics.of[name.lower()]))
 
 
 @pytest.fixture
@@ -103,8 +102,7 @@ async def test_a_table_runs_by_its_interval_and_its_status_says_what_it_has(rig:
     assert len(rig.runs.orders) == 1, "it is not due"
     await rig.step(30)
     assert len(rig.runs.orders) == 2
-    rows = rig.control.rows()
-    assert rows is not None
+    rows = present(rig.control.rows())
     assert [(r.topic, r.current, r.rows) for r in rows] == [("Orders", "True", 5)]
 
 

@@ -15,6 +15,7 @@ from gantry_broker.store.errors import BadRecords
 from gantry_broker.store.index.compacted import Row, key_of
 
 from tests.compaction.history import SEGMENT, TOPIC, History, message
+from tests.support.present import present
 
 
 @pytest.fixture
@@ -27,8 +28,7 @@ def world(quick_dir: Path) -> Iterator[History]:
 
 
 def run(world: History, *, copies: bool = False) -> None:
-    work = world.store.compaction.work(TOPIC, 0, 1_000)
-    assert work is not None
+    work = present(world.store.compaction.work(TOPIC, 0, 1_000))
     with Segments(world.store.log.path_of, SEGMENT) as segments:
         bodies = copy_bodies(work, segments, 1 << 60) if copies else clean_bodies(work, segments, world.now, 0)
         world.append(bodies, 99)
@@ -44,9 +44,7 @@ def flip(world: History, at: int) -> bytes:
 def test_nothing_is_removed_while_a_compaction_record_is_unreadable(world: History) -> None:
     store = world.store
     run(world)
-    queue = store.queues.find(COMPACTION_TOPIC, 0)
-    assert queue is not None
-    phys, _, _ = queue.entry(0)
+    phys, _, _ = present(store.queues.find(COMPACTION_TOPIC, 0)).entry(0)
     damaged: list[int] = []
     store.state.on_damage = damaged.append
     before = flip(world, phys + 110)
@@ -79,8 +77,7 @@ def test_a_damaged_copy_is_reported_where_its_record_lies(world: History) -> Non
     before = flip(world, first.place + 100)
     got = store.reader.get(TOPIC, 0, 0, 32, 1 << 20)
     assert (got.status, got.damaged, damaged) == (GetStatus.OFFSET_FOUND_NULL, holder, [holder])
-    work = store.compaction.work(TOPIC, 0, 0)
-    assert work is not None
+    work = present(store.compaction.work(TOPIC, 0, 0))
     with Segments(store.log.path_of, SEGMENT) as segments:
         with pytest.raises(BadRecords):
             list(copy_bodies(work, segments, 1 << 60))
@@ -91,14 +88,11 @@ def test_a_damaged_copy_is_reported_where_its_record_lies(world: History) -> Non
 
 def test_a_damaged_record_ends_a_pass_until_it_is_given_up(world: History) -> None:
     store = world.store
-    queue = store.queues.find(TOPIC, 0)
-    assert queue is not None
-    flip(world, queue.entry(99)[0] + 120)
+    flip(world, present(store.queues.find(TOPIC, 0)).entry(99)[0] + 120)
     with pytest.raises(BadRecords):
         run(world)
     assert store.compaction.rows(TOPIC, 0) is None
-    work = store.compaction.work(TOPIC, 0, 1_000)
-    assert work is not None
+    work = present(store.compaction.work(TOPIC, 0, 1_000))
     with Segments(store.log.path_of, SEGMENT) as segments:
         world.append(clean_bodies(work, segments, world.now, 0, skip_damaged=True), 99)
     got = store.reader.get(TOPIC, 0, 0, 32, 1 << 20)
@@ -125,9 +119,7 @@ def test_blank_keys_are_none() -> None:
 
 
 def count(world: History) -> int:
-    rows = world.store.compaction.rows(TOPIC, 0)
-    assert rows is not None
-    return rows.count
+    return present(world.store.compaction.rows(TOPIC, 0)).count
 
 
 @pytest.mark.parametrize("undone", [True, False], ids=["with its deletion", "after its deletion"])

@@ -16,6 +16,7 @@ from gantry_broker.store.types import Put
 from tests.broker.conftest import Bench
 from tests.broker.conftest import make_bench as make_bench
 from tests.broker.test_loop_holds import MOST_S, best, longest_hold
+from tests.support.present import present
 
 ROWS = 100_000
 HOST = pack_host("10.1.2.3", 50_000)
@@ -37,8 +38,7 @@ async def test_no_truncation_holds_the_loop(make_bench: Callable[..., Bench]) ->
     bench = make_bench(settings={"mappedFileSizeCommitLog": 1 << 24})
     store, replication = bench.store, bench.broker.replication
     compacted(bench)
-    rows = store.compaction.rows("T", 0)
-    assert rows is not None
+    rows = present(store.compaction.rows("T", 0))
     before = list(rows)
     assert len(before) == ROWS
 
@@ -61,8 +61,7 @@ async def test_no_truncation_holds_the_loop(make_bench: Callable[..., Bench]) ->
         return longest
 
     assert await best(measure) <= MOST_S
-    found = store.compaction.rows("T", 0)
-    assert found is not None
+    found = present(store.compaction.rows("T", 0))
     assert list(found) == before
     assert found is not rows, "they were computed again"
     assert (found.boundary, found.seen) == (rows.boundary, rows.seen)
@@ -95,6 +94,4 @@ async def test_no_deletion_that_is_undone_holds_the_loop(make_bench: Callable[..
 
 
 def rows_of(bench: Bench) -> QueueRows:
-    found = bench.store.compaction.rows("T", 0)
-    assert found is not None
-    return found
+    return present(bench.store.compaction.rows("T", 0))

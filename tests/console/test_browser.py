@@ -22,6 +22,7 @@ from playwright.sync_api import Browser, Page, expect
 from tests.console.browser import accessibility_problems, browser, overflow, person
 from tests.console.fake import FakeSource, InKubernetes, running
 from tests.console.live import LETTERS, LiveConsole, console_of, live_console
+from tests.support.present import present
 
 SLOW_MS = 60_000
 PAGES = {
@@ -84,8 +85,7 @@ TOUCHING = """() => [...document.querySelectorAll('main :is(button, a.button)')]
 
 def go(page: Page, path: str) -> None:
     answer = page.goto(page.base + path)  # type: ignore[attr-defined]
-    assert answer is not None
-    assert answer.status == 200, (path, page.content())
+    assert present(answer).status == 200, (path, page.content())
 
 
 def test_every_page_is_whole_and_accessible(desk: Page) -> None:
@@ -128,16 +128,13 @@ def test_a_phone_shows_options_whole_and_the_form_before_the_messages(desk: Page
         assert overflow(desk) == 0, width
     top, table = (place.bounding_box() for place in (form, desk.get_by_role("region", name="Messages")))
     assert top is not None
-    assert table is not None
-    assert top["y"] < table["y"]
+    assert top["y"] < present(table)["y"]
 
 
 def test_a_wide_screen_is_used(desk: Page) -> None:
     desk.set_viewport_size({"width": 2560, "height": 1100})
     go(desk, "/clients")
-    panel = desk.locator("main .panel").first.bounding_box()
-    assert panel is not None
-    assert panel["width"] > 2000
+    assert present(desk.locator("main .panel").first.bounding_box())["width"] > 2000
     assert overflow(desk) == 0
 
 
@@ -164,8 +161,7 @@ def test_the_chart_has_axes_and_says_what_was_when(desk: Page) -> None:
     go(desk, "")
     chart = desk.locator("#rates")
     expect(chart.locator("canvas")).to_be_visible()
-    box = chart.locator(".u-over").bounding_box()
-    assert box is not None
+    box = present(chart.locator(".u-over").bounding_box())
     shown = chart.locator(".u-legend .u-value")
     expect(shown).to_have_count(3)
 

@@ -41,6 +41,7 @@ from httpx import ASGITransport, AsyncClient
 from tests.console.fake import FakeSource, InKubernetes
 from tests.console.test_server import csrf_of
 from tests.kubernetes.fake_api import FakeApi
+from tests.support.present import present
 
 ROOT = Path(__file__).parents[2]
 KEY = ClusterKey("local", "fake")
@@ -305,9 +306,7 @@ def test_a_page_has_limits_in_both_forms() -> None:
     assert report_page.pack(bytes(report_page.MAX_PAGE + 1)) is None
     assert report_page.pack(os.urandom(report_page.MAX_PACKED)) is None
     assert report_page.unpack(gzip.compress(bytes(report_page.MAX_PAGE + 1))) is None
-    whole = report_page.pack(b"page" * 1000)
-    assert whole is not None
-    assert report_page.unpack(whole[:-9]) is None
+    assert report_page.unpack(present(report_page.pack(b"page" * 1000))[:-9]) is None
 
 
 async def test_the_report_is_for_those_who_may_see_the_cluster() -> None:
@@ -342,8 +341,7 @@ async def test_a_pause_is_an_annotation() -> None:
 
 def test_the_chart_grants_the_verbs_that_the_console_uses() -> None:
     text = (ROOT / "helm/gantry/templates/console.yaml").read_text()
-    found = re.search(r'\{\{- define "gantry.console.rules" -}}\n(.*?)\n\{\{- end -}}', text, re.DOTALL)
-    assert found is not None
+    found = present(re.search(r'\{\{- define "gantry.console.rules" -}}\n(.*?)\n\{\{- end -}}', text, re.DOTALL))
     rules = {resource: set(rule["verbs"]) for rule in yaml.safe_load(found[1]) for resource in rule["resources"]}
     assert rules == {
         "brokerclusters": {"get", "list", "patch"}, "brokerusers": {"get", "list", "create", "patch", "delete"},

@@ -24,6 +24,7 @@ from gantry_operator.console.sources import AuditView, SourceError
 from markupsafe import Markup
 
 from tests.console.fake import FakeSource, NoBrokers, ReadOnly, Running, running
+from tests.support.present import present
 
 PAGES = ("", "/members", "/topics", "/topics/orders-00000", "/groups", "/groups/billing", "/messages", "/dead",
          "/clients", "/activity", "/actions", "/groups/billing/reset")  # fmt: skip
@@ -46,9 +47,7 @@ def until_figures(console: Running) -> None:
 
 
 def csrf_of(page: str) -> str:
-    found = re.search(r'name="csrf" value="([^"]+)"', page)
-    assert found is not None
-    return found[1]
+    return present(re.search(r'name="csrf" value="([^"]+)"', page))[1]
 
 
 def test_a_link_opens_one_session(console: Running) -> None:

@@ -17,6 +17,7 @@ from distributions import address, chart, olm, release, site
 from distributions.build import ROOT, project
 from tests.distributions.test_chart import pushed
 from tests.distributions.test_olm import chart as rendered
+from tests.support.present import present
 
 HOME = "https://example.org/gantry"
 VERSION = project()["version"]
@@ -120,9 +121,7 @@ def test_chart_plug_in_and_bundle_have_the_pages(tmp_path: Path, monkeypatch: py
         release.make("rest", tmp_path / "dist")
     files = {path.name: path for path in release.make("rest", tmp_path / "dist", images=images)}
     with tarfile.open(files[f"gantry-{VERSION}.tgz"]) as tar:
-        file = tar.extractfile("gantry/Chart.yaml")
-        assert file is not None
-        about = yaml.safe_load(file.read())
+        about = yaml.safe_load(present(tar.extractfile("gantry/Chart.yaml")).read())
     assert (about["home"], about["sources"]) == (HOME, [HOME])
     links = {link["name"]: link["url"] for link in yaml.safe_load(about["annotations"]["artifacthub.io/links"])}
     assert links["support"] == f"{HOME}/issues"

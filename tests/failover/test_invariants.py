@@ -29,6 +29,8 @@ from gantry_operator.failover.model import (
     Wait,
 )
 
+from tests.support.present import present
+
 WRITES = (Bootstrap, Promote, Recover, ShrinkInSyncSet, ExpandInSyncSet, RejectProposal, CancelHandover)
 CASES = 20_000
 AGES = (0, 100, 400, 900, 1_500, 2_000, 2_600, 5_000, 11_000)
@@ -156,9 +158,7 @@ def only_the_recorded_leadership_is_assigned(obs: Observation) -> None:
     for d in decide(obs):
         if isinstance(d, SendAssignment | Demote):
             assert d.assignment.leadership == obs.leadership
-            view = obs.view(d.member)
-            assert view is not None
-            assert view.heard
+            assert present(obs.view(d.member)).heard
             if d.assignment.unclean:
                 assert obs.settings.unclean
 
@@ -181,8 +181,7 @@ def a_promotion_stays_within_the_recorded_set(obs: Observation) -> None:
             here = {r.id.member: r.id for r in heard(obs)}
             assert all(i.member in here and here[i.member] != i for i in obs.leadership.in_sync)
         if not obs.settings.automatic and d.kind == "failover":
-            assert obs.switchover is not None
-            assert obs.switchover.force
+            assert present(obs.switchover).force
 
 
 def the_highest_epoch_and_offset_of_the_set_is_chosen(obs: Observation) -> None:
@@ -252,8 +251,7 @@ def the_set_changes_by_the_rules(obs: Observation) -> None:
         if isinstance(d, ExpandInSyncSet):
             assert obs.leadership is not None
             assert obs.leadership.master is not None
-            leader = obs.heard_as(obs.leadership.master)
-            assert leader is not None
+            leader = present(obs.heard_as(obs.leadership.master))
             assert leader.proposal is not None
             assert leader.proposal.base_version == obs.leadership.version
             assert d.leadership.in_sync == leader.proposal.in_sync

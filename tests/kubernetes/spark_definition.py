@@ -24,6 +24,7 @@ from tests.kubernetes.test_spark_applications import URLS
 from tests.kubernetes.test_spark_applications import cluster as with_report
 from tests.kubernetes.test_table_runs import RUN
 from tests.kubernetes.test_table_runs import cluster as with_tables
+from tests.support.present import present
 
 TYPES: dict[str, type | tuple[type, ...]] = {
     "string": str, "integer": int, "number": (int, float), "boolean": bool, "object": dict, "array": list,
@@ -73,9 +74,7 @@ def against(schema: dict[str, Any], value: Any, where: str = "") -> Iterator[str
 def runs() -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields a run of each kind, with its name."""
     for given in REPORTS:
-        made = reports.application(with_report(**given), URLS, "spark:1", token=True)
-        assert made is not None
-        yield f"report {given}", made
+        yield f"report {given}", present(reports.application(with_report(**given), URLS, "spark:1", token=True))
     for given in TABLES:
         for mode in ("Disabled", "Required"):
             spec = Tables(**({"engine": KIND, "executors": 2} | given))

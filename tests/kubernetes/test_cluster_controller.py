@@ -36,6 +36,7 @@ from gantry_operator.platforms.kubernetes.requests.switchover_request import SWI
 from gantry_operator.registry.base import Entry
 
 from tests.kubernetes.fake_api import FakeApi, following
+from tests.support.present import present
 from tests.support.running import until
 
 CLUSTER = BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a", "members": 3}])
@@ -165,9 +166,7 @@ async def test_under_a_refused_spec_a_group_that_cannot_be_led_keeps_no_other_fr
         assert a == "group a has no failover: its StatefulSet has 0 replicas"
         assert b.startswith('group b has no failover: its configuration is not understood: spec.flush is "Sometimes"')
         monkeypatch.setattr(controller.control.availability, "answers", lambda: {"c": None})
-        looked = controller.observer.look()
-        assert looked is not None
-        status, why = available(BrokerClusterStatus(), looked[2])
+        status, why = available(BrokerClusterStatus(), present(controller.observer.look())[2])
         assert (status, why.split(";")[0]) == ("False", "group a: its StatefulSet has 0 replicas")
         fake.put(empty | {"spec": empty["spec"] | {"replicas": 3}})
         await until(lambda: set(controller.control.controllers) == {"a", "c"})
@@ -187,8 +186,7 @@ async def test_under_a_refused_spec_of_which_nothing_can_be_led_the_status_says_
     fake.objects["StatefulSet", "mq", names.group_set("demo", "a")]["spec"]["replicas"] = 0
     async with kept(fake, api, {"mode": 7}) as controller:
         await until(lambda: (fake.objects["BrokerCluster", "mq", "demo"].get("status") or {}).get("phase") == "Refused")
-        looked = controller.observer.look()
-        assert looked is not None
+        looked = present(controller.observer.look())
         went = Condition(type="Available", status="True", reason="ProbeSucceeded", lastTransitionTime="before")
         assert available(BrokerClusterStatus(conditions=[went]), looked[2])[0] == "False"
 
@@ -412,16 +410,13 @@ async def test_an_operator_that_takes_over_keeps_the_status_until_it_knows_bette
         unlisted[:] = ["Deployment", "Service"]
         for watch in group.watches.values():
             watch.problem = ""
-        looked = controller.observer.look()
-        assert looked is not None
+        looked = present(controller.observer.look())
         assert looked[2].blind == {"a"}
         assert available(BrokerClusterStatus.model_validate(former), looked[2]) == ("True", "well")
-        assert looked[2].proxy is not None
-        assert (looked[2].proxy.address, looked[2].addresses.external) == ("p:8081", "x:9876")
+        assert (present(looked[2].proxy).address, looked[2].addresses.external) == ("p:8081", "x:9876")
         for watch in group.watches.values():
             watch.problem = "it refuses the connection"
-        looked = controller.observer.look()
-        assert looked is not None
+        looked = present(controller.observer.look())
         assert looked[2].blind == set(), "now the wait is more than a guess"
         assert available(BrokerClusterStatus.model_validate(former), looked[2]) == ("False", "group a: no majority")
 
@@ -469,9 +464,7 @@ async def test_objects_of_a_former_cluster_of_this_name_are_neither_kept_nor_use
         ]
         assert not controller.control.controllers
         for kind, name in (("Lease", "demo-a"), ("PersistentVolumeClaim", "data-demo-a-0")):
-            live = fake.get(kind, name)
-            assert live is not None
-            assert live["metadata"]["ownerReferences"] == [former], "it is left to go"
+            assert present(fake.get(kind, name))["metadata"]["ownerReferences"] == [former], "it is left to go"
             fake.remove(kind, "mq", name)
         await until(lambda: controller.control.controllers and fake.get("StatefulSet", "demo-a"))
         assert not controller.control.problems
@@ -496,9 +489,7 @@ async def test_the_status_is_of_a_spec_once_a_pass_has_carried_it_out(
         controller.control.warm_up.begun = 0.0
         controller.update(changed)
         await until(lambda: not controller.pass_is_due)
-        seen = controller.observer.look()
-        assert seen is not None
-        assert seen[1] == 1
+        assert present(controller.observer.look())[1] == 1
         goes_on.set()
         await until(lambda: controller.observer.generation == 2)
 
@@ -534,8 +525,7 @@ async def test_a_group_that_leaves_the_spec_stays_until_it_is_empty_and_then_goe
         await until(lambda: controller.control.staying == ("a",))
         assert set(controller.control.controllers) == {"a", "b"}, "its failover goes on"
         assert controller.control.drains()["b"].phase == "Waiting"
-        wanted = controller.control.wanted_groups()
-        assert wanted is not None
+        wanted = present(controller.control.wanted_groups())
         assert (wanted.staying, wanted.leaving, wanted.removing) == (("a",), ("b",), ())
         assert fake.get("PodDisruptionBudget", "demo-b") is not None
 

@@ -35,6 +35,7 @@ from gantry_operator.registry.base import RegistryUnavailable
 
 from tests.kubernetes.fake_api import FakeApi
 from tests.support.patience import SLOW
+from tests.support.present import present
 from tests.support.running import until
 
 PATIENCE_S = 20.0 * SLOW
@@ -53,19 +54,13 @@ async def test_two_operators_swap_and_only_one_wins(fake: FakeApi, api: KubeApi)
     first = LeadershipRecord().promoted(A, [A, B])
     assert await one.swap("a", None, first)
     assert not await two.swap("a", None, LeadershipRecord().promoted(B, [B]))
-    seen = await two.read("a")
-    assert seen is not None
+    seen = present(await two.read("a"))
     assert seen.leadership == first
     assert await two.swap("a", seen, first.promoted(B, [B]))
-    stale = await one.read("a")
-    assert stale is not None
+    stale = present(await one.read("a"))
     assert not await one.swap("a", stale, first.with_set([A])), "a stale read costs a failed swap"
-    again = await one.read("a")
-    assert again is not None
-    assert again.leadership.master == B
-    lease = fake.get("Lease", "demo-a")
-    assert lease is not None
-    assert lease["spec"] == {"holderIdentity": "demo-a-1", "leaseTransitions": 2}
+    assert present(await one.read("a")).leadership.master == B
+    assert present(fake.get("Lease", "demo-a"))["spec"] == {"holderIdentity": "demo-a-1", "leaseTransitions": 2}
 
 
 async def test_a_lease_outlives_its_cluster_unless_volumes_go_too(fake: FakeApi, api: KubeApi) -> None:
@@ -81,8 +76,7 @@ async def test_a_lease_outlives_its_cluster_unless_volumes_go_too(fake: FakeApi,
 async def test_an_unknown_outcome_differs_from_a_refusal(fake: FakeApi, api: KubeApi) -> None:
     registry = LeaseRegistry(api, "demo", "mq")
     assert await registry.swap("a", None, LeadershipRecord().promoted(A, [A]))
-    entry = await registry.read("a")
-    assert entry is not None
+    entry = present(await registry.read("a"))
     fake.down = True
     with pytest.raises(RegistryUnavailable):
         await registry.swap("a", entry, entry.leadership.touched())
@@ -102,8 +96,7 @@ async def test_a_request_without_an_answer_holds_a_swap_up_for_a_moment_only(
     assert await registry.swap("a", None, LeadershipRecord().promoted(A, [A]))
     fake.unanswered = [("PUT", "Lease"), ("GET", "Lease")]
     async with asyncio.timeout(3):
-        entry = await registry.read("a")
-        assert entry is not None
+        entry = present(await registry.read("a"))
         with pytest.raises(RegistryUnavailable):
             await registry.swap("a", entry, entry.leadership.touched())
         with pytest.raises(RegistryUnavailable):
@@ -117,13 +110,10 @@ async def test_watch_events_keep_the_registry_current(fake: FakeApi, api: KubeAp
     assert await registry.swap("a", None, LeadershipRecord().promoted(A, [A]))
     entry = await other.read("a")
     assert await other.swap("a", entry, LeadershipRecord().promoted(A, [A]).promoted(B, [B]))
-    lease = fake.get("Lease", "demo-a")
-    assert lease is not None
+    lease = present(fake.get("Lease", "demo-a"))
     calls = api.calls
     registry.heard("MODIFIED", lease)
-    seen = await registry.read("a")
-    assert seen is not None
-    assert (seen.leadership.epoch, api.calls) == (2, calls), "answered from the watch"
+    assert (present(await registry.read("a")).leadership.epoch, api.calls) == (2, calls), "answered from the watch"
     fake.remove("Lease", "mq", "demo-a")
     registry.heard("DELETED", lease)
     assert await registry.read("a") is None
@@ -366,9 +356,7 @@ async def test_a_watch_tries_its_connection_while_nothing_comes(fake: FakeApi, a
     await until(lambda: len(fake._watchers) == 1)
     fake.put(pod("a"))
     await until(lambda: heard)
-    session = api._client.rest_client.pool_manager
-    assert session is not None
-    [kept] = cast(Any, session.connector)._acquired
+    [kept] = cast(Any, present(api._client.rest_client.pool_manager).connector)._acquired
     sock = kept.transport.get_extra_info("socket")
     assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
     if hasattr(socket, "TCP_KEEPIDLE"):
@@ -464,9 +452,7 @@ async def test_objects_of_others_are_never_touched(fake: FakeApi, api: KubeApi) 
     done, found = await pass_over(controller(api))
     assert not done
     assert any("Service demo-a-master exists and is not of this cluster" in p for p in found.problems)
-    live = fake.get("Service", "demo-a-master")
-    assert live is not None
-    assert live["spec"] == {"ports": []}
+    assert present(fake.get("Service", "demo-a-master"))["spec"] == {"ports": []}
 
 
 async def test_a_deleted_secret_comes_back_with_the_same_token(fake: FakeApi, api: KubeApi) -> None:
@@ -478,8 +464,7 @@ async def test_a_deleted_secret_comes_back_with_the_same_token(fake: FakeApi, ap
     await pass_over(objects)
     after = fake.get("Secret", "demo-admin")
     assert before is not None
-    assert after is not None
-    assert before["data"] == after["data"]
+    assert before["data"] == present(after)["data"]
 
 
 async def test_volumes_that_grow_take_a_new_set_around_the_pods(fake: FakeApi, api: KubeApi) -> None:
@@ -492,8 +477,7 @@ async def test_volumes_that_grow_take_a_new_set_around_the_pods(fake: FakeApi, a
     assert ("DELETE", "StatefulSet", "demo-a") in fake.log
     objects._caches["StatefulSet"]._objects.clear()
     assert (await pass_over(objects, grown))[0]
-    live = fake.get("StatefulSet", "demo-a")
-    assert live is not None
+    live = present(fake.get("StatefulSet", "demo-a"))
     assert live["spec"]["volumeClaimTemplates"][0]["spec"]["resources"]["requests"]["storage"] == "20Gi"
 
 
@@ -527,7 +511,6 @@ async def test_external_addresses_come_before_brokers(fake: FakeApi, api: KubeAp
             obj["spec"]["ports"][0]["nodePort"] = port
             objects._caches["Service"].note(fake.put(obj))
     assert (await pass_over(objects, outside))[0]
-    config = fake.get("ConfigMap", names.group_set("demo", "a"))
-    assert config is not None
+    config = present(fake.get("ConfigMap", names.group_set("demo", "a")))
     assert "node:300" in config["data"]["demo-a-0.json"]
     assert await api.get(CONFIG_MAP, "mq", "demo-a") == config

@@ -25,6 +25,7 @@ from gantry_operator.platforms.kubernetes.objects.certificates import holders
 
 from tests.kubernetes.fake_api import FakeApi
 from tests.kubernetes.test_cluster_controller import CLUSTER, kept
+from tests.support.present import present
 from tests.support.running import until
 
 GROUPS = [{"name": "a", "members": 3}]
@@ -137,10 +138,8 @@ def test_the_http_interface_has_tls_as_that_of_members(internal: bool) -> None:
 def test_client_certificates_are_asked_for_and_shown() -> None:
     made = cluster(security={"tls": {"mode": "Required", "clientCertificates": "Required"}}, proxy={})
     found = config(made)
-    assert found.tls is not None
-    assert found.tls.client_certificates == "Required"
-    assert found.broker_tls is not None
-    assert str(found.broker_tls.cert_file) == "/etc/gantry-tls/tls.crt"
+    assert present(found.tls).client_certificates == "Required"
+    assert str(present(found.broker_tls).cert_file) == "/etc/gantry-tls/tls.crt"
 
 
 def test_a_change_of_the_authentication_restarts_no_proxy() -> None:

@@ -14,6 +14,8 @@ from gantry_operator.platforms.kubernetes.manifests.desired_objects import Opera
 from gantry_operator.platforms.kubernetes.names import group_set
 from gantry_operator.platforms.kubernetes.reconcile.recovered_spec import Recovered, recovered
 
+from tests.support.present import present
+
 
 def live_objects(cluster: BrokerCluster) -> dict[tuple[str, str], dict[str, Any]]:
     """What runs of `cluster`, by kind and name."""
@@ -37,9 +39,7 @@ def taken(
     live = live_objects(cluster)
     live["StatefulSet", group_set("demo", "a")]["spec"]["replicas"] = replicas
     assert ("ConfigMap", group_set("demo", "a")) in live
-    found = recovered_from(live, refused, owned_leases=owned_leases).cluster
-    assert found is not None
-    return found
+    return present(recovered_from(live, refused, owned_leases=owned_leases).cluster)
 
 
 @pytest.mark.parametrize("mode", ["MasterSlave", "Raft"])
@@ -92,8 +92,7 @@ def test_a_setting_of_another_version_is_left_out_and_the_others_hold() -> None:
     configs = live["ConfigMap", group_set("demo", "a")]["data"]
     configs |= {name: json.dumps(json.loads(text) | {"of_the_next_version": 1}) for name, text in configs.items()}
     found = recovered_from(live, {"mode": 7})
-    assert found.cluster is not None
-    assert (found.cluster.spec.mode, found.left_out) == ("Raft", {})
+    assert (present(found.cluster).spec.mode, found.left_out) == ("Raft", {})
 
 
 def test_damaged_configs_of_one_group_keep_no_other_from_failover() -> None:

@@ -19,6 +19,8 @@ from gantry_operator.platforms.kubernetes.manifests.external import endpoints
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.present import present
+
 SETTINGS = OperatorSettings(broker_image="gantry-broker:test", namespace="gantry-system")
 ROOT = Path(__file__).parents[2]
 DNS = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -321,9 +323,7 @@ def test_the_proxies_port_for_clients_is_for_the_same_ones() -> None:
 def test_clients_may_be_a_network_without_a_part_of_it() -> None:
     block = {"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16"]}}
     cluster = BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a"}], security={"allowedClients": [block]})
-    peers = admitted(rendered(cluster))["demo-broker", names.BROKER_PORT]
-    assert peers is not None
-    assert peers[0] == block
+    assert present(admitted(rendered(cluster))["demo-broker", names.BROKER_PORT])[0] == block
 
 
 def test_http_is_for_operator_console_members_reports_and_monitoring() -> None:

@@ -23,6 +23,7 @@ from gantry_operator.platforms.kubernetes.members.platform import KubernetesPlat
 from gantry_operator.platforms.kubernetes.members.pod_replacement import PodReplacement
 
 from tests.kubernetes.fake_api import FakeApi, following
+from tests.support.present import present
 
 OLD, NEW = "demo-a-0", "demo-a-1"
 
@@ -52,9 +53,7 @@ async def test_a_former_master_is_not_replaced_while_its_clients_still_come_to_i
                 await replacement.replace_member("a", OLD)
 
         await found.announce("a", MemberEndpoint(NEW, 1, "http://new", "new:1"), 2)
-        led = pods.get("mq", NEW)
-        assert led is not None
-        assert led["metadata"]["labels"][names.ROLE_LABEL] == names.ROLE_MASTER
+        assert present(pods.get("mq", NEW))["metadata"]["labels"][names.ROLE_LABEL] == names.ROLE_MASTER
         await replace()
         assert fake.get("Pod", OLD) is not None
         await asyncio.sleep(0.25)
@@ -83,9 +82,7 @@ async def test_no_other_member_is_removed_in_place_of_the_planned_one(
         change = RollingChange(replacement, {"a": loop}, lambda event: None)
         monkeypatch.setattr(rolling, "next_step", lambda *_: Step("replace", "it leaves", named))
         await change.look_once()
-        live = fake.get("StatefulSet", "demo-a")
-        assert live is not None
-        assert (live["spec"]["replicas"], found.sizes["a"]) == (left, left)
+        assert (present(fake.get("StatefulSet", "demo-a"))["spec"]["replicas"], found.sizes["a"]) == (left, left)
 
 
 async def test_a_pod_whose_restart_is_asked_for_is_replaced_outside_of_the_window(fake: FakeApi, api: KubeApi) -> None:

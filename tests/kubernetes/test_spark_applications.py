@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from tests.kubernetes.fake_api import FakeApi, running
 from tests.kubernetes.report_rig import NAME, ReportRig
+from tests.support.present import present
 from tests.support.running import until
 
 URLS = ["a=https://demo-a-0.demo-a.mq.svc:10921"]
@@ -36,9 +37,7 @@ def cluster(**analytics: Any) -> BrokerCluster:
 
 
 def made(**analytics: Any) -> dict[str, Any]:
-    found = manifests.application(cluster(**analytics), URLS, "spark:1", token=True)
-    assert found is not None
-    return found
+    return present(manifests.application(cluster(**analytics), URLS, "spark:1", token=True))
 
 
 FIELDS: dict[str, Any] = {
@@ -154,10 +153,8 @@ def test_the_page_is_shown_by_a_pod_of_the_last_run() -> None:
     ],
 )
 def test_when_a_run_is_due(analytics: dict[str, Any], since: str, last: str | None, expected: str | None) -> None:
-    spec = cluster(**analytics).spec.analytics
-    assert spec is not None
-    begin = applications.time_of(since)
-    assert begin is not None
+    spec = present(cluster(**analytics).spec.analytics)
+    begin = present(applications.time_of(since))
     found = applications.due(spec, begin, None if last is None else applications.time_of(last), NOW)
     assert (None if found is None else found.isoformat()) == expected
 
@@ -229,8 +226,7 @@ SAID = '{"result":"Failed","message":"broker http://x does not answer"}'
     ],
 )
 def test_the_state_of_a_run_is_the_state_of_the_report(app: dict[str, Any], result: str, message: str) -> None:
-    spec = cluster().spec.analytics
-    assert spec is not None
+    spec = present(cluster().spec.analytics)
     pods = [DRIVER] if result == "Succeeded" else []
     job, found = spark_application.as_job(app, pods)
     status = reports.analytics_status(spec, AnalyticsStatus(report="old"), [job], found, NOW)
@@ -252,17 +248,14 @@ class Rig(ReportRig):
         self.fake.put(with_states(self.app, *states))
 
     def wrote_long_ago(self) -> None:
-        role = self.fake.get("Role", NAME)
-        assert role is not None
+        role = present(self.fake.get("Role", NAME))
         role["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
         self.fake.put(role)
         self.caches["Role"].note(self.fake.get("Role", NAME) or {})
 
     @property
     def status(self) -> AnalyticsStatus:
-        found = self.report.status(self.cluster)
-        assert found is not None
-        return found
+        return present(self.report.status(self.cluster))
 
 
 @pytest.fixture
@@ -294,8 +287,7 @@ async def test_a_run_that_is_due_starts_once(rig: Rig) -> None:
 async def test_the_next_run_waits_until_the_former_object_is_gone(rig: Rig) -> None:
     await rig.keep()
     assert await rig.ask()
-    first = rig.app
-    assert first is not None
+    first = present(rig.app)
     assert await rig.ask(), "an active run is the answer"
     assert rig.app == first
     rig.fake.put({**DRIVER, "kind": "Pod", "metadata": DRIVER["metadata"] | {
@@ -310,8 +302,7 @@ async def test_the_next_run_waits_until_the_former_object_is_gone(rig: Rig) -> N
     assert not await rig.ask(), "the former object goes first"
     assert rig.app is None
     assert await rig.ask()
-    assert rig.app is not None
-    assert rig.app["metadata"]["uid"] != first["metadata"]["uid"]
+    assert present(rig.app)["metadata"]["uid"] != first["metadata"]["uid"]
     assert {"AnalysisStarted", "AnalysisAlreadyRunning", "AnalysisSucceeded"} <= set(await rig.reasons())
 
 

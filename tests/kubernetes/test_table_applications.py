@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from tests.kubernetes.fake_api import FakeApi, running
 from tests.kubernetes.test_spark_applications import FIELDS, fits, state, with_states
 from tests.kubernetes.test_table_runs import RUN, Rig, cluster
+from tests.support.present import present
 
 NEXT = "20260501120500000000"
 REPORT = RunReport(run=RUN, tables=[TableReport(topic="Orders", reason="Current", rows=3)])
@@ -46,9 +47,7 @@ async def start(rig: Rig, run: str = RUN, **more: Any) -> dict[str, Any]:
 
 
 def app(rig: Rig) -> dict[str, Any]:
-    found = rig.fake.get("SparkApplication", "demo-tables")
-    assert found is not None
-    return found
+    return present(rig.fake.get("SparkApplication", "demo-tables"))
 
 
 def end(rig: Rig, *states: dict[str, Any], text: str | None = None) -> None:
@@ -70,8 +69,7 @@ async def test_a_run_has_only_fields_of_the_definition(rig: Rig) -> None:
     fits(made["spec"], FIELDS)
     spec = made["spec"]
     assert spec["driverArgs"][:2] == ["tables", "--order"]
-    order = manifests.order_of(made)
-    assert order is not None
+    order = present(manifests.order_of(made))
     assert (order.run, order.spark, order.conf) == (RUN, True, {}), "the settings come from Spark's operator"
     assert spec["sparkConf"]["spark.executor.instances"] == "2"
     assert not [value for value in spec["sparkConf"].values() if "$(" in value]
@@ -89,8 +87,7 @@ async def test_a_run_has_only_fields_of_the_definition(rig: Rig) -> None:
 async def test_a_run_reports_in_the_termination_message_of_its_driver(rig: Rig) -> None:
     assert await rig.runs.newest() is None
     await start(rig)
-    found = await rig.runs.newest()
-    assert found is not None
+    found = present(await rig.runs.newest())
     assert (found.name, found.running, found.topics) == (RUN, True, {"Orders"})
     end(rig, state("Submitted"), state("Succeeded"), state("TerminatedWithoutReleaseResources"),
         text=to_text(REPORT, 4000))  # fmt: skip
@@ -103,8 +100,7 @@ async def test_a_driver_that_comes_back_is_the_same_run(rig: Rig) -> None:
     lost = state("DriverEvicted", "its node is lost")
     made = with_states(app(rig), state("ScheduledToRestart"), former=(state("Submitted"), lost))
     rig.fake.put(made)
-    found = await rig.runs.newest()
-    assert found is not None
+    found = present(await rig.runs.newest())
     assert (found.name, found.running) == (RUN, True)
     with pytest.raises(StoreUnavailable, match="a run is active already"):
         await start(rig, NEXT)
@@ -119,8 +115,7 @@ async def test_the_next_run_takes_the_place_of_the_former_object(rig: Rig, fake:
     end(rig, state("Succeeded"), state("TerminatedWithoutReleaseResources"))
     second = await start(rig, NEXT)
     assert second["metadata"]["uid"] != first["metadata"]["uid"]
-    found = await rig.runs.newest()
-    assert found is not None
+    found = present(await rig.runs.newest())
     assert (found.name, found.running) == (NEXT, True)
     await rig.runs.stop()
     assert fake.get("SparkApplication", "demo-tables") is None
@@ -152,8 +147,7 @@ async def test_a_changed_engine_never_has_two_runs(rig: Rig) -> None:
     write(rig, **SPEC)
     with pytest.raises(StoreUnavailable, match="a run is active already"):
         await start(rig, "20260501121000000000")
-    found = await rig.runs.newest()
-    assert found is not None
+    found = present(await rig.runs.newest())
     assert (found.name, found.running) == (NEXT, True), "the Job of the former spec is followed to its end"
     rig.end("Complete")
     await rig.until(lambda run: not run.running)
@@ -174,8 +168,7 @@ async def test_without_sparks_operator_it_is_said_and_jobs_need_none(rig: Rig) -
 async def test_a_run_that_nobody_takes_is_named(rig: Rig) -> None:
     made = await start(rig)
     rig.fake.put(made | {"metadata": made["metadata"] | {"creationTimestamp": "2026-01-01T00:00:00Z"}})
-    found = await rig.runs.newest()
-    assert found is not None
+    found = present(await rig.runs.newest())
     assert found.running
     assert "has not taken SparkApplication demo-tables" in found.problem
 

@@ -24,6 +24,7 @@ from gantry_operator.platforms.kubernetes.tables.runs import JOBS, PODS, Kuberne
 from gantry_operator.tables.schedule import started_ms
 
 from tests.kubernetes.fake_api import FakeApi, running
+from tests.support.present import present
 
 RUN = "20260501120000000000"
 ORDER = [TableOrder(topic="Orders", mode="Upsert")]
@@ -59,9 +60,7 @@ class Rig:
 
     @property
     def job(self) -> dict[str, Any]:
-        found = self.fake.get("Job", "demo-tables")
-        assert found is not None
-        return found
+        return present(self.fake.get("Job", "demo-tables"))
 
     @property
     def pod(self) -> dict[str, Any]:
@@ -138,8 +137,7 @@ async def test_the_name_of_the_job_lets_one_run_at_a_time(rig: Rig) -> None:
     rig.end("Complete")
     await rig.until(lambda run: not run.running)
     await rig.start("20260501120500000000")
-    found = await rig.runs.newest()
-    assert found is not None
+    found = present(await rig.runs.newest())
     assert (found.name, found.running) == ("20260501120500000000", True), (
         "not the former one, which the cache still has"
     )
@@ -149,11 +147,9 @@ async def test_the_name_of_the_job_lets_one_run_at_a_time(rig: Rig) -> None:
 
 async def test_without_a_catalog_the_tables_lie_on_a_volume(rig: Rig) -> None:
     await rig.start()
-    claim = rig.fake.get("PersistentVolumeClaim", "demo-tables")
-    assert claim is not None
+    claim = present(rig.fake.get("PersistentVolumeClaim", "demo-tables"))
     assert claim["spec"]["resources"]["requests"]["storage"] == "10Gi"
-    order = manifests.order_of(rig.job)
-    assert order is not None
+    order = present(manifests.order_of(rig.job))
     assert order.catalog["uri"] == "sqlite:////tables/catalog.db"
     assert order.catalog["warehouse"] == "file:///tables"
     assert order.name_servers.startswith("demo-namesrv-0")
@@ -163,8 +159,7 @@ async def test_without_a_catalog_the_tables_lie_on_a_volume(rig: Rig) -> None:
     mounts = {m["name"]: m["mountPath"] for m in rig.pod["containers"][0]["volumeMounts"]}
     assert (mounts["scratch"], mounts["tables"], "template" in mounts) == ("/tmp", "/tables", False)
     assert rig.pod["securityContext"]["runAsNonRoot"]
-    policy = rig.fake.get("NetworkPolicy", "demo-tables")
-    assert policy is not None
+    policy = present(rig.fake.get("NetworkPolicy", "demo-tables"))
     assert policy["spec"]["podSelector"]["matchLabels"] == {names.TABLES_LABEL: "demo"}
 
 
@@ -184,8 +179,7 @@ async def test_secrets_are_mounted_and_never_in_the_job(rig: Rig) -> None:
     assert rig.fake.get("Job", "demo-tables") is None, "nothing has seen the Secret"
     rig.fake.objects["Secret", "mq", "keys"]["metadata"]["labels"] = {names.CATALOG_LABEL: "true"}
     await rig.start(spec=spec, lasts_s=300)
-    order = manifests.order_of(rig.job)
-    assert order is not None
+    order = present(manifests.order_of(rig.job))
     assert (order.catalog, order.catalog_secret, order.credentials) == (
         spec.catalog, "/etc/gantry-catalog", "/etc/gantry-user",
     )  # fmt: skip
@@ -215,8 +209,7 @@ async def test_an_archive_and_a_queue_reach_the_run(rig: Rig) -> None:
     rig.cluster = cluster(archive=archive)
     rig.cluster.metadata.uid = uid
     await rig.start(spec=spec)
-    order = manifests.order_of(rig.job)
-    assert order is not None
+    order = present(manifests.order_of(rig.job))
     assert order.archive == {
         "archive": "s3://bucket/demo", "endpoint": "http://minio:9000",
         "credentials": "/etc/gantry-archive/archive/s3", "keyFile": "/etc/gantry-archive/archive/sealed/encryptionKey",

@@ -25,6 +25,7 @@ from gantry_operator.platforms.kubernetes.targets.topics import TargetTopics
 from gantry_operator.platforms.kubernetes.targets.users import TargetUsers, UserError
 
 from tests.kubernetes.fake_api import FakeApi
+from tests.support.present import present
 
 CLUSTER = BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a", "members": 3}])
 RUNS = {
@@ -276,8 +277,7 @@ async def test_ports_of_running_members_are_forwarded_though_the_spec_is_refused
     target = opened(fake, api, RUNS, mode=7)
     assert (await target.name_servers()).startswith("127.0.0.1:")
     assert len(await target.members_http()) == 4
-    forwarded = target._forwarded
-    assert forwarded is not None
+    forwarded = present(target._forwarded)
     assert b"demo-b-master.mq.svc:10911" in forwarded._addresses
     await forwarded.close()
 
@@ -343,8 +343,7 @@ async def test_a_live_view_has_the_members_ports_and_the_status(fake: FakeApi, a
     assert [(m.name, m.group, m.number) for m in facts.members] == [(f"demo-a-{n}", "a", n) for n in range(3)]
     assert [e["reason"] for e in facts.events] == ["FailoverCompleted"]
     assert facts.last_failover == last
-    first = target._forwarded
-    assert first is not None
+    first = present(target._forwarded)
     assert tuple(m.url for m in (await target.live_facts()).members) == first.members_http, "the ports stay"
 
     grown = fake.objects["BrokerCluster", "mq", "demo"]

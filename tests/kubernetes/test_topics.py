@@ -27,6 +27,7 @@ from gantry_operator.platforms.kubernetes.resources.topics import KubernetesTopi
 from gantry_operator.topics.model import DropGroup, DropTopic, PutGroup, PutTopic, WantedTopic
 
 from tests.kubernetes.fake_api import FakeApi
+from tests.support.present import present
 from tests.support.running import running, until
 from tests.topics.model import Broker
 
@@ -152,15 +153,13 @@ class Rig:
         return None
 
     def annotate(self, name: str, value: str) -> None:
-        known = self.fake.get("ConsumerGroup", name)
-        assert known is not None
+        known = present(self.fake.get("ConsumerGroup", name))
         known["metadata"]["annotations"] = {RESET_OFFSETS: value}
         self.fake.put(known)
 
     def delete(self, kind: str, name: str) -> None:
         """As kubectl does: an object with a finalizer only gets a time."""
-        known = self.fake.get(kind, name)
-        assert known is not None
+        known = present(self.fake.get(kind, name))
         if known["metadata"].get("finalizers"):
             known["metadata"]["deletionTimestamp"] = "2026-01-02T00:00:00Z"
             known["metadata"]["generation"] += 1
@@ -542,8 +541,7 @@ async def test_an_operator_that_ends_after_any_write_is_followed_by_one_that_goe
 
 def test_a_resource_of_no_cluster_says_so() -> None:
     obj = {"metadata": {"name": "t", "namespace": "mq", "generation": 3}, "spec": {"cluster": "gone"}}
-    patch = stray_status(obj)
-    assert patch is not None
+    patch = present(stray_status(obj))
     ready = patch["conditions"][0]
     assert (ready["type"], ready["status"], ready["reason"]) == ("Ready", "False", "ClusterNotFound")
     assert stray_status(obj | {"status": patch}) is None

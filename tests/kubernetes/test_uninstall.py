@@ -19,6 +19,7 @@ from gantry_operator.platforms.kubernetes.reconcile.cluster_controller import Cl
 from gantry_operator.platforms.kubernetes.resources.topics import release
 
 from tests.kubernetes.fake_api import FakeApi
+from tests.support.present import present
 from tests.support.running import running, until
 
 ROOT = Path(__file__).parents[2]
@@ -32,9 +33,7 @@ def managed(fake: FakeApi, kind: str, name: str, *, deleting: bool = False, name
 
 
 def finalizers(fake: FakeApi, kind: str, name: str, namespace: str = "mq") -> list[str]:
-    found = fake.get(kind, name, namespace)
-    assert found is not None
-    return list(found["metadata"]["finalizers"])
+    return list(present(fake.get(kind, name, namespace))["metadata"]["finalizers"])
 
 
 async def test_the_hook_stops_the_operators_and_lets_every_object_go(

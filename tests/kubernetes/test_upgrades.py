@@ -19,6 +19,7 @@ from gantry_operator.registry.base import Entry
 from tests.kubernetes.fake_api import FakeApi, following, put_group_set
 from tests.kubernetes.test_announce import Group, mirrored, pod
 from tests.kubernetes.test_cluster_controller import kept
+from tests.support.present import present
 from tests.support.running import until
 
 ROOM = {"total_bytes": 100, "free_bytes": 50, "full": False}
@@ -163,12 +164,8 @@ async def test_the_status_says_what_is_refused_and_what_runs(fake: FakeApi, api:
             assert controller.platform.upgrade("a", [member]) == upgrade
         controller.control.rolling.refused["a"] = "the new version is 0.1.0, and demo-a-1 runs 0.3.0"
         controller.control.warm_up.begun = 0.0
-        found = controller.observer.look()
-        assert found is not None
+        found = present(controller.observer.look())
         assert "group a keeps its version: the new version is 0.1.0, and demo-a-1 runs 0.3.0" in found[2].problems
-        watch = next(iter(controller.control.controllers["a"].watches.values()), None)
-        assert watch is not None
+        watch = present(next(iter(controller.control.controllers["a"].watches.values()), None))
         watch.reach, watch.status = "ok", {"release": "0.3.0"}
-        version = controller.control.observe().version
-        assert version is not None
-        assert version.brokers == ["0.3.0"]
+        assert present(controller.control.observe().version).brokers == ["0.3.0"]

@@ -26,6 +26,7 @@ from gantry_operator.platforms.kubernetes.targets.users import TargetUsers, User
 
 from tests.cluster.test_access_control import Member
 from tests.kubernetes.fake_api import FakeApi, WritesLeft
+from tests.support.present import present
 from tests.support.running import running, until
 
 CLUSTER = BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a", "members": 3}])
@@ -120,8 +121,7 @@ async def test_a_user_gets_a_secret_a_place_in_the_table_and_a_status(rig: Rig) 
     user = rig.put_user("orders", accessKey="shop-orders")
     async with rig.operator():
         await until(lambda: rig.ready("orders").get("status") == "True")
-        secret = rig.fake.get("Secret", "demo-user-orders")
-        assert secret is not None
+        secret = present(rig.fake.get("Secret", "demo-user-orders"))
         assert secret["metadata"]["labels"][names.CLUSTER_LABEL] == "demo"
         (owner,) = secret["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["uid"]) == ("BrokerUser", user["metadata"]["uid"])
@@ -132,8 +132,7 @@ async def test_a_user_gets_a_secret_a_place_in_the_table_and_a_status(rig: Rig) 
         assert (status["accessKey"], status["secret"], status["keys"]) == ("shop-orders", "demo-user-orders", 1)
         assert status["observedGeneration"] == 1
         assert rig.secret("demo-admin-user")["accessKey"] == "admin"
-        admin = rig.fake.get("Secret", "demo-admin-user")
-        assert admin is not None
+        admin = present(rig.fake.get("Secret", "demo-admin-user"))
         assert admin["metadata"]["ownerReferences"][0]["uid"] == "cluster-uid"
         await until(lambda: "InForce" in rig.reasons())
         for (kind, _, _), obj in rig.fake.objects.items():
@@ -253,8 +252,7 @@ async def test_the_state_of_a_former_cluster_is_not_used(rig: Rig) -> None:
 async def test_a_state_that_another_operator_wrote_is_not_overwritten(rig: Rig) -> None:
     async with rig.operator():
         await until(lambda: rig.secret("demo-admin-user"))
-        live = rig.fake.get("Secret", "demo-access")
-        assert live is not None
+        live = present(rig.fake.get("Secret", "demo-access"))
         other = json.loads(decoded(live)["state.json"]) | {"version": 40}
         rig.fake.put(live | {"data": encoded({"state.json": json.dumps(other)})})
         with pytest.raises(StoreUnavailable):

@@ -23,6 +23,8 @@ from gantry_operator.platforms.local.process import ProcessRecord, listens, star
 from gantry_operator.platforms.local.process_plan import process_plans
 from gantry_operator.platforms.local.supervisor import Supervisor
 
+from tests.support.present import present
+
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/net/tcp").exists(), reason="who listens at a port is found by /proc: run it on Linux"
 )
@@ -38,8 +40,7 @@ print(server.getsockname()[1], flush=True)
 time.sleep(60)
 """
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        yield child.pid, int(child.stdout.readline())
+        yield child.pid, int(present(child.stdout).readline())
         child.kill()
 
 
@@ -78,8 +79,7 @@ async def test_a_member_that_was_not_heard_yet_goes_only_if_it_holds_the_port(
     announced = asyncio.create_task(supervisor.platform.announce("a", supervisor.platform.members("a")[0], 1))
     if holds:
         killed = await asyncio.to_thread(os.waitid, os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        assert killed is not None
-        assert killed.si_status == signal.SIGKILL
+        assert present(killed).si_status == signal.SIGKILL
         child.record = None
     await asyncio.wait_for(announced, 60)
     assert (start_mark(pid) is None) == holds

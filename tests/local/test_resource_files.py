@@ -17,6 +17,8 @@ from gantry_operator.platforms.local.folder import ClusterFolder
 from gantry_operator.platforms.local.topic_store import LocalTopicStore
 from gantry_operator.topics.model import RecordedState, Result, State
 
+from tests.support.present import present
+
 KINDS: list[Any] = [BrokerTopic, ConsumerGroup]
 
 
@@ -56,19 +58,15 @@ async def test_what_is_written_after_a_deletion_holds_and_is_said(folder: Cluste
 async def test_a_resource_that_is_created_again_has_nothing_of_the_former_ones_status(folder: ClusterFolder) -> None:
     store = LocalTopicStore(folder, lambda *_: None)
     keep_local(folder, [BrokerTopic.make("x", "t", queuesPerGroup=8)], [])
-    found = store.observe()
-    assert found is not None
+    found = present(store.observe())
     good = State("True", "Created")
     await store.report(found, {"x": Result(good, good, RecordedState("Created", 1, {"a": (8, 8, "ReadWrite")}))}, {})
-    again = LocalTopicStore(folder, lambda *_: None).observe()
-    assert again is not None
-    assert again.topics[0].recorded.generation == 1
+    assert present(LocalTopicStore(folder, lambda *_: None).observe()).topics[0].recorded.generation == 1
     await LocalResources(folder, "t", LoggedRemarks()).delete("BrokerTopic", "x")
     keep_local(folder, [BrokerTopic.make("x", "t", queuesPerGroup=2)], [])
     assert topics.described(folder, "BrokerTopic")[0]["status"] == {}
     for one in (store, LocalTopicStore(folder, lambda *_: None)):
-        found = one.observe()
-        assert found is not None
+        found = present(one.observe())
         assert found.topics[0].recorded == RecordedState()
 
 
@@ -85,8 +83,7 @@ async def test_a_deletion_that_is_done_removes_no_resource_that_was_written_agai
     store = LocalTopicStore(folder, lambda *_: None)
     keep_local(folder, [BrokerTopic.make("x", "t", deletionPolicy="Delete")], [])
     await LocalResources(folder, "t", LoggedRemarks()).delete("BrokerTopic", "x")
-    found = store.observe()
-    assert found is not None
+    found = present(store.observe())
     assert found.topics[0].deleting
     keep_local(folder, [BrokerTopic.make("x", "t", deletionPolicy="Delete")], [])
     gone = State("False", "Deleted")

@@ -32,6 +32,7 @@ from benchmarks.rig import gantry, rocketmq
 from benchmarks.rig.driver import Driver, driver
 from benchmarks.rig.target import Target
 from tests.migration.scene import PATIENCE, put
+from tests.support.present import present
 
 SMALL = {"mappedFileSizeCommitLog": 1 << 20, "maxHashSlotNum": 1_000, "maxIndexNum": 4_000}
 COUNT = 3_000
@@ -199,9 +200,7 @@ async def test_an_export_has_rocketmqs_files_only_and_what_waits(tmp_path: Path)
         "topics.json", "subscriptionGroup.json", "consumerOffset.json", "delayOffset.json", "messageRequestMode.json",
         "timercheck",
     }  # fmt: skip
-    read = snapshots.load(out / "config")
-    assert read is not None
-    assert read.tables.modes == {"T@pops": (POP, 2)}
+    assert present(snapshots.load(out / "config")).tables.modes == {"T@pops": (POP, 2)}
     assert not {"abort", "lock"} & files(out)
     topics = json.loads((out / "config" / "topics.json").read_text())["topicConfigTable"]
     assert {"T", "Again"} <= set(topics)

@@ -11,6 +11,8 @@ from gantry_broker.protocol.bodies import DataVersion, TopicConfig, TopicConfigs
 from gantry_broker.protocol.codes import TopicFlag
 from gantry_broker.protocol.plausible import MAX_EPOCH_JUMP, Implausible
 
+from tests.support.present import present
+
 GROUP_ADDRESS = "demo-a-master:10911"
 
 
@@ -53,8 +55,7 @@ def test_a_route_has_queues_and_addresses_of_all_groups(table: RouteTable) -> No
     table.register(apache(), configs("T", "U"), 0)
     table.register(apache(1, "b:2"), None, 0)
     table.register(apache(0, "d:1", group="d"), configs("T"), 0)
-    route = table.route("T")
-    assert route is not None
+    route = present(table.route("T"))
     assert [(broker.name, broker.addresses) for broker in route.brokers] == [
         ("a", {0: "b:1", 1: "b:2"}),
         ("d", {0: "d:1"}),
@@ -265,8 +266,7 @@ def test_listeners_give_their_own_addresses(table: RouteTable) -> None:
     registration.listeners = {"external": "203.0.113.7:30911"}
     table.register(registration, configs("T"), 0)
     table.register(ours(1, 2, 1), None, 0)
-    route = table.route("T", "external")
-    assert route is not None
+    route = present(table.route("T", "external"))
     assert route.brokers[0].addresses == {0: "203.0.113.7:30911"}, "the other member cannot be reached from there"
     assert table.cluster_info("external").brokers["a"].addresses == {0: "203.0.113.7:30911"}
     assert table.route("T", "elsewhere") is None

@@ -43,6 +43,7 @@ from tests.proxy.test_http2 import (
     WINDOW,
     frame,
 )
+from tests.support.present import present
 from tests.support.running import until
 
 LONGEST_S = 0.05
@@ -262,8 +263,7 @@ async def test_elements_are_counted_before_a_request_is_parsed(method: str) -> N
 
 async def test_a_body_is_not_taken_from_a_caller_who_is_not_known(tmp_path: Path) -> None:
     async with lonely(access={"file": str(tmp_path / "none.json"), "authentication": "Enabled"}) as proxy:
-        assert proxy.endpoint is not None
-        shared = proxy.endpoint.shared
+        shared = present(proxy.endpoint).shared
         most = 0
 
         async def look() -> None:
@@ -462,8 +462,7 @@ async def test_a_header_with_control_characters_is_refused(caplog: pytest.LogCap
         for text in ("a\nb", "a\rb", "a\0b", "a\x1b[31mb"):
             block = request(SERVICE + "Heartbeat", ("x-mq-client-id", text))
             await asyncio.to_thread(brought, proxy.port, frame(HEADERS, 4, 1, block) + message(b"", 1), 0.5)
-        assert proxy.endpoint is not None
-        assert proxy.endpoint.calls == 0
+        assert present(proxy.endpoint).calls == 0
         block = request(SERVICE + "Heartbeat", ("x-mq-client-id", "a\x9bb"))
         await asyncio.to_thread(brought, proxy.port, frame(HEADERS, 4, 1, block) + message(b"", 1), 0.5)
         assert proxy.service.counts.answers == {("Heartbeat", "BAD_REQUEST"): 1}

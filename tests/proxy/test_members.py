@@ -23,13 +23,12 @@ from gantry_broker.proxy import announcements
 
 from tests.client.cluster import Cluster
 from tests.proxy import cluster as c
+from tests.support.present import present
 from tests.support.running import until
 
 
 def context_of(cluster: Cluster) -> BrokerContext:
-    process = cluster.brokers["a"].process
-    assert process is not None
-    return process.broker
+    return present(cluster.brokers["a"].process).broker
 
 
 @pytest.fixture
@@ -54,8 +53,7 @@ async def test_a_grpc_consumer_is_a_member_of_its_group(cluster: Cluster, monkey
             assert (await simple.settings(c.consumer("g", "T"))).status.code == 20_000
             assert (await c.Line(stub, "producer@1").settings(c.producer("T"))).status.code == 20_000
             await until(lambda: len(context_of(cluster).clients.proxied.of_group("g")) == 2)
-            found = await admin.consumer_connections("g")
-            assert found is not None
+            found = present(await admin.consumer_connections("g"))
             shown = {one.client_id: (one.language, one.version, one.address, one.grpc) for one in found.connections}
             assert shown == {
                 "push@1": ("GO", ordinal_of("5.1.3"), "127.0.0.1", ("GOLANG", "5.1.3")),
@@ -178,8 +176,7 @@ async def test_a_new_master_hears_of_all_clients_at_once() -> None:
     announcer = announcements.Announcements(brokers, clients)  # type: ignore[arg-type]
     await announcer.look(0.0)
     for number in range(450):
-        client = clients.enter(str(number), "here")
-        assert client is not None
+        client = present(clients.enter(str(number), "here"))
         clients.set_settings(client, answered_settings(c.consumer("g", "T"), GroupConfig()))
     await announcer.look(1.0)
     assert sent == [("m1", 200), ("m1", 200), ("m1", 50)]

@@ -41,6 +41,7 @@ from gantry_broker.remoting.errors import ConnectionLost
 from google.protobuf.message import DecodeError
 
 from tests.proxy.cluster import consumer, message, producer
+from tests.support.present import present
 
 HOST = pack_host("127.0.0.1", 10911)
 
@@ -206,8 +207,7 @@ def test_a_message_is_renewed_until_its_client_is_done() -> None:
     assert (due.invisible_ms, due.last) == (STEPS_MS[0], False)
     assert renewals.due(FIRST_MS) == []  # it is under way
     renewals.renewed(due, "h1", 110_000)
-    held = renewals.find("g", "T", "h0")
-    assert held is not None
+    held = present(renewals.find("g", "T", "h0"))
     assert held.handle == "h1"
     assert renewals.remove("g", "T", "h0") is held
     assert renewals.due(10**9) == []  # 4783, 7837: nothing is renewed after its end
@@ -259,9 +259,7 @@ def test_the_same_handle_of_two_groups_is_two_deliveries() -> None:
     assert {first.held.group, second.held.group} == {"g", "other"}
     renewals.renewed(first, "h of g", 110_000)
     renewals.renewed(second, "h of other", 110_000)
-    held = renewals.remove("g", "T", "h")
-    assert held is not None
-    assert held.handle == "h of g"
+    assert present(renewals.remove("g", "T", "h")).handle == "h of g"
     assert [due.held.group for due in renewals.due(110_000 - AHEAD_MS)] == ["other"]
     assert renewals.find("g", "Other", "h") is None
 
@@ -341,8 +339,7 @@ def test_what_is_written_without_protobuf_is_what_protobuf_writes() -> None:
 
 def test_a_batch_of_acknowledgements_has_one_entry_for_each_pop_of_a_queue() -> None:
     handles = [Handle(4, 9, 1, 0, 0, "a", 0, at) for at in (4, 6, 90)] + [Handle(4, 9, 1, 0, 1, "a", 0, 5)]
-    batch = batch_of("g", "T", handles)
-    assert batch is not None
+    batch = present(batch_of("g", "T", handles))
     again = BatchAcks.from_json(batch.to_json())
     assert [(entry.kind, entry.start_offset, entry.offsets) for entry in again.acks] == [
         (0, 4, [4, 6, 90]),
@@ -504,9 +501,7 @@ def test_no_user_takes_the_last_places_of_a_proxy(monkeypatch: pytest.MonkeyPatc
         clients.set_settings(client, settings)
         given += 1
     assert given == 1, "as much as is free"
-    other = clients.enter("other", "192.0.2.2")
-    assert other is not None
-    assert clients.has_room(other, settings)
+    assert clients.has_room(present(clients.enter("other", "192.0.2.2")), settings)
     for client in clients:
         clients.leave(client)
     assert (clients.kept, clients._clients_of, clients._kept_of) == (0, {}, {})

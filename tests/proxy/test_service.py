@@ -29,6 +29,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.client.cluster import Cluster
 from tests.integration.test_metrics_page import ROOT, compare, documented, served
 from tests.proxy import cluster as c
+from tests.support.present import present
 from tests.support.remoting import codes_sent
 from tests.support.running import until
 
@@ -330,8 +331,7 @@ async def test_an_answer_that_its_client_gave_up_in_the_middle_goes_to_others(cl
     async with c.consuming(cluster, CLIENT, c.consumer("g", "T")) as (proxy, stub, _):
         for body in (b"1", b"2", b"3"):
             await send(stub, c.message("T", body))
-        client = proxy.service.clients.get(CLIENT)
-        assert client is not None
+        client = present(proxy.service.clients.get(CLIENT))
 
         async def receive_until_gone() -> None:
             while True:
@@ -517,8 +517,7 @@ async def test_a_forged_handle_makes_no_dead_letter_of_a_message_of_another_topi
 
 async def test_a_client_is_asked_for_its_stack_and_to_verify_a_message(cluster: Cluster) -> None:
     async with c.consuming(cluster, CLIENT, c.consumer("g", "T", kind=2)) as (proxy, _, line):
-        client = proxy.service.clients.get(CLIENT)
-        assert client is not None
+        client = present(proxy.service.clients.get(CLIENT))
         part = "print_thread_stack_trace_command"
         asked = asyncio.ensure_future(proxy.service.clients.ask(client, v2.TelemetryCommand(), part, 5))
         nonce = (await line.read()).print_thread_stack_trace_command.nonce
@@ -710,8 +709,7 @@ async def test_each_method_needs_a_signature_and_a_right(cluster: Cluster, tmp_p
         taken = c.Line(stub, "client-of-admin", **good)
         assert (await taken.settings(c.producer("T"))).status.code == Code.OK, "a client of its own"
         await taken.end()
-        theirs = proxy.service.clients.get("client-of-admin", "admin")
-        assert theirs is not None
+        theirs = present(proxy.service.clients.get("client-of-admin", "admin"))
         assert theirs.line is not None, "the other user's client goes on"
         await line.end()
 

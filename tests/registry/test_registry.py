@@ -13,6 +13,8 @@ from gantry_broker.contracts.leadership import LeadershipRecord, MemberId
 from gantry_operator.registry.base import Entry, RegistryUnavailable
 from gantry_operator.registry.file import FileRegistry
 
+from tests.support.present import present
+
 A = MemberId(0, "x")
 LEADERSHIP = LeadershipRecord(1, 1, A, frozenset({A, MemberId(1, "y")}))
 
@@ -22,25 +24,20 @@ async def test_a_leadership_record_is_written_once_and_read_back(tmp_path: Path)
     assert await registry.read("a") is None
     assert await registry.swap("a", None, LEADERSHIP)
     assert not await registry.swap("a", None, LEADERSHIP.touched())
-    entry = await registry.read("a")
-    assert entry is not None
-    assert entry.leadership == LEADERSHIP
+    assert present(await registry.read("a")).leadership == LEADERSHIP
     assert await registry.read("b") is None
 
 
 async def test_rule_13_the_whole_leadership_record_is_compared(tmp_path: Path) -> None:
     registry = FileRegistry(tmp_path)
     assert await registry.swap("a", None, LEADERSHIP)
-    read = await registry.read("a")
-    assert read is not None
+    read = present(await registry.read("a"))
     shrunk = LEADERSHIP.with_set({A})
     assert await registry.swap("a", read, shrunk)
     assert not await registry.swap("a", read, LEADERSHIP.promoted(A, {A})), (
         "same epoch, other set: a member was removed"
     )
-    now = await registry.read("a")
-    assert now is not None
-    assert now.leadership == shrunk
+    assert present(await registry.read("a")).leadership == shrunk
 
 
 async def test_a_damaged_file_is_no_missing_leadership_record(tmp_path: Path) -> None:
@@ -66,9 +63,7 @@ async def test_a_record_that_is_not_on_disk_is_not_read(tmp_path: Path, monkeypa
         for attempt in (registry.swap("a", read, LEADERSHIP.touched()), registry.read("a")):
             with pytest.raises(RegistryUnavailable, match="Input/output error"):
                 await attempt
-    now = await registry.read("a")
-    assert now is not None
-    assert now.leadership == LEADERSHIP.touched()
+    assert present(await registry.read("a")).leadership == LEADERSHIP.touched()
 
 
 async def test_a_folder_that_cannot_be_made_is_a_registry_that_does_not_answer(tmp_path: Path) -> None:
@@ -81,8 +76,7 @@ def _count_up(folder: Path, times: int) -> None:
     registry = FileRegistry(folder)
     done = 0
     while done < times:
-        entry = registry.read_now("a")
-        assert entry is not None
+        entry = present(registry.read_now("a"))
         done += registry.swap_now("a", entry, entry.leadership.touched())
 
 

@@ -23,6 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.simulation.model_log import ModelDisk, ModelLog, Power
+from tests.support.present import present
 
 A, B, C = MemberId(0, "a"), MemberId(1, "b"), MemberId(2, "c")
 
@@ -230,8 +231,7 @@ def test_a_question_that_is_meant_for_somebody_else_counts_for_nothing() -> None
     log.append(1, 1)
     core.add_waiter(log.end, 1_000, said.append)
     for epoch in (core.leadership.epoch, core.leadership.epoch + 5):
-        answer = core.fetched(Fetch(epoch, B, log.end, log.end, log.leader_epochs, leader=stranger), 10)
-        assert answer is not None
+        answer = present(core.fetched(Fetch(epoch, B, log.end, log.end, log.leader_epochs, leader=stranger), 10))
         assert (answer.kind, answer.epoch) == (AnswerKind.REFUSED, 0)
     assert core.role is Role.MASTER, "a stranger's epoch ends no leadership"
     assert said == [], "a stranger's acknowledgement is none"
@@ -248,9 +248,7 @@ def test_a_leader_answers_the_fetch_before_the_senders() -> None:
     fetch = Fetch(core.leadership.epoch, B, log.end, log.end, log.leader_epochs)
     log.append(1, 1)
     assert core.fetched(fetch, 10) is None
-    answer = core.answer_fetch(fetch, 10)
-    assert answer is not None
-    assert (len(answer.data) > 0, said) == (True, [])
+    assert (len(present(core.answer_fetch(fetch, 10)).data) > 0, said) == (True, [])
     core.confirm(10)
     assert said == [SendStatus.SEND_OK]
 
@@ -261,9 +259,7 @@ def follower_of(leader: Replica) -> tuple[Replica, ModelLog, Fetch]:
     log = ModelLog(power)
     core = Replica(HardState(B), log, ModelDisk(power), Options())
     assert core.assign(Assignment(leader.leadership, "a:1"), 0).accepted
-    asked = core.next_fetch()
-    assert asked is not None
-    return core, log, asked
+    return core, log, present(core.next_fetch())
 
 
 def test_a_follower_confirms_after_it_has_its_next_fetch() -> None:
@@ -271,8 +267,7 @@ def test_a_follower_confirms_after_it_has_its_next_fetch() -> None:
     core, log, asked = follower_of(leader)
     end, data = source.end, source.read_raw(0, 4096)
     assert core.answered(FetchAnswer(AnswerKind.RECORDS, 1, asked.position, end, end, data=data), 0)
-    following = core.next_fetch()
-    assert following is not None
+    following = present(core.next_fetch())
     assert (following.end, following.confirmed, log.confirmed) == (end, end, 0)
     core.confirm(10)
     assert log.confirmed == end
@@ -335,9 +330,7 @@ def test_a_follower_sent_to_the_start_of_the_log_stops_waiting() -> None:
     assert core.fetched(fetch, 100) is None
     core.confirm(100)
     core.leader.hold(gone, True, 100)
-    answer = core.answer_fetch(fetch, 100)
-    assert answer is not None
-    assert answer.kind is AnswerKind.RESET
+    assert present(core.answer_fetch(fetch, 100)).kind is AnswerKind.RESET
     core.tick(10_101)
     assert core.leader.needed_from(10_101) == log.end
 
@@ -352,8 +345,7 @@ def test_time_in_which_the_master_did_not_run_is_no_silence_of_others() -> None:
     core.tick(200)
     core.tick(3_000)
     assert said == []
-    assert core.leader is not None
-    assert core.leader.followers[B].seen_ms > 2_500
+    assert present(core.leader).followers[B].seen_ms > 2_500
     for now in range(3_100, 5_000, 100):
         core.tick(now)
     assert said == [], "one member, the master itself, is enough for minInSyncReplicas: 1"
@@ -454,8 +446,7 @@ def test_rule_16_two_lives_of_one_member_are_never_in_one_set() -> None:
     assert core.proposal is None
     core.assign(Assignment(core.leadership.with_set([A]), "a:1"), 200)
     proposal(core, log, newer, 300)
-    assert core.proposal is not None
-    assert core.proposal.in_sync == {A, newer}
+    assert present(core.proposal).in_sync == {A, newer}
 
 
 def test_rule_16_a_member_whose_former_life_is_named_refuses() -> None:

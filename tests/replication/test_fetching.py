@@ -15,6 +15,8 @@ from gantry_broker.store.errors import FlushFailed
 from gantry_broker.store.group_commit import OnDurable
 from gantry_broker.store.log.epochs import EpochStart
 
+from tests.support.present import present
+
 LEADER = "10.1.2.3:10911"
 ME = MemberId(1, "x")
 
@@ -76,9 +78,7 @@ def follower() -> Follower:
 @pytest.fixture
 async def exchange(follower: Follower) -> Exchange:
     both: Any = follower
-    asked = follower.next_fetch()
-    assert asked is not None
-    return Exchange(both, both, asked, lambda: None)
+    return Exchange(both, both, present(follower.next_fetch()), lambda: None)
 
 
 async def test_an_answer_sends_the_next_fetch_before_it_is_confirmed(follower: Follower, exchange: Exchange) -> None:

@@ -25,6 +25,7 @@ from gantry_broker.replication.storelog import queue_starts
 from gantry_broker.store.log.epochs import EpochStart
 
 from tests.simulation.model_log import ModelDisk, ModelLog, Power
+from tests.support.present import present
 
 A, B, C, D = MemberId(0, "a"), MemberId(1, "b"), MemberId(2, "c"), MemberId(3, "d")
 STRANGER = MemberId(7, "stranger")
@@ -298,8 +299,7 @@ def test_one_whose_list_is_old_follows_a_leader_that_its_members_name() -> None:
     assert {n for n, _ in core.outbox} == {0, 1}
     newer = (*VOTERS[:2], Voter(C, "m2:1"), Voter(D, "m3:1"))
     core.raft_answered(RaftResponse(RaftRequestKind.FIND, 3, A, 6, False, D, "m3:1", False, newer), 20_010)
-    assert core.follower is not None
-    assert (core.follower.leader, core.epoch, core.state.leader_address) == (D, 6, "m3:1")
+    assert (present(core.follower).leader, core.epoch, core.state.leader_address) == (D, 6, "m3:1")
 
 
 def test_one_whose_list_is_old_votes_for_a_candidate_that_a_member_names() -> None:
@@ -392,8 +392,7 @@ def test_invented_incarnations_leave_one_entry_for_their_number() -> None:
     for number in range(5_000):
         answer = asks(core, log, MemberId(1 + number % 3, f"i{number}"), 10 + number // 10)
         if number >= 3:
-            assert answer is not None
-            assert answer.kind is AnswerKind.REFUSED
+            assert present(answer).kind is AnswerKind.REFUSED
     assert set(core.leader.followers) == {B, MemberId(2, "i1"), MemberId(3, "i2")}
 
 

@@ -19,6 +19,7 @@ from gantry_broker.replication.raft_messages import RaftRequest, RaftRequestKind
 
 from tests.replication.group import Node
 from tests.support.patience import SLOW
+from tests.support.present import present
 from tests.support.running import until
 
 
@@ -44,9 +45,7 @@ def leader_of(nodes: list[Node]) -> Node | None:
 
 async def elected(nodes: list[Node], seconds: float = 8.0) -> Node:
     await until(lambda: leader_of(nodes) is not None, "a leader", seconds)
-    leader = leader_of(nodes)
-    assert leader is not None
-    return leader
+    return present(leader_of(nodes))
 
 
 async def kill(node: Node) -> None:

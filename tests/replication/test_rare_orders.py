@@ -23,6 +23,7 @@ from gantry_broker.store.log import commit_log
 from gantry_broker.store.types import Put
 
 from tests.replication.group import HOST, Group, Node
+from tests.support.present import present
 from tests.support.running import until
 
 SMALL = BrokerSettings(
@@ -217,8 +218,7 @@ async def test_rule_03_a_change_of_unclean_reaches_a_follower_that_runs(tmp_path
         for allowed in (not unclean, unclean):
             assert (await old.service.assign(Assignment(group.leadership, new.address, allowed))).accepted
         new.refuse_fetches = False
-        follower = old.service.core.follower
-        assert follower is not None
+        follower = present(old.service.core.follower)
         if unclean:
             await until(lambda: old.bodies() == [b"common", b"the leader's"], "it gave up its own", PATIENCE_S)
         else:
@@ -288,8 +288,7 @@ async def test_a_lack_of_descriptors_is_no_failed_disk(tmp_path: Path, monkeypat
         node = group.nodes[0]
         await group.promote(0, (0,))
         await node.put(b"before")
-        commit = node.service._commit
-        assert commit is not None
+        commit = present(node.service._commit)
         real, short = os.open, True
         refused: list[str] = []
 
@@ -343,8 +342,7 @@ async def test_an_index_that_cannot_go_on_keeps_nothing_from_being_flushed(
         await group.promote(0, (0,))
         for number in range(20):
             await node.put(b"%04d" % number * 1_000)
-        index = node.store.index
-        assert index is not None
+        index = present(node.store.index)
         index.clear(0)
         index.behind = True  # As after a start that has to rebuild it.
         bad_sector.update(path=str(tmp_path / node.store.log.path(0)), at=4096)
@@ -501,8 +499,7 @@ async def test_a_sector_that_fails_after_the_scan_is_repaired_on_request(
             await group.send_assignments((2,))
             await until(lambda: empty.store.log.end == leader.store.log.end, "the third has everything", PATIENCE_S)
         elif found_by == "the index":
-            index = leader.store.index
-            assert index is not None
+            index = present(leader.store.index)
             index.clear(0)
             index.behind = True  # As after a start that has to rebuild it.
             await until(lambda: not index.behind, "the index is whole again", PATIENCE_S)

@@ -16,6 +16,7 @@ from gantry_broker.replication.leader import Options
 from gantry_broker.settings import BrokerSettings
 
 from tests.replication.group import Group, Node
+from tests.support.present import present
 from tests.support.running import until
 from tests.support.unpacking import unpack
 
@@ -77,8 +78,7 @@ async def test_rule_12_an_acknowledgement_within_a_record_confirms_the_records_b
         master.refuse_fetches = True
         before = master.store.state.confirmed
         waiting = master.put(b"b", timeout_ms=200)
-        leader = master.service.core.leader
-        assert leader is not None
+        leader = present(master.service.core.leader)
         for view in leader.followers.values():
             view.acked = before + 3
         master.service.core.tick(0)
@@ -136,8 +136,7 @@ async def test_rule_19_a_follower_that_catches_up_is_proposed(tmp_path: Path) ->
         wanted = group.ids(0, 1, 2)
         while master.service.core.leadership.in_sync != wanted:
             await until(lambda: master.service.core.proposal is not None, "a proposal")
-            proposal = master.service.core.proposal
-            assert proposal is not None
+            proposal = present(master.service.core.proposal)
             assert proposal.base_version == group.leadership.version
             group.leadership = group.leadership.with_set(proposal.in_sync)
             await group.send_assignments()

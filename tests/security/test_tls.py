@@ -29,6 +29,7 @@ from gantry_broker.watching import CHECK_S
 from tests.client.cluster import Inbox
 from tests.support.broker_group import MakeGroup, Member, until
 from tests.support.certificates import DAY, Authority, replace
+from tests.support.present import present
 from tests.support.tls_group import LOCAL, TlsGroup, tls_group
 
 HALF_HANDSHAKES = 1_500
@@ -231,9 +232,7 @@ async def _none_pending(member: Member) -> bool:
 
 
 def _resident(pid: int) -> int:
-    found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
-    assert found is not None
-    return int(found[1]) << 10
+    return int(present(re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text()))[1]) << 10
 
 
 async def test_a_record_that_is_never_finished_is_held_for_a_limited_time_and_counts(tmp_path: Path) -> None:

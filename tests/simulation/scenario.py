@@ -23,6 +23,7 @@ if not __package__:  # As a module, so that it finds the package `tests`.
 from tests.simulation.checker import Violation
 from tests.simulation.operators import ModelOperator
 from tests.simulation.world import Member, Message, World, describe, describe_leadership
+from tests.support.present import present
 
 
 @dataclass
@@ -144,15 +145,13 @@ class Player:
 
     def do_record(self, words: list[str]) -> None:
         """record set=0,1 | record: the registry records another set, or the same under a new version."""
-        held = self.world.registry.leadership
-        assert held is not None
+        held = present(self.world.registry.leadership)
         fields = dict(w.split("=") for w in words)
         self._swap(held.with_set(self._ids(fields["set"])) if fields else held.touched())
 
     def do_add(self, words: list[str]) -> None:
         """add 2: the operator sees that a follower has everything, and would add it by itself (rule 17)."""
-        held = self.world.registry.leadership
-        assert held is not None
+        held = present(self.world.registry.leadership)
         in_sync = held.in_sync | self._ids(words[0])
         if in_sync != held.in_sync:
             self._say("the operator refuses: only the master proposes additions")
@@ -293,8 +292,7 @@ class Player:
     def do_lie(self, words: list[str]) -> None:
         """lie m1 flushed=+1000 | end=+1000: a follower acknowledges records that no member has."""
         member = self._member(words[0])
-        fetch = member.core.next_fetch() if member.core is not None else None
-        assert fetch is not None
+        fetch = present(member.core.next_fetch() if member.core is not None else None)
         assert member.core is not None
         assert member.core.leadership.master is not None
         for word in words[1:]:
@@ -351,14 +349,11 @@ class Player:
 
     def do_handover(self, words: list[str]) -> None:
         """handover m0 1: m0 pauses writes for member 1."""
-        leadership = self.world.registry.leadership
-        assert leadership is not None
-        self._pass(Message("op0", words[0], ("handover", self._id(words[1]), leadership)))
+        self._pass(Message("op0", words[0], ("handover", self._id(words[1]), present(self.world.registry.leadership))))
 
     def do_ready(self, words: list[str]) -> None:
         """ready m0: shows whether the target of the handover has everything."""
-        core = self._member(words[0]).core
-        assert core is not None
+        core = present(self._member(words[0]).core)
         self._say(f"{words[0]}: {'ready' if core.handed_over() else 'not ready'}")
 
     def do_handed_over(self, words: list[str]) -> None:
@@ -376,9 +371,7 @@ class Player:
 
     def do_proposal(self, words: list[str]) -> None:
         """proposal m0: the set that a master proposes."""
-        core = self._member(words[0]).core
-        assert core is not None
-        proposal = core.proposal
+        proposal = present(self._member(words[0]).core).proposal
         text = (
             "none"
             if proposal is None

@@ -25,6 +25,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.spark.test_tables import EXAMPLES, SCHEMA, Interrupted, check, messages, one_at_a_time, send
+from tests.support.present import present
 
 STEPS = ("plan", "write", "reject", "manifest", "commit", "maintain")
 
@@ -93,8 +94,7 @@ def test_of_two_drivers_with_one_plan_one_commits(mq: LocalBroker, warehouse: di
     assert TableJob(spec, None).run()
     send(mq, spec.topic, [("b", b"2")])
     job = TableJob(spec, None)
-    late = job.find()
-    assert late is not None
+    late = present(job.find())
 
     def other(step: str) -> None:
         if step == "write":
@@ -115,8 +115,7 @@ def test_old_rows_go_and_a_table_is_dropped(mq: LocalBroker, warehouse: dict[str
     job = TableJob(spec, None)
     one_at_a_time(job)
     check(job, sent)
-    table = job.find()
-    assert table is not None
+    table = present(job.find())
     assert len(table.files()) == len(sent)
     times = sorted(row["rocketmq"]["timestamp"].timestamp() * 1000 for row in table.to_arrow().to_pylist())
     cutoff = int(times[30])

@@ -22,6 +22,7 @@ from gantry_spark.main import arguments, job_from_args
 from pydantic import ValidationError
 
 from tests.spark.reference_log import LogWriter, Message
+from tests.support.present import present
 
 URLS = ["http://demo-a-0.demo-a.default.svc:10921", "http://demo-a-1.demo-a.default.svc:10921"]
 
@@ -233,8 +234,7 @@ def pod(owner: str, message: str) -> dict[str, Any]:
 
 
 def test_a_failed_run_keeps_the_last_results() -> None:
-    spec = cluster(schedule="0 3 * * *").spec.analytics
-    assert spec is not None
+    spec = present(cluster(schedule="0 3 * * *").spec.analytics)
     good = job("demo-1", "2026-03-01T03:00:00Z", "Complete")
     status = analytics_status(spec, None, [good], [pod("demo-1", GOOD)], NOW)
     assert (status.lastResult, status.durationSeconds, status.scannedBytes) == ("Succeeded", 26.1, 1000)
@@ -279,8 +279,7 @@ def test_the_status_names_bad_input(tmp_path: Path, source: tuple[str, str], out
     with pytest.raises(SystemExit) as ended:
         main.main([*(a.format(tmp_path) for a in source), "--out", f"{tmp_path}/{out}", "--termination-log", str(left)])
     assert ended.value.code == code
-    spec = cluster(schedule="0 3 * * *").spec.analytics
-    assert spec is not None
+    spec = present(cluster(schedule="0 3 * * *").spec.analytics)
     bad = job("demo-2", "2026-03-01T04:00:00Z", "Failed", "too many retries")
     status = analytics_status(spec, AnalyticsStatus(report="old"), [bad], [pod("demo-2", left.read_text())], NOW)
     assert (status.lastResult, status.report) == ("Failed", "old")
@@ -288,8 +287,7 @@ def test_the_status_names_bad_input(tmp_path: Path, source: tuple[str, str], out
 
 
 def test_running_suspended_and_wrong_schedules() -> None:
-    spec = cluster(schedule="0 3 * * *", suspend=True).spec.analytics
-    assert spec is not None
+    spec = present(cluster(schedule="0 3 * * *", suspend=True).spec.analytics)
     status = analytics_status(spec, None, [job("demo-3", "2026-03-01T05:00:00Z", None)], [], NOW)
     died = pod("demo-3", '{"result":"Failed","message":"broker http://x does not answer"}')
     again = analytics_status(spec, None, [job("demo-3", "2026-03-01T05:00:00Z", None)], [died], NOW)
@@ -304,8 +302,7 @@ def test_running_suspended_and_wrong_schedules() -> None:
 
 
 def test_the_beginning_a_retry_and_the_end_of_a_run_are_events() -> None:
-    spec = cluster(schedule="0 3 * * *").spec.analytics
-    assert spec is not None
+    spec = present(cluster(schedule="0 3 * * *").spec.analytics)
     begun = job("demo-3", "2026-03-01T05:00:00Z", None)
     died = pod("demo-3", '{"result":"Failed","message":"broker http://x does not answer"}')
     lacks = GOOD.replace('"topSavings"', '"missing":["consumer groups of a"],"topSavings"')

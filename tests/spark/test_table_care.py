@@ -34,15 +34,14 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, ti
 from pyiceberg.types import ListType, LongType, MapType, NestedField, StringType, StructType
 
 from tests.spark.test_tables import check, one_at_a_time, rows_of, send
+from tests.support.present import present
 
 KILLS = 60 if os.environ.get("HYPOTHESIS_PROFILE") == "explore" else 2
 HOUR = 3_600_000
 
 
 def files(job: TableJob) -> int:
-    table = job.find()
-    assert table is not None
-    return len(list(table.scan().plan_files()))
+    return len(list(present(job.find()).scan().plan_files()))
 
 
 # ---- maintenance
@@ -58,8 +57,7 @@ def test_small_files_are_merged_and_old_snapshots_go(
         send(mq, spec.topic, [one])
         one_at_a_time(job)
     assert files(job) == 5
-    table = job.find()
-    assert table is not None
+    table = present(job.find())
     on_disk = set(tmp_path.rglob("*.parquet"))
     done = maintain(table, Rules(now_ms(), HOUR), ends_of)
     assert (done.merged, done.expired, files(job)) == (5, 0, 1), "young snapshots stay"
@@ -78,8 +76,7 @@ def test_rows_go_when_their_time_is_over(mq: LocalBroker, warehouse: dict[str, s
     send(mq, spec.topic, [(f"k{n}", str(n).encode()) for n in range(5)])
     one_at_a_time(job)
     times = sorted(row["rocketmq"]["timestamp"] for row in rows_of(job, spec.identifier))
-    table = job.find()
-    assert table is not None
+    table = present(job.find())
     cutoff = int(times[3].timestamp() * 1000)
     done = maintain(table, Rules(cutoff + HOUR, 10 * HOUR, HOUR), ends_of)
     left = [row["rocketmq"]["timestamp"] for row in rows_of(job, spec.identifier)]
@@ -104,9 +101,7 @@ def test_an_append_beside_the_maintenance_wins(mq: LocalBroker, warehouse: dict[
                 sent.append(meanwhile.pop())
                 assert TableJob(spec, None).run()
 
-        table = job.find()
-        assert table is not None
-        done = maintain(table, Rules(now_ms(), HOUR), ends_of, other)
+        done = maintain(present(job.find()), Rules(now_ms(), HOUR), ends_of, other)
         assert not done.skipped
         assert files(job) == 1
         check(job, sent)
@@ -399,8 +394,7 @@ def test_a_killed_process_repeats_nothing_and_misses_nothing(
         running.wait()
     running = process(KILLS)
     assert running.wait(120) == 0
-    report = from_text((tmp_path / "report.json").read_text())
-    assert report is not None
+    report = present(from_text((tmp_path / "report.json").read_text()))
     assert [(t.reason, t.behind) for t in report.tables] == [("Current", 0)] * 2, report
     for mode, job in jobs.items():
         check(job, sent[mode])

@@ -40,6 +40,7 @@ from tests.spark.test_authentication import ADMIN, secured
 from tests.spark.test_table_care import AVRO, avro, descriptors
 from tests.spark.test_tables import SCHEMA, catalog, check, one_at_a_time, rows_of, send
 from tests.support.broker_group import MakeGroup, make_group
+from tests.support.present import present
 
 __all__ = ["catalog", "make_group"]
 
@@ -53,8 +54,7 @@ def spec_of(mq: LocalBroker, warehouse: dict[str, str], **more: Any) -> TableSpe
 
 def ancestors(job: TableJob) -> list[int]:
     """Snapshots of the table, the newest first."""
-    table = job.find()
-    assert table is not None
+    table = present(job.find())
     found: list[int] = []
     at = table.current_snapshot()
     while at is not None:
@@ -79,9 +79,7 @@ def test_a_table_that_is_set_back_to_any_snapshot_continues_from_there(
         one_at_a_time(job)
     maintain(job.find(), Rules(now_ms(), 10**9), ends_of)
     for snapshot in ancestors(job):
-        table = job.find()
-        assert table is not None
-        table.manage_snapshots().set_current_snapshot(snapshot).commit()
+        present(job.find()).manage_snapshots().set_current_snapshot(snapshot).commit()
         one_at_a_time(TableJob(spec, None))
         check(job, sent)
 
@@ -98,8 +96,7 @@ def test_a_column_that_another_engine_takes_away_comes_back(
     job = TableJob(spec, None)
     send(mq, spec.topic, [("a", b'{"id": 1, "name": "x"}')])
     one_at_a_time(job)
-    table = job.find()
-    assert table is not None
+    table = present(job.find())
     with table.update_schema(allow_incompatible_changes=True) as update:
         if how == "removed":
             update.delete_column(column)
@@ -130,8 +127,7 @@ def test_a_column_that_another_engine_adds_within_a_commit_stays(
         nonlocal added
         if not added:
             added = True
-            other = TableJob(spec, None).find()
-            assert other is not None
+            other = present(TableJob(spec, None).find())
             with other.update_schema() as update:
                 update.add_column("theirs", LongType())
         real(transaction, table)
@@ -142,8 +138,7 @@ def test_a_column_that_another_engine_adds_within_a_commit_stays(
     with contextlib.suppress(NotContinued):  # Or it is made on top of the other one.
         TableJob(spec, None).run()
     one_at_a_time(TableJob(spec, None))
-    table = TableJob(spec, None).find()
-    assert table is not None
+    table = present(TableJob(spec, None).find())
     assert {"theirs", *fields} <= set(table.schema().column_names)
     assert sorted((r["id"], r["theirs"]) for r in rows_of(TableJob(spec, None), spec.identifier)) == [
         (1, None), (2, None),
@@ -158,8 +153,7 @@ def test_what_another_engine_makes_impossible_is_said(mq: LocalBroker, warehouse
         spec = spec_of(mq, warehouse, mode="Upsert", kind="JsonSchema", schema=SCHEMA)
         send(mq, spec.topic, [("a", b'{"id": 1, "name": "x"}')])
         one_at_a_time(TableJob(spec, None))
-        table = TableJob(spec, None).find()
-        assert table is not None
+        table = present(TableJob(spec, None).find())
         with table.update_schema(allow_incompatible_changes=True) as update:
             update.delete_column(name)
         if name == "name":
@@ -224,8 +218,7 @@ def test_a_changed_spec_is_compared_without_new_messages(mq: LocalBroker, catalo
 
 
 def version_of(job: TableJob) -> str:
-    table = job.find()
-    assert table is not None
+    table = present(job.find())
     return str(table.version if isinstance(table, ParquetTable) else table.metadata_location)
 
 
@@ -280,9 +273,7 @@ def test_a_table_that_is_set_back_takes_its_acknowledgement_back(mq: LocalBroker
     send(mq, spec.topic, [("c", b"3"), ("d", b"4")])
     one_at_a_time(job)
     assert group_of_table(mq, spec) == 3
-    table = job.find()
-    assert table is not None
-    table.manage_snapshots().rollback_to_snapshot(first).commit()
+    present(job.find()).manage_snapshots().rollback_to_snapshot(first).commit()
     seen: list[int | None] = []
     one_at_a_time(TableJob(spec, None, lambda step: seen.append(group_of_table(mq, spec))))
     assert seen[0] == 1, "before it reads"
@@ -555,14 +546,10 @@ def test_a_list_of_objects_with_many_names_is_looked_at_once() -> None:
     many = [{f"n{i}": i} for i in range(200_000)]
     assert infer([many]).item == fields_module.Field("element", "json")
     wide = [{f"n{i}": i for i in range(900)}, *({} for _ in range(200_000))]
-    found = infer([wide]).item
-    assert found is not None
-    assert len(found.fields) == 900
+    assert len(present(infer([wide]).item).fields) == 900
     table = fields_module.Field("t", "object", fields=(fields_module.settle(infer([[{"a": 1}]], "l")),))
-    more = unknown_fields(table, {"l": [{"a": 1, "b": 2}, {"c": None}, {"b": 2.5, "d": [1]}, *wide]})
-    assert more is not None
-    item = more.fields[0].item
-    assert item is not None
+    more = present(unknown_fields(table, {"l": [{"a": 1, "b": 2}, {"c": None}, {"b": 2.5, "d": [1]}, *wide]}))
+    item = present(more.fields[0].item)
     kinds = {f.name: f.kind for f in item.fields}
     assert (len(kinds), kinds["b"], kinds["d"], "c" in kinds) == (902, "number", "array", False)
 

@@ -27,6 +27,8 @@ from gantry_spark.tables.spec import TableSpec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.support.present import present
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -227,10 +229,8 @@ def test_a_table_that_was_set_back_continues_from_there(mq: LocalBroker, warehou
     job = TableJob(spec, None)
     send(mq, topic, [("a", b"1"), ("b", b"2")])
     one_at_a_time(job)
-    table = job._find(spec.identifier)
-    assert table is not None
-    first = table.current_snapshot()
-    assert first is not None
+    table = present(job._find(spec.identifier))
+    first = present(table.current_snapshot())
     send(mq, topic, [("c", b"3")])
     one_at_a_time(job)
     table.refresh()

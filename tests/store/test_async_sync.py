@@ -23,6 +23,8 @@ from gantry_broker.store.group_commit import GroupCommit
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
 
+from tests.support.present import present
+
 HOST = pack_host("10.1.2.3", 50_000)
 
 
@@ -72,8 +74,7 @@ async def test_group_commit_needs_no_thread_but_for_a_new_segment(tmp_path: Path
     commit.took = took.append
     put(store)
     await commit.flush()  # The directory has the name of a new file.
-    sync = commit._async_sync
-    assert sync is not None
+    sync = present(commit._async_sync)
     begun: list[int] = []
     begin = sync.begin
 
@@ -119,8 +120,7 @@ async def test_a_result_that_cannot_be_read_is_a_failure(tmp_path: Path) -> None
     assert sync.begin(fd)
     async with asyncio.timeout(10):
         error = await ended.get()
-    assert error is not None
-    assert error.errno == errno.EIO
+    assert present(error).errno == errno.EIO
     os.close(fd)
     sync.stop()
     sync.destroy()
@@ -135,9 +135,7 @@ def test_several_loops_of_a_process_flush_at_the_same_time(tmp_path: Path, small
         for _ in range(50):
             end = put(store)
             assert await commit.wait(end) == end == store.state.flushed
-        sync = commit._async_sync
-        assert sync is not None
-        assert not os.get_inheritable(sync._eventfd)
+        assert not os.get_inheritable(present(commit._async_sync)._eventfd)
         await commit.close()
         store.close()
         return end

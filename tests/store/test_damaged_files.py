@@ -21,6 +21,8 @@ from gantry_broker.store.sealed import seal, unseal
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
 
+from tests.support.present import present
+
 HOST = pack_host("10.1.2.3", 50_000)
 TOPICS = ("Orders", "Few", "T" * 130)
 Bodies = dict[tuple[str, int], list[bytes]]
@@ -274,8 +276,7 @@ def test_an_entry_that_leads_to_another_record_is_repaired_by_the_read(
     written = fill(root, small, 5)
     store = MessageStore.open(StoreConfig(root, small))
     other = store.queues.find("Few", 0)
-    queue = store.queues.find("Orders", 1)
-    assert queue is not None
+    queue = present(store.queues.find("Orders", 1))
     assert other is not None
     entries = [queue.read(n, 1) for n in range(12)]
     for number, bad in (
@@ -302,8 +303,7 @@ def test_an_entry_whose_record_is_unreadable_is_said(quick_dir: Path, small: Bro
     damaged: list[int] = []
     store.state.on_queue_damage = lambda *at: seen.append(at)
     store.state.on_damage = damaged.append
-    queue = store.queues.find("Orders", 1)
-    assert queue is not None
+    queue = present(store.queues.find("Orders", 1))
     phys, size, _ = queue.entry(4)
     store.log.overwrite(phys, bytes(size))
     queue._write(4, bytes(ENTRY_SIZE))

@@ -31,6 +31,7 @@ from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
 
 from tests.store.test_recorded_stores import NAMES, manifest, unpack
+from tests.support.present import present
 
 HOST = pack_host("127.0.0.1", 1)
 
@@ -209,15 +210,13 @@ def test_a_process_that_has_the_store_open_is_named(quick_dir: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", code, str(quick_dir)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as child:
-        assert child.stdout is not None
-        assert child.stdout.readline() == b"open\n"
+        assert present(child.stdout).readline() == b"open\n"
         files = StoreFiles.load(quick_dir)
         assert files.holder == child.pid
         facts = dict(describe_checkpoint(files, plan_start(files)))
         assert facts["in use"] == f"process {child.pid} has the store open"
         assert facts["a start would be"].startswith(f"refused while process {child.pid} has the store open")
-        assert child.stdin is not None
-        child.stdin.close()
+        present(child.stdin).close()
         child.wait(30)
     assert lock_holder(quick_dir / "lock") == 0
 

@@ -25,6 +25,7 @@ from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
 
 from tests.support.planted_syncs import Report, plant_async_sync, plant_fdatasync
+from tests.support.present import present
 
 HOST = pack_host("10.1.2.3", 50_000)
 
@@ -298,9 +299,7 @@ async def test_the_loop_waits_for_no_fsync_and_no_replaced_file(
     await commit.close()
     flushing = {"store-flush"} if flushed_by == "thread" else set()
     assert threads == {*flushing, "store-checkpoint_0", "store-background_0"}
-    recovery_point = RecoveryPoint.load(store.recovery_point_file.path)
-    assert recovery_point is not None
-    assert recovery_point.durable == store.state.confirmed
+    assert present(RecoveryPoint.load(store.recovery_point_file.path)).durable == store.state.confirmed
 
 
 def test_an_older_recovery_point_never_replaces_a_newer_one(tmp_path: Path) -> None:
@@ -479,8 +478,7 @@ def test_a_flush_that_fails_at_the_close_proves_nothing(
         with pytest.raises(OSError, match="Input/output error"):
             store.close()
     assert reported == ["failed"]
-    recovery_point = RecoveryPoint.load(config.path / "config" / "recoveryPoint.json")
-    assert recovery_point is not None
+    recovery_point = present(RecoveryPoint.load(config.path / "config" / "recoveryPoint.json"))
     assert (recovery_point.boot, recovery_point.flushed, recovery_point.clean) == ("", flushed, False)
 
 

@@ -20,6 +20,8 @@ from gantry_broker.store.recovery_point import RecoveryPoint
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
 
+from tests.support.present import present
+
 HOST = pack_host("10.1.2.3", 50_000)
 SETTINGS = BrokerSettings(
     mappedFileSizeCommitLog=1 << 20, mappedFileSizeConsumeQueue=20_000, maxHashSlotNum=20_000, maxIndexNum=80_000
@@ -259,9 +261,7 @@ def test_a_recovery_point_with_durable_above_written_is_not_clean(tmp_path: Path
     put(store, 16, 16)
     path, end = store.recovery_point_file.path, store.log.end
     store.close()
-    found = RecoveryPoint.load(path)
-    assert found is not None
-    replace(found.at_most(boundary), durable=end).save(path, durable=False)
+    replace(present(RecoveryPoint.load(path)).at_most(boundary), durable=end).save(path, durable=False)
     store = opened(tmp_path / "store")
     assert (store.state.was_clean, store.state.confirmed) == (False, boundary)
     assert sum(store.reader.max_offset("Orders", q) for q in range(2)) == 16
@@ -386,8 +386,7 @@ def test_a_queue_file_of_size_zero_gets_its_size(tmp_path: Path, monkeypatch: py
         full.setattr(os, "ftruncate", ftruncate)
         put(store, 2_000, 100, size=10)
         store.checkpointer.run_periodic_tasks(10**12)
-        queue = store.queues.find("Orders", 0)
-        assert queue is not None
+        queue = present(store.queues.find("Orders", 0))
         assert [os.stat(path).st_size for path in queue.files()] == [20_000, 0]
         queue.truncate(store.log.end)  # This opens the file.
     store.indexer.confirm(store.log.end)

@@ -19,6 +19,8 @@ from gantry_broker.store.errors import BadRecords, OffsetGone
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
 
+from tests.support.present import present
+
 HOST = pack_host("10.1.2.3", 50_000)
 
 
@@ -103,8 +105,7 @@ def test_records_that_follow_one_another_are_one_read(
     monkeypatch.setattr(read.LogPieces, "read", failing)
     pieces = store.reader.together()
     for offset in (5, 5, 6):
-        got = pieces.try_get("Orders", 0, offset, most, 10**6)
-        assert got is not None
+        got = present(pieces.try_get("Orders", 0, offset, most, 10**6))
         assert numbers(got.data) == list(range(offset, offset + most))
     assert len(reads) == calls
 
@@ -136,8 +137,7 @@ def test_what_lies_between_the_records_of_a_pull_is_not_read(
     monkeypatch.setattr(read.LogPieces, "read", failing)
     size = len(alone) // 40
     found = store.reader.together().try_get if recent else store.reader.get
-    got = found("Orders", 0, 0, 40, 10**6)
-    assert got is not None
+    got = present(found("Orders", 0, 0, 40, 10**6))
     assert (got.count, got.data) == (40, alone)
     assert read_bytes == [8 * size] * 4 + [15 * size]
 
@@ -269,8 +269,7 @@ def test_keys_are_found_across_index_files_newest_first_and_by_time(store: Messa
             [Put("Orders", 0, 0, 0, 1, HOST, b"", b"KEYS\x01all k%d\x02" % n, keys=("all", f"k{n}"))], n * 1_000
         )
     store.indexer.confirm(store.log.end)
-    assert store.index is not None
-    assert len(os.listdir(store.index.directory)) > 3
+    assert len(os.listdir(present(store.index).directory)) > 3
     assert [r.store_ms for r in store.reader.query("Orders", "all", 5, 0, 10**9)] == [
         n * 1_000 for n in range(899, 894, -1)
     ]

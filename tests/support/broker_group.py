@@ -28,6 +28,7 @@ from gantry_broker.namesrv.server import NameServer, NameServerSettings
 
 from tests.support.free_ports import free_port
 from tests.support.patience import SLOW
+from tests.support.present import present
 
 PATIENCE_S = 60.0
 
@@ -212,16 +213,14 @@ class Group:
 
     async def send_assignments(self) -> None:
         """Send every member the present leadership record."""
-        assert self.leadership.master is not None
-        address = self.members[self.leadership.master.member].replication_address
+        address = self.members[present(self.leadership.master).member].replication_address
         for member in self.members:
             if runs(member):
                 await member.assign(Assignment(self.leadership, address))
 
     async def grant_asks(self) -> bool:
         """The operator's part in the master's proposals; True: the set has all running members."""
-        assert self.leadership.master is not None
-        master = self.members[self.leadership.master.member]
+        master = self.members[present(self.leadership.master).member]
         status = await master.status()
         if status.proposal is not None:
             proposal = status.proposal.value()
