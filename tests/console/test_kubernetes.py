@@ -193,11 +193,11 @@ async def test_a_header_counts_only_where_it_is_switched_on() -> None:
 
 
 async def test_clusters_come_and_go_with_their_resources() -> None:
-    async with FakeApi() as fake, fake.client() as api:
+    async with FakeApi() as fake:
         obj = {"apiVersion": "gantry.dev/v1alpha1", "kind": "BrokerCluster",
                "metadata": {"name": "demo", "namespace": "mq"}, "spec": {"brokerGroups": [{"name": "a"}]}}  # fmt: skip
         fake.put(obj)
-        clusters = Clusters(api, ())
+        clusters = Clusters(fake.api, ())
         await clusters.look()
         assert list(clusters.collectors) == [ClusterKey("mq", "demo")]
         fake.remove("BrokerCluster", "mq", "demo")
@@ -208,9 +208,9 @@ async def test_clusters_come_and_go_with_their_resources() -> None:
 async def test_the_chart_outlives_the_console_in_a_config_map() -> None:
     """A failing API server is no empty history, and a cluster that is deleted leaves no entry."""
     place, now = ClusterKey("system", "gantry-console-history"), 10_000.0
-    async with FakeApi() as fake, fake.client() as api:
+    async with FakeApi() as fake:
         fake.put({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": place.name, "namespace": place.space}})
-        history, other = (ConfigMapHistory(api, place, f"mq.{name}") for name in ("demo", "other"))
+        history, other = (ConfigMapHistory(fake.api, place, f"mq.{name}") for name in ("demo", "other"))
         assert await history.read(now) == ()
         points = [Point(now - back, 5.0, 1.0) for back in (300.0, 270.0, 120.0, 60.0)]
         await history.keep(points)
@@ -226,8 +226,8 @@ async def test_the_chart_outlives_the_console_in_a_config_map() -> None:
 
 
 async def test_members_are_asked_by_their_names_in_the_cluster() -> None:
-    async with FakeApi() as fake, fake.client() as api:
-        source = KubernetesSource(api, ClusterKey("mq", "demo"))
+    async with FakeApi() as fake:
+        source = KubernetesSource(fake.api, ClusterKey("mq", "demo"))
         source._resource = {
             "apiVersion": "gantry.dev/v1alpha1", "kind": "BrokerCluster",
             "metadata": {"name": "demo", "namespace": "mq"},
@@ -284,8 +284,8 @@ async def test_the_page_of_the_report_is_that_of_the_secret_which_the_driver_wri
     """Read again after a while; bytes that are no page are none."""
     page = b"<!doctype html>" + bytes(2_000_000)
     cluster = BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a"}], analytics={})
-    async with FakeApi() as fake, fake.client() as api:
-        source = KubernetesSource(api, ClusterKey("mq", "demo"))
+    async with FakeApi() as fake:
+        source = KubernetesSource(fake.api, ClusterKey("mq", "demo"))
         for data, found in (
             (None, None),
             ({}, None),
@@ -325,10 +325,10 @@ async def test_the_report_is_for_those_who_may_see_the_cluster() -> None:
 
 
 async def test_a_pause_is_an_annotation() -> None:
-    async with FakeApi() as fake, fake.client() as api:
+    async with FakeApi() as fake:
         fake.put({"apiVersion": "gantry.dev/v1alpha1", "kind": "BrokerCluster",
                   "metadata": {"name": "demo", "namespace": "mq"}, "spec": {}})  # fmt: skip
-        pausing = PauseAnnotation(api, ClusterKey("mq", "demo"))
+        pausing = PauseAnnotation(fake.api, ClusterKey("mq", "demo"))
         for wanted, end in ((True, "gantry.dev/paused=true"), (False, "gantry.dev/paused-")):
             await pausing.pause(wanted)
             found = fake.objects["BrokerCluster", "mq", "demo"]

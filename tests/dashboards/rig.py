@@ -34,13 +34,11 @@ from gantry_operator.api.status import AnalyticsStatus, BrokerClusterStatus, Pro
 from gantry_operator.cluster.member_http import TokenAuth
 from gantry_operator.cluster.observed import ObservedMember
 from gantry_operator.cluster.platform import Change, Event
-from gantry_operator.platforms.kubernetes.api.client import KubeApi
 from gantry_operator.platforms.kubernetes.monitoring import metrics
 from gantry_operator.platforms.kubernetes.monitoring.cluster_figures import ClusterFigures
 from gantry_operator.platforms.kubernetes.monitoring.health_server import HealthServer
 from gantry_operator.platforms.kubernetes.reconcile.cluster_controller import ClusterController
 from gantry_operator.platforms.local.ports import Ports
-from kubernetes.aio.client.configuration import Configuration
 
 from helm.dashboards.model import selected
 from tests.dashboards.programs import program
@@ -249,11 +247,8 @@ class Figures:
 async def operator_page(cluster: Cluster) -> AsyncIterator[int]:
     """The operator's HTTP page. Yields its port."""
     async with AsyncExitStack() as stack:
-        fake = await stack.enter_async_context(FakeApi())
-        configuration = Configuration()
-        configuration.host = fake.url
-        api = await stack.enter_async_context(KubeApi(configuration, on_answer=metrics.api_request))
-        controller = await stack.enter_async_context(kept(fake, api))
+        fake = await stack.enter_async_context(FakeApi(on_answer=metrics.api_request))
+        controller = await stack.enter_async_context(kept(fake))
         # Its cluster has no pods. The figures shown are those of the cluster that runs.
         metrics.SHOWN.hide(controller.platform.figures)
         shown = Figures(cluster)

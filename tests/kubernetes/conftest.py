@@ -17,6 +17,5 @@ async def fake() -> AsyncIterator[FakeApi]:
 
 
 @pytest.fixture
-async def api(fake: FakeApi) -> AsyncIterator[KubeApi]:
-    async with fake.client() as api:
-        yield api
+def api(fake: FakeApi) -> KubeApi:
+    return fake.api

@@ -27,6 +27,7 @@ from kubernetes.aio.client.configuration import Configuration
 
 from tests.support import running as background
 
+NO = (403, "an admission webhook says no")
 BY_PLURAL = {(k.group, k.plural): k for k in KINDS.values()}
 
 
@@ -36,9 +37,13 @@ def shown(obj: dict[str, Any], kind: Kind) -> dict[str, Any]:
 
 
 class FakeApi:
-    """`async with FakeApi() as fake`, then `fake.client()`. `log` has (method, kind, name) of each write."""
+    """`async with FakeApi() as fake`: `api` is a client of it. `log` has (method, kind, name) of each write."""
 
-    def __init__(self) -> None:
+    api: KubeApi
+
+    def __init__(self, **options: Any) -> None:
+        """`options` are those of the client."""
+        self._options = options
         self.objects: dict[tuple[str, str, str], dict[str, Any]] = {}
         self.log: list[tuple[str, str, str]] = []
         self.lists = 0
@@ -49,7 +54,7 @@ class FakeApi:
         self.unanswered: list[tuple[str, str]] = []
         """(method, kind) of requests to come that are not answered; each entry counts once, watches not at all."""
         self.refuse: dict[str, tuple[int, str]] = {}
-        """By kind: the answer to every change of an object."""
+        """By kind, or `kind/name`: the answer to every change of such an object."""
         self.missing: set[str] = set()
         """Kinds without a definition."""
         self.version = 100
@@ -65,16 +70,13 @@ class FakeApi:
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
         await site.start()
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        self.api = KubeApi(Configuration(host=self.url), **self._options)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         assert self._runner is not None
+        await self.api.close()
         await self._runner.cleanup()
-
-    def client(self) -> KubeApi:
-        configuration = Configuration()
-        configuration.host = self.url
-        return KubeApi(configuration)
 
     def put(self, obj: dict[str, Any]) -> dict[str, Any]:
         """Write as another client."""
@@ -157,9 +159,8 @@ class FakeApi:
                 return _refuse(409, "Conflict", "the object has been modified")
             return web.json_response(self.put(body))
         if method == "PATCH":
-            if kind.kind in self.refuse:
-                code, said = self.refuse[kind.kind]
-                return _refuse(code, "Invalid", said)
+            if refusal := self.refuse.get(kind.kind) or self.refuse.get(f"{kind.kind}/{name}"):
+                return _refuse(refusal[0], "Invalid", refusal[1])
             version = body["metadata"].get("resourceVersion") if known is not None and "metadata" in body else None
             if known is not None and version not in (None, known["metadata"]["resourceVersion"]):
                 return _refuse(409, "Conflict", "the object has been modified")

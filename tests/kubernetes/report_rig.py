@@ -9,7 +9,7 @@ from gantry_operator.plan.plan import plan
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.analytics import reconciler as reports
 from gantry_operator.platforms.kubernetes.analytics.manifests import ANALYZE_ANNOTATION, JOB_LABEL
-from gantry_operator.platforms.kubernetes.api.client import KINDS, KubeApi
+from gantry_operator.platforms.kubernetes.api.client import KINDS
 from gantry_operator.platforms.kubernetes.api.events import EventRecorder
 from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache
 from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings
@@ -23,16 +23,16 @@ NAME = "demo-analytics"
 
 
 class ReportRig:
-    def __init__(self, fake: FakeApi, api: KubeApi, cluster: BrokerCluster, uid: str) -> None:
+    def __init__(self, fake: FakeApi, cluster: BrokerCluster, uid: str) -> None:
         self.fake = fake
-        self.caches = {k: InformerCache(api, KINDS[k], [], names.CLUSTER_LABEL, self._heard) for k in CACHED}
+        self.caches = {k: InformerCache(fake.api, KINDS[k], [], names.CLUSTER_LABEL, self._heard) for k in CACHED}
         for name, kind in ((reports.JOBS, "Job"), (reports.PODS, "Pod")):
-            self.caches[name] = InformerCache(api, KINDS[kind], [], JOB_LABEL, self._heard)
+            self.caches[name] = InformerCache(fake.api, KINDS[kind], [], JOB_LABEL, self._heard)
         self.cluster = cluster
         self.cluster.metadata.uid = uid
-        self.events = EventRecorder(api, "mq", "demo", uid, "test")
-        objects = ObjectReconciler(api, self.caches, SETTINGS, "mq", "demo", uid)
-        self.report = reports.AnalyticsReconciler(api, self.caches, objects, SETTINGS, self.events)
+        self.events = EventRecorder(fake.api, "mq", "demo", uid, "test")
+        objects = ObjectReconciler(fake.api, self.caches, SETTINGS, "mq", "demo", uid)
+        self.report = reports.AnalyticsReconciler(fake.api, self.caches, objects, SETTINGS, self.events)
 
     def _heard(self, _: str, obj: dict[str, Any]) -> None:
         if obj["kind"] == "Pod":

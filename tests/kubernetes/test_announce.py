@@ -16,7 +16,7 @@ from gantry_operator.cluster.rolling_change import RollingChange
 from gantry_operator.failover.model import FailoverSettings
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.api import client
-from gantry_operator.platforms.kubernetes.api.client import VOLUME_CLAIM, ApiError, KubeApi
+from gantry_operator.platforms.kubernetes.api.client import VOLUME_CLAIM, ApiError
 from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache
 from gantry_operator.platforms.kubernetes.api.pod_state import REVISION_LABEL
 from gantry_operator.platforms.kubernetes.members import platform
@@ -24,7 +24,7 @@ from gantry_operator.platforms.kubernetes.members.platform import KubernetesPlat
 from gantry_operator.platforms.kubernetes.members.pod_replacement import PodReplacement
 from gantry_operator.registry.base import Entry
 
-from tests.kubernetes.fake_api import FakeApi, following, put_group_set, unheard
+from tests.kubernetes.fake_api import NO, FakeApi, following, put_group_set, unheard
 from tests.support.led_group import NO_HTTP, Registry, ReportingMembers, led_by
 from tests.support.running import running, until
 
@@ -49,26 +49,28 @@ def pod(name: str, role: str, revision: str = "new") -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def mirrored(fake: FakeApi, api: KubeApi) -> AsyncIterator[KubernetesPlatform]:
-    async with following(api, ["Pod"]) as caches:
-        claims = InformerCache(api, VOLUME_CLAIM, (), "", unheard)
-        found = KubernetesPlatform(api, caches["Pod"], claims, "demo", "mq", lambda event: None, lambda change: None)
+async def mirrored(fake: FakeApi) -> AsyncIterator[KubernetesPlatform]:
+    async with following(fake.api, ["Pod"]) as caches:
+        claims = InformerCache(fake.api, VOLUME_CLAIM, (), "", unheard)
+        found = KubernetesPlatform(
+            fake.api, caches["Pod"], claims, "demo", "mq", lambda event: None, lambda change: None
+        )
         found.sizes = found.planned = {"a": 2}
         yield found
 
 
-async def test_a_former_master_is_not_replaced_before_the_new_one_is_announced(fake: FakeApi, api: KubeApi) -> None:
+async def test_a_former_master_is_not_replaced_before_the_new_one_is_announced(fake: FakeApi) -> None:
     """It may still forward its paused writes, and the master's Service has no other endpoint."""
     fake.put(pod("demo-a-0", names.ROLE_MASTER, "old"))
     fake.put(pod("demo-a-1", names.ROLE_SLAVE))
     put_group_set(fake)
-    async with following(api, ["StatefulSet"]) as caches, mirrored(fake, api) as pods:
+    async with following(fake.api, ["StatefulSet"]) as caches, mirrored(fake) as pods:
         group = Group(pods)
         pods.answers = lambda group, name: True
         group.entry, group._announced = Entry(group.registry.leadership), 1
         group.led_by(1, 2)
         group.entry = Entry(group.registry.leadership)
-        replacement = PodReplacement(api, caches["StatefulSet"], pods, ("mq", "demo"))
+        replacement = PodReplacement(fake.api, caches["StatefulSet"], pods, ("mq", "demo"))
         change = RollingChange(replacement, {"a": group}, lambda event: None)
         assert await change.look_once()
         assert fake.get("Pod", "demo-a-0") is not None
@@ -78,18 +80,18 @@ async def test_a_former_master_is_not_replaced_before_the_new_one_is_announced(f
 
 
 async def test_a_refused_announcement_is_tried_again_with_growing_pauses_and_said_once(
-    fake: FakeApi, api: KubeApi, caplog: pytest.LogCaptureFixture
+    fake: FakeApi, caplog: pytest.LogCaptureFixture
 ) -> None:
     for n in range(2):
         fake.put(pod(f"demo-a-{n}", names.ROLE_SLAVE))
-    async with mirrored(fake, api) as pods:
-        fake.down, before = True, api.calls
+    async with mirrored(fake) as pods:
+        fake.down, before = True, fake.api.calls
         async with running(Group(pods)) as group:
             await until(lambda: group.problem)
             begun = time.monotonic()
             await asyncio.sleep(1.5)
-            await until(lambda: api.calls - before >= 4)
-            assert api.calls - before <= 6 + time.monotonic() - begun - 1.5, "one a second at most by then"
+            await until(lambda: fake.api.calls - before >= 4)
+            assert fake.api.calls - before <= 6 + time.monotonic() - begun - 1.5, "one a second at most by then"
             assert "Traceback" not in caplog.text
             assert caplog.text.count("announcing demo-a-0") == 1
             fake.down = False
@@ -98,20 +100,12 @@ async def test_a_refused_announcement_is_tried_again_with_growing_pauses_and_sai
 
 
 async def test_a_former_master_does_not_keep_its_label_while_that_of_a_third_pod_is_refused(
-    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+    fake: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(platform, "GRACE_S", 0.3)
-    merge = api.merge
-
-    async def refuse(kind: Any, namespace: Any, name: str, patch: Any) -> Any:
-        if name in refused:
-            raise ApiError(403, "Forbidden", "an admission webhook says no")
-        return await merge(kind, namespace, name, patch)
-
-    monkeypatch.setattr(api, "merge", refuse)
     for n, role in enumerate((names.ROLE_MASTER, names.ROLE_SLAVE, "none")):
         fake.put(pod(f"demo-a-{n}", role))
-    async with mirrored(fake, api) as pods:
+    async with mirrored(fake) as pods:
         pods.sizes, pods.answers = {"a": 3}, lambda group, name: True
 
         async def announced_for(seconds: float) -> None:
@@ -121,25 +115,23 @@ async def test_a_former_master_does_not_keep_its_label_while_that_of_a_third_pod
                     await pods.announce("a", MemberEndpoint("demo-a-1", 1, "http://new", "new:1"), 2)
                 await asyncio.sleep(0.05)
 
-        refused = ["demo-a-1", "demo-a-2"]
+        fake.refuse = {"Pod/demo-a-1": NO, "Pod/demo-a-2": NO}
         await announced_for(0.7)
         assert pods.labelled_master("demo-a-0"), "the Service leads nowhere else"
-        refused = ["demo-a-2"]
+        del fake.refuse["Pod/demo-a-1"]
         await announced_for(0.7)
         assert pods.labelled_master("demo-a-1")
         assert not pods.labelled_master("demo-a-0")
 
 
-async def test_a_refused_announcement_delays_no_other_one(
-    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_refused_announcement_delays_no_other_one(fake: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_controller, "ANNOUNCE_AGAIN_S", (0.05, 600.0))
     for n in range(2):
         fake.put(pod(f"demo-a-{n}", names.ROLE_SLAVE))
-    async with mirrored(fake, api) as pods:
-        fake.down, before = True, api.calls
+    async with mirrored(fake) as pods:
+        fake.down, before = True, fake.api.calls
         async with running(Group(pods)) as group:
-            await until(lambda: group.problem and api.calls - before >= 2)
+            await until(lambda: group.problem and fake.api.calls - before >= 2)
             await asyncio.sleep(0.1)  # The next pause is a long one.
             fake.down = False
             group.led_by(1, 2)
@@ -149,8 +141,8 @@ async def test_a_refused_announcement_delays_no_other_one(
             assert led
 
 
-async def test_a_wait_for_a_leadership_record_does_not_read_it_without_pause(fake: FakeApi, api: KubeApi) -> None:
-    async with mirrored(fake, api) as pods:
+async def test_a_wait_for_a_leadership_record_does_not_read_it_without_pause(fake: FakeApi) -> None:
+    async with mirrored(fake) as pods:
         group = Group(pods)
         group.registry.away = True
         async with running(group):
@@ -164,13 +156,13 @@ async def test_a_wait_for_a_leadership_record_does_not_read_it_without_pause(fak
 
 
 async def test_an_announcement_that_gets_no_answer_delays_no_later_epoch(
-    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+    fake: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its master may be gone already."""
     monkeypatch.setattr(client, "URGENT_S", 600.0)
     for n in range(2):
         fake.put(pod(f"demo-a-{n}", names.ROLE_SLAVE))
-    async with mirrored(fake, api) as pods:
+    async with mirrored(fake) as pods:
         fake.unanswered = [("PATCH", "Pod")]
         async with running(Group(pods)) as group:
             await until(lambda: not fake.unanswered)
@@ -182,13 +174,13 @@ async def test_an_announcement_that_gets_no_answer_delays_no_later_epoch(
 
 
 async def test_an_announcement_that_gets_no_answer_is_tried_again_soon(
-    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+    fake: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "URGENT_S", 0.3)
     monkeypatch.setattr(client, "REQUEST_S", 600.0)
     for n in range(2):
         fake.put(pod(f"demo-a-{n}", names.ROLE_SLAVE))
-    async with mirrored(fake, api) as pods:
+    async with mirrored(fake) as pods:
         fake.unanswered = [("PATCH", "Pod")]
         async with running(Group(pods)) as group:
             await until(lambda: group.announced)

@@ -21,7 +21,7 @@ from gantry_operator.cluster.observed import ObservedState
 from gantry_operator.cluster.status import status_of
 from gantry_operator.plan.plan import plan
 from gantry_operator.platforms.kubernetes import names
-from gantry_operator.platforms.kubernetes.api.client import KINDS, KubeApi
+from gantry_operator.platforms.kubernetes.api.client import KINDS
 from gantry_operator.platforms.kubernetes.api.events import EventRecorder
 from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache
 from gantry_operator.platforms.kubernetes.manifests import pod_parts
@@ -52,11 +52,11 @@ def make_pair(name: str, now: datetime = START) -> KeyPair:
 class Rig:
     """A reconciler of certificates over the API in memory, with a clock of its own."""
 
-    def __init__(self, fake: FakeApi, api: KubeApi, caches: dict[str, InformerCache]) -> None:
-        self.fake, self.api, self.caches = fake, api, caches
+    def __init__(self, fake: FakeApi, caches: dict[str, InformerCache]) -> None:
+        self.fake, self.api, self.caches = fake, fake.api, caches
         self.now = START
         self.annotations: dict[str, str] = {}
-        self.events = EventRecorder(api, "mq", "demo", "u1", "test")
+        self.events = EventRecorder(fake.api, "mq", "demo", "u1", "test")
         self.restart()
 
     def restart(self) -> None:
@@ -83,11 +83,11 @@ class Rig:
 
 
 @pytest.fixture
-async def rig(fake: FakeApi, api: KubeApi) -> AsyncIterator[Rig]:
-    caches = {"Secret": InformerCache(api, KINDS["Secret"], [], names.CLUSTER_LABEL, lambda *_: None)}
+async def rig(fake: FakeApi) -> AsyncIterator[Rig]:
+    caches = {"Secret": InformerCache(fake.api, KINDS["Secret"], [], names.CLUSTER_LABEL, lambda *_: None)}
     following = asyncio.create_task(caches["Secret"].run())
     await caches["Secret"].ready()
-    rig = Rig(fake, api, caches)
+    rig = Rig(fake, caches)
     yield rig
     await rig.events.close()
     rig.certificates.close()

@@ -25,7 +25,7 @@ from gantry_operator.cluster.status import status_of
 from gantry_operator.failover.model import Report
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.analytics.reconciler import JOBS, PODS
-from gantry_operator.platforms.kubernetes.api.client import ApiError, ApiUnavailable, KubeApi
+from gantry_operator.platforms.kubernetes.api.client import ApiUnavailable
 from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings
 from gantry_operator.platforms.kubernetes.operator import CACHED, OF_USERS
 from gantry_operator.platforms.kubernetes.reconcile import cluster_controller as module
@@ -35,7 +35,7 @@ from gantry_operator.platforms.kubernetes.requests import switchover_requests
 from gantry_operator.platforms.kubernetes.requests.switchover_request import SWITCHOVER, SWITCHOVER_RESULT
 from gantry_operator.registry.base import Entry
 
-from tests.kubernetes.fake_api import FakeApi, following
+from tests.kubernetes.fake_api import NO, FakeApi, following
 from tests.support.present import present
 from tests.support.running import until
 
@@ -52,7 +52,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @asynccontextmanager
 async def kept(
     fake: FakeApi,
-    api: KubeApi,
     spec: dict[str, Any] | None = None,
     annotations: dict[str, str] | None = None,
     unlisted: Sequence[str] = (),
@@ -65,8 +64,8 @@ async def kept(
     shown |= {} if status is None else {"status": status}
     obj = fake.put(shown | ({} if spec is None else {"spec": spec}))
     obj["metadata"]["generation"] = 1
-    async with following(api, kinds) as caches:
-        shared = Shared(api, OperatorSettings("broker", "", "ops", ()), caches, StallCompensatedClock(), "op-0")
+    async with following(fake.api, kinds) as caches:
+        shared = Shared(fake.api, OperatorSettings("broker", "", "ops", ()), caches, StallCompensatedClock(), "op-0")
         shared.unlisted = lambda: unlisted
         controller = ClusterController(shared, obj)
         controller.start()
@@ -76,27 +75,26 @@ async def kept(
             await controller.stop()
 
 
+async def make_objects(fake: FakeApi, spec: dict[str, Any] | None = None, group: str = "a") -> None:
+    """An operator makes the objects up to those of a group, and ends."""
+    async with kept(fake, spec):
+        await until(lambda: fake.get("StatefulSet", names.group_set("demo", group)))
+
+
+def change(controller: ClusterController, fake: FakeApi, spec: dict[str, Any]) -> None:
+    obj = copy.deepcopy(fake.objects["BrokerCluster", "mq", "demo"]) | {"spec": spec}
+    obj["metadata"]["generation"] = controller.resource.obj["metadata"]["generation"] + 1
+    controller.update(fake.put(obj))
+
+
 def annotated(fake: FakeApi) -> dict[str, str]:
     annotations: dict[str, str] = fake.objects["BrokerCluster", "mq", "demo"]["metadata"]["annotations"]
     return annotations
 
 
-def refuse(kind: str, api: KubeApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    apply = api.apply
-
-    async def refused(obj: Any) -> Any:
-        if obj["kind"] == kind:
-            raise ApiError(403, "Forbidden", "an admission webhook says no")
-        return await apply(obj)
-
-    monkeypatch.setattr(api, "apply", refused)
-
-
-async def test_an_object_that_cannot_be_written_keeps_no_failover_from_beginning(
-    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refuse("NetworkPolicy", api, monkeypatch)
-    async with kept(fake, api, annotations={SWITCHOVER: "a=demo-a-9 #1"}) as controller:
+async def test_an_object_that_cannot_be_written_keeps_no_failover_from_beginning(fake: FakeApi) -> None:
+    fake.refuse["NetworkPolicy"] = NO
+    async with kept(fake, annotations={SWITCHOVER: "a=demo-a-9 #1"}) as controller:
         await until(lambda: controller.control.problems)
         assert controller.control.problems == ["an admission webhook says no"]
         assert set(controller.control.controllers) == {"a"}
@@ -104,9 +102,9 @@ async def test_an_object_that_cannot_be_written_keeps_no_failover_from_beginning
 
 
 async def test_a_pass_that_fails_by_a_fault_of_ours_is_followed_by_another(
-    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+    fake: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with kept(fake, api) as controller:
+    async with kept(fake) as controller:
         keep, calls = controller.platform.objects.keep, []
 
         async def once(*arguments: Any, **options: Any) -> bool:
@@ -120,12 +118,11 @@ async def test_a_pass_that_fails_by_a_fault_of_ours_is_followed_by_another(
 
 
 async def test_under_a_refused_spec_the_failover_begins_as_soon_as_it_can(
-    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+    fake: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with kept(fake, api) as controller:
-        await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
+    await make_objects(fake)
     fake.remove("Secret", "mq", names.admin_secret("demo"))
-    apply, refused = api.apply, [1, 2]
+    apply, refused = fake.api.apply, [1, 2]
 
     async def refuse(obj: Any) -> Any:
         if refused:
@@ -133,8 +130,8 @@ async def test_under_a_refused_spec_the_failover_begins_as_soon_as_it_can(
             raise ApiUnavailable("the API server is away")
         return await apply(obj)
 
-    monkeypatch.setattr(api, "apply", refuse)
-    async with kept(fake, api, {"mode": 7}) as controller:
+    monkeypatch.setattr(fake.api, "apply", refuse)
+    async with kept(fake, {"mode": 7}) as controller:
         await until(lambda: controller.control.controllers)
         assert not refused
         assert controller.control.refused
@@ -146,11 +143,10 @@ def available(before: BrokerClusterStatus, seen: ObservedState) -> tuple[str, st
 
 
 async def test_under_a_refused_spec_a_group_that_cannot_be_led_keeps_no_other_from_failover(
-    fake: FakeApi, api: KubeApi, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    fake: FakeApi, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = {"brokerGroups": [{"name": g, "members": 3} for g in "abc"]}
-    async with kept(fake, api, spec):
-        await until(lambda: fake.get("StatefulSet", names.group_set("demo", "c")))
+    await make_objects(fake, spec, "c")
     empty = fake.objects["StatefulSet", "mq", names.group_set("demo", "a")]
     empty["spec"]["replicas"] = 0
     fake.objects["StatefulSet", "mq", names.name_servers("demo")]["spec"]["replicas"] = 0
@@ -158,7 +154,7 @@ async def test_under_a_refused_spec_a_group_that_cannot_be_led_keeps_no_other_fr
     for name, text in configs["data"].items():
         configs["data"][name] = json.dumps(json.loads(text) | {"flush": "Sometimes"})
     caplog.clear()
-    async with kept(fake, api, {"mode": 7}) as controller:
+    async with kept(fake, {"mode": 7}) as controller:
         await until(lambda: controller.control.controllers)
         assert controller.control.refused
         assert set(controller.control.controllers) == {"c"}
@@ -179,37 +175,31 @@ async def test_under_a_refused_spec_a_group_that_cannot_be_led_keeps_no_other_fr
 
 
 async def test_under_a_refused_spec_of_which_nothing_can_be_led_the_status_says_that_it_is_refused(
-    fake: FakeApi, api: KubeApi
+    fake: FakeApi,
 ) -> None:
-    async with kept(fake, api):
-        await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
+    await make_objects(fake)
     fake.objects["StatefulSet", "mq", names.group_set("demo", "a")]["spec"]["replicas"] = 0
-    async with kept(fake, api, {"mode": 7}) as controller:
+    async with kept(fake, {"mode": 7}) as controller:
         await until(lambda: (fake.objects["BrokerCluster", "mq", "demo"].get("status") or {}).get("phase") == "Refused")
         looked = present(controller.observer.look())
         went = Condition(type="Available", status="True", reason="ProbeSucceeded", lastTransitionTime="before")
         assert available(BrokerClusterStatus(conditions=[went]), looked[2])[0] == "False"
 
 
-async def test_a_spec_that_was_put_right_is_not_called_refused_where_an_object_of_it_is(
-    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refuse("NetworkPolicy", api, monkeypatch)
-    async with kept(fake, api, {"mode": 7}) as controller:
+async def test_a_spec_that_was_put_right_is_not_called_refused_where_an_object_of_it_is(fake: FakeApi) -> None:
+    fake.refuse["NetworkPolicy"] = NO
+    async with kept(fake, {"mode": 7}) as controller:
         await until(lambda: controller.control.refused)
-        shown = CLUSTER.model_dump(mode="json", exclude={"status"}, exclude_none=True)
-        changed = fake.objects["BrokerCluster", "mq", "demo"] | {"spec": shown["spec"]}
-        controller.update(changed | {"metadata": changed["metadata"] | {"generation": 2}})
+        change(controller, fake, CLUSTER.model_dump(mode="json", exclude_none=True)["spec"])
         await until(lambda: controller.control.problems)
         assert controller.control.problems == ["an admission webhook says no"]
         assert not controller.control.refused
         assert controller.control.may_change()
 
 
-async def test_a_request_under_a_refused_spec_is_answered_and_not_kept(fake: FakeApi, api: KubeApi) -> None:
-    async with kept(fake, api):
-        await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
-    async with kept(fake, api, {"mode": 7}, {SWITCHOVER: "a=demo-a-9 #1"}):
+async def test_a_request_under_a_refused_spec_is_answered_and_not_kept(fake: FakeApi) -> None:
+    await make_objects(fake)
+    async with kept(fake, {"mode": 7}, {SWITCHOVER: "a=demo-a-9 #1"}):
         await until(lambda: SWITCHOVER not in annotated(fake))
     assert annotated(fake)[SWITCHOVER_RESULT].startswith("a=demo-a-9 #1 failed: demo has no member 'demo-a-9'")
 
@@ -254,23 +244,16 @@ def roles(fake: FakeApi) -> list[str]:
 @pytest.mark.usefixtures("after_a_handover")
 @pytest.mark.parametrize("refused", ["the spec", "an object"])
 async def test_a_former_master_keeps_its_label_for_a_moment_only_whatever_is_refused(
-    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch, refused: str
+    fake: FakeApi, refused: str
 ) -> None:
-    apply = api.apply
-
-    async def refuse(obj: Any) -> Any:
-        if refused == "an object" and obj["kind"] == "NetworkPolicy":
-            raise ApiError(403, "Forbidden", "an admission webhook says no")
-        return await apply(obj)
-
-    monkeypatch.setattr(api, "apply", refuse)
-    async with kept(fake, api) as controller:
+    if refused == "an object":
+        fake.refuse["NetworkPolicy"] = NO
+    async with kept(fake) as controller:
         pods = controller.platform.pods
         pods._grace_until["demo-a-0"] = time.monotonic() + 60
         await until(lambda: controller.control.controllers)
         if refused == "the spec":
-            changed = fake.objects["BrokerCluster", "mq", "demo"] | {"spec": {"mode": 7}}
-            controller.update(changed | {"metadata": changed["metadata"] | {"generation": 2}})
+            change(controller, fake, {"mode": 7})
             await until(lambda: controller.control.refused)
         assert roles(fake) == ["master", "master"]
         pods._grace_until["demo-a-0"] = time.monotonic()
@@ -279,7 +262,7 @@ async def test_a_former_master_keeps_its_label_for_a_moment_only_whatever_is_ref
 
 @pytest.mark.usefixtures("after_a_handover")
 async def test_no_label_is_changed_before_the_new_master_is_announced(
-    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+    fake: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The former master still forwards its paused writes (rule 23), and keeps its place until the Service has moved."""
 
@@ -289,7 +272,7 @@ async def test_no_label_is_changed_before_the_new_master_is_announced(
         return made
 
     monkeypatch.setattr(GroupControllers, "_controller", unannounced)
-    async with kept(fake, api) as controller:
+    async with kept(fake) as controller:
         await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
         assert roles(fake) == ["master", "master"]
         controller.control.controllers["a"]._announced = 2
@@ -298,55 +281,44 @@ async def test_no_label_is_changed_before_the_new_master_is_announced(
 
 
 @pytest.mark.usefixtures("after_a_handover")
-async def test_a_label_that_cannot_be_written_keeps_no_object_from_being_made(
-    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    merge = api.merge
-
-    async def refuse(kind: Any, *arguments: Any) -> Any:
-        if kind.kind == "Pod":
-            raise ApiError(403, "Forbidden", "an admission webhook says no")
-        return await merge(kind, *arguments)
-
-    monkeypatch.setattr(api, "merge", refuse)
-    async with kept(fake, api) as controller:
+async def test_a_label_that_cannot_be_written_keeps_no_object_from_being_made(fake: FakeApi) -> None:
+    fake.refuse["Pod"] = NO
+    async with kept(fake) as controller:
         await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
         await until(lambda: controller.control.problems == ["an admission webhook says no"])
 
 
 async def test_under_a_refused_spec_a_group_of_which_no_config_can_be_read_is_not_taken_for_one_of_another_mode(
-    fake: FakeApi, api: KubeApi
+    fake: FakeApi,
 ) -> None:
     spec = {"mode": "Raft", "brokerGroups": [{"name": "a", "members": 3}]}
-    async with kept(fake, api, spec):
-        await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
+    await make_objects(fake, spec)
     configs = fake.objects["ConfigMap", "mq", names.group_set("demo", "a")]["data"]
     for name in configs:
         configs[name] = '{"mode": '
-    async with kept(fake, api, {"mode": 7}) as controller:
+    async with kept(fake, {"mode": 7}) as controller:
         await until(lambda: controller.control.problems or controller.control.controllers)
         assert controller.control.problems == ["group a has no failover: none of its configs can be read"]
-        changed = fake.objects["BrokerCluster", "mq", "demo"] | {"spec": spec}
-        controller.update(changed | {"metadata": changed["metadata"] | {"generation": 2}})
+        change(controller, fake, spec)
         await until(lambda: controller.control.controllers)
         assert isinstance(controller.control.controllers["a"], RaftController)
 
 
-async def lose_the_secret(fake: FakeApi, controller: ClusterController, monkeypatch: pytest.MonkeyPatch) -> None:
+async def lose_the_secret(fake: FakeApi, controller: ClusterController) -> None:
     """The Secret is deleted and cannot be created again."""
-    api, name = controller._shared.api, names.admin_secret("demo")
-    refuse("Secret", api, monkeypatch)
+    name = names.admin_secret("demo")
+    fake.refuse["Secret"] = NO
     fake.remove("Secret", "mq", name)
     await until(lambda: controller.platform.objects.live("Secret", name) is None)
 
 
 async def test_a_secret_that_cannot_be_made_again_keeps_nothing_back_that_only_needs_its_token(
-    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+    fake: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(GroupControllers, "_controller", led)
-    async with kept(fake, api) as controller:
+    async with kept(fake) as controller:
         await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
-        await lose_the_secret(fake, controller, monkeypatch)
+        await lose_the_secret(fake, controller)
         put_two_masters(fake)
         asked = fake.objects["BrokerCluster", "mq", "demo"]
         asked["metadata"] |= {"annotations": {SWITCHOVER: "a=demo-a-9 #1"}, "generation": 2}
@@ -358,26 +330,24 @@ async def test_a_secret_that_cannot_be_made_again_keeps_nothing_back_that_only_n
 
 
 async def test_under_a_refused_spec_a_secret_that_cannot_be_made_again_keeps_no_group_from_failover(
-    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+    fake: FakeApi,
 ) -> None:
-    async with kept(fake, api, {"brokerGroups": [{"name": g, "members": 3} for g in "ab"]}):
-        await until(lambda: fake.get("StatefulSet", names.group_set("demo", "b")))
+    await make_objects(fake, {"brokerGroups": [{"name": g, "members": 3} for g in "ab"]}, "b")
     away = fake.objects["StatefulSet", "mq", names.group_set("demo", "a")]
     away["spec"]["replicas"] = 0
-    async with kept(fake, api, {"mode": 7}) as controller:
+    async with kept(fake, {"mode": 7}) as controller:
         await until(lambda: set(controller.control.controllers) == {"b"})
-        await lose_the_secret(fake, controller, monkeypatch)
+        await lose_the_secret(fake, controller)
         fake.put(away | {"spec": away["spec"] | {"replicas": 3}})
         await until(lambda: set(controller.control.controllers) == {"a", "b"})
 
 
-async def test_a_request_for_a_group_without_a_controller_gets_the_reason(fake: FakeApi, api: KubeApi) -> None:
+async def test_a_request_for_a_group_without_a_controller_gets_the_reason(fake: FakeApi) -> None:
     """Its spec is refused, and the token is wrong."""
-    async with kept(fake, api):
-        await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
+    await make_objects(fake)
     secret = fake.objects["Secret", "mq", names.admin_secret("demo")]
     secret["metadata"]["ownerReferences"][0]["uid"] = "a former one"
-    async with kept(fake, api, {"mode": 7}, annotations={SWITCHOVER: "a=demo-a-1 #1"}):
+    async with kept(fake, {"mode": 7}, annotations={SWITCHOVER: "a=demo-a-1 #1"}):
         await until(lambda: SWITCHOVER_RESULT in annotated(fake))
         answer = annotated(fake)[SWITCHOVER_RESULT]
         assert "failed: the failover of group a has not started: " in answer
@@ -386,7 +356,7 @@ async def test_a_request_for_a_group_without_a_controller_gets_the_reason(fake: 
 
 @pytest.mark.parametrize("mode", ["MasterSlave", "Raft"])
 async def test_an_operator_that_takes_over_keeps_the_status_until_it_knows_better(
-    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch, mode: str
+    fake: FakeApi, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     """Before the first reports each controller waits for them, which is no failure of the group."""
     spec = {"mode": mode, "brokerGroups": [{"name": "a", "members": 3}]}
@@ -399,7 +369,7 @@ async def test_an_operator_that_takes_over_keeps_the_status_until_it_knows_bette
         "addresses": {"nameServers": "n:9876", "external": "x:9876"},
     }
     unlisted: list[str] = []
-    async with kept(fake, api, spec, unlisted=unlisted, status=former) as controller:
+    async with kept(fake, spec, unlisted=unlisted, status=former) as controller:
         await until(lambda: controller.control.controllers)
         group = controller.control.controllers["a"]
         await until(lambda: group.blocking_wait or group.problem)
@@ -421,12 +391,10 @@ async def test_an_operator_that_takes_over_keeps_the_status_until_it_knows_bette
         assert available(BrokerClusterStatus.model_validate(former), looked[2]) == ("False", "group a: no majority")
 
 
-async def test_an_incomplete_list_does_not_delay_the_failover(
-    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_incomplete_list_does_not_delay_the_failover(fake: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "AGAIN_S", 0.05)
     unlisted = ["NetworkPolicy"]
-    async with kept(fake, api, annotations={SWITCHOVER: "a=demo-a-9 #1"}, unlisted=unlisted) as controller:
+    async with kept(fake, annotations={SWITCHOVER: "a=demo-a-9 #1"}, unlisted=unlisted) as controller:
         await until(lambda: SWITCHOVER not in annotated(fake))
         await until(lambda: controller.control.problems)  # The request is answered while the first pass goes on.
         assert set(controller.control.controllers) == {"a"}
@@ -447,7 +415,7 @@ async def test_an_incomplete_list_does_not_delay_the_failover(
         await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
 
 
-async def test_objects_of_a_former_cluster_of_this_name_are_neither_kept_nor_used(fake: FakeApi, api: KubeApi) -> None:
+async def test_objects_of_a_former_cluster_of_this_name_are_neither_kept_nor_used(fake: FakeApi) -> None:
     """Under `reclaim: Delete`, a cluster is deleted and created again at once. Its former pods still answer. A
     record made from their reports would make the new disks wait for the former ones for ever.
     """
@@ -457,7 +425,7 @@ async def test_objects_of_a_former_cluster_of_this_name_are_neither_kept_nor_use
         meta = {"name": name, "namespace": "mq", "labels": labels, "ownerReferences": [former]}
         storage = {"resources": {"requests": {"storage": "10Gi"}}}
         fake.put({"kind": kind, "metadata": meta, "spec": storage if kind == "PersistentVolumeClaim" else {}})
-    async with kept(fake, api) as controller:
+    async with kept(fake) as controller:
         await until(lambda: controller.control.problems)
         assert controller.control.problems == [
             "a former cluster of this name is not deleted yet: Lease demo-a, PersistentVolumeClaim data-demo-a-0"
@@ -471,10 +439,10 @@ async def test_objects_of_a_former_cluster_of_this_name_are_neither_kept_nor_use
 
 
 async def test_the_status_is_of_a_spec_once_a_pass_has_carried_it_out(
-    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+    fake: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While a pass is under way the status is still about the spec before it, whose result it shows."""
-    async with kept(fake, api) as controller:
+    async with kept(fake) as controller:
         await until(lambda: controller.observer.generation == 1)
         goes_on = asyncio.Event()
         keep = controller.platform.objects.keep
@@ -484,28 +452,20 @@ async def test_the_status_is_of_a_spec_once_a_pass_has_carried_it_out(
             return await keep(*args, **more)
 
         monkeypatch.setattr(controller.platform.objects, "keep", slow)
-        changed = copy.deepcopy(controller.resource.obj)
-        changed["metadata"]["generation"] = 2
         controller.control.warm_up.begun = 0.0
-        controller.update(changed)
+        change(controller, fake, controller.resource.obj["spec"])
         await until(lambda: not controller.pass_is_due)
         assert present(controller.observer.look())[1] == 1
         goes_on.set()
         await until(lambda: controller.observer.generation == 2)
 
 
-async def test_a_value_that_the_chart_does_not_allow_is_reported_and_changes_nothing(
-    fake: FakeApi, api: KubeApi
-) -> None:
-    async with kept(fake, api) as controller:
+async def test_a_value_that_the_chart_does_not_allow_is_reported_and_changes_nothing(fake: FakeApi) -> None:
+    async with kept(fake) as controller:
         await until(lambda: fake.get("StatefulSet", "demo-a"))
         before = {key: obj for key, obj in fake.objects.items() if key[0] in ("StatefulSet", "ConfigMap", "Service")}
-        obj = fake.objects["BrokerCluster", "mq", "demo"]
-        changed = obj | {
-            "metadata": obj["metadata"] | {"generation": 2},
-            "spec": obj["spec"] | {"image": "evil:1", "brokerGroups": [{"name": "a", "members": 5}]},
-        }
-        controller.update(changed)
+        spec = fake.objects["BrokerCluster", "mq", "demo"]["spec"]
+        change(controller, fake, spec | {"image": "evil:1", "brokerGroups": [{"name": "a", "members": 5}]})
         await until(lambda: controller.control.refused)
         assert 'spec.image is "evil:1"' in controller.control.refused
         await until(lambda: any(e.get("reason") == "InvalidSpec" for k, e in fake.objects.items() if k[0] == "Event"))
@@ -513,15 +473,11 @@ async def test_a_value_that_the_chart_does_not_allow_is_reported_and_changes_not
         assert after == before
 
 
-async def test_a_group_that_leaves_the_spec_stays_until_it_is_empty_and_then_goes(fake: FakeApi, api: KubeApi) -> None:
+async def test_a_group_that_leaves_the_spec_stays_until_it_is_empty_and_then_goes(fake: FakeApi) -> None:
     both = {"brokerGroups": [{"name": "a", "members": 2}, {"name": "b", "members": 1}]}
-    async with kept(fake, api, both) as controller:
+    async with kept(fake, both) as controller:
         await until(lambda: fake.get("StatefulSet", "demo-b") and fake.get("PodDisruptionBudget", "demo-b"))
-        alone = fake.put(
-            fake.objects["BrokerCluster", "mq", "demo"] | {"spec": {"brokerGroups": both["brokerGroups"][:1]}}
-        )
-        alone["metadata"]["generation"] = 2
-        controller.update(alone)
+        change(controller, fake, {"brokerGroups": both["brokerGroups"][:1]})
         await until(lambda: controller.control.staying == ("a",))
         assert set(controller.control.controllers) == {"a", "b"}, "its failover goes on"
         assert controller.control.drains()["b"].phase == "Waiting"
@@ -540,9 +496,7 @@ async def test_a_group_that_leaves_the_spec_stays_until_it_is_empty_and_then_goe
         assert [g.name for g in controller.control.plan.groups] == ["a"]
         assert set(controller.control.controllers) == {"a"}
 
-        again = fake.put(fake.objects["BrokerCluster", "mq", "demo"] | {"spec": both})
-        again["metadata"]["generation"] = 3
-        controller.update(again)
+        change(controller, fake, both)
         await until(lambda: fake.get("StatefulSet", "demo-b"))
         assert "gantry.dev/removing" not in fake.objects["StatefulSet", "mq", "demo-b"]["metadata"]["annotations"]
 
@@ -551,14 +505,14 @@ def _of_group(obj: dict[str, Any], group: str) -> bool:
     return bool((obj["metadata"].get("labels") or {}).get(names.GROUP_LABEL) == group)
 
 
-async def test_a_cutover_reaches_a_pod_that_was_made_again(fake: FakeApi, api: KubeApi) -> None:
+async def test_a_cutover_reaches_a_pod_that_was_made_again(fake: FakeApi) -> None:
     spec = {
         "brokerGroups": [{"name": "a", "members": 1}],
         "bootstrap": {"fromRocketMQ": {"nameServers": ["127.0.0.1:1"]}},
     }
     labels = {"gantry.dev/cluster": "demo", "gantry.dev/group": "a"}
     pod = {"kind": "Pod", "apiVersion": "v1", "metadata": {"name": "demo-a-0", "namespace": "mq", "labels": labels}}
-    async with kept(fake, api, spec) as controller:
+    async with kept(fake, spec) as controller:
         await until(lambda: controller.control.plan is not None)
         async with controller.platform.migration() as edge:
             urls = edge.groups["a"].members

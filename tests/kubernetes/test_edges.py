@@ -32,6 +32,7 @@ from gantry_operator.platforms.kubernetes.api.operator_lease import Election
 from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings
 from gantry_operator.platforms.kubernetes.objects.object_reconciler import ObjectReconciler, ReconcileResult
 from gantry_operator.registry.base import RegistryUnavailable
+from kubernetes.aio.client.configuration import Configuration
 
 from tests.kubernetes.fake_api import FakeApi
 from tests.support.patience import SLOW
@@ -47,8 +48,8 @@ B = MemberId(1, "b")
 # ---- the role registry
 
 
-async def test_two_operators_swap_and_only_one_wins(fake: FakeApi, api: KubeApi) -> None:
-    one, two = LeaseRegistry(api, "demo", "mq"), LeaseRegistry(api, "demo", "mq")
+async def test_two_operators_swap_and_only_one_wins(fake: FakeApi) -> None:
+    one, two = LeaseRegistry(fake.api, "demo", "mq"), LeaseRegistry(fake.api, "demo", "mq")
     assert await one.read("a") is None
     assert await two.read("a") is None
     first = LeadershipRecord().promoted(A, [A, B])
@@ -63,9 +64,9 @@ async def test_two_operators_swap_and_only_one_wins(fake: FakeApi, api: KubeApi)
     assert present(fake.get("Lease", "demo-a"))["spec"] == {"holderIdentity": "demo-a-1", "leaseTransitions": 2}
 
 
-async def test_a_lease_outlives_its_cluster_unless_volumes_go_too(fake: FakeApi, api: KubeApi) -> None:
+async def test_a_lease_outlives_its_cluster_unless_volumes_go_too(fake: FakeApi) -> None:
     """Rule 22: no owner reference while volumes are kept."""
-    kept, gone = LeaseRegistry(api, "kept", "mq"), LeaseRegistry(api, "gone", "mq")
+    kept, gone = LeaseRegistry(fake.api, "kept", "mq"), LeaseRegistry(fake.api, "gone", "mq")
     gone.owner = {"kind": "BrokerCluster", "name": "gone", "uid": "u"}
     assert await kept.swap("a", None, LeadershipRecord().promoted(A, [A]))
     assert await gone.swap("a", None, LeadershipRecord().promoted(A, [A]))
@@ -73,8 +74,8 @@ async def test_a_lease_outlives_its_cluster_unless_volumes_go_too(fake: FakeApi,
     assert ["ownerReferences" in (o or {})["metadata"] for o in leases] == [False, True]
 
 
-async def test_an_unknown_outcome_differs_from_a_refusal(fake: FakeApi, api: KubeApi) -> None:
-    registry = LeaseRegistry(api, "demo", "mq")
+async def test_an_unknown_outcome_differs_from_a_refusal(fake: FakeApi) -> None:
+    registry = LeaseRegistry(fake.api, "demo", "mq")
     assert await registry.swap("a", None, LeadershipRecord().promoted(A, [A]))
     entry = present(await registry.read("a"))
     fake.down = True
@@ -87,12 +88,12 @@ async def test_an_unknown_outcome_differs_from_a_refusal(fake: FakeApi, api: Kub
 
 
 async def test_a_request_without_an_answer_holds_a_swap_up_for_a_moment_only(
-    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+    fake: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The outcome is read again."""
     assert client.URGENT_S < 3
     monkeypatch.setattr(client, "URGENT_S", 0.2)
-    registry = LeaseRegistry(api, "demo", "mq")
+    registry = LeaseRegistry(fake.api, "demo", "mq")
     assert await registry.swap("a", None, LeadershipRecord().promoted(A, [A]))
     fake.unanswered = [("PUT", "Lease"), ("GET", "Lease")]
     async with asyncio.timeout(3):
@@ -105,31 +106,31 @@ async def test_a_request_without_an_answer_holds_a_swap_up_for_a_moment_only(
         assert await registry.swap("a", entry, entry.leadership.touched())
 
 
-async def test_watch_events_keep_the_registry_current(fake: FakeApi, api: KubeApi) -> None:
-    registry, other = LeaseRegistry(api, "demo", "mq"), LeaseRegistry(api, "demo", "mq")
+async def test_watch_events_keep_the_registry_current(fake: FakeApi) -> None:
+    registry, other = LeaseRegistry(fake.api, "demo", "mq"), LeaseRegistry(fake.api, "demo", "mq")
     assert await registry.swap("a", None, LeadershipRecord().promoted(A, [A]))
     entry = await other.read("a")
     assert await other.swap("a", entry, LeadershipRecord().promoted(A, [A]).promoted(B, [B]))
     lease = present(fake.get("Lease", "demo-a"))
-    calls = api.calls
+    calls = fake.api.calls
     registry.heard("MODIFIED", lease)
-    assert (present(await registry.read("a")).leadership.epoch, api.calls) == (2, calls), "answered from the watch"
+    assert (present(await registry.read("a")).leadership.epoch, fake.api.calls) == (2, calls), "answered from the watch"
     fake.remove("Lease", "mq", "demo-a")
     registry.heard("DELETED", lease)
     assert await registry.read("a") is None
 
 
-async def test_a_damaged_lease_stops_decisions(fake: FakeApi, api: KubeApi) -> None:
+async def test_a_damaged_lease_stops_decisions(fake: FakeApi) -> None:
     fake.put({"kind": "Lease", "metadata": {"name": "demo-a", "namespace": "mq", "annotations": {LEADERSHIP: "?"}}})
     with pytest.raises(RegistryUnavailable, match="demo-a"):
-        await LeaseRegistry(api, "demo", "mq").read("a")
+        await LeaseRegistry(fake.api, "demo", "mq").read("a")
 
 
 # ---- many clusters at once
 
 
 async def test_requests_do_not_flood_the_api_server_and_a_failover_waits_for_none(
-    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+    fake: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held, most = asyncio.Event(), 0
     under_way: list[str] = []
@@ -143,19 +144,19 @@ async def test_requests_do_not_flood_the_api_server_and_a_failover_waits_for_non
         under_way.remove(path)
         return {"path": path}
 
-    monkeypatch.setattr(api, "_answer", answer)
-    asked = [asyncio.create_task(api.get(CONFIG_MAP, "mq", f"c{i}")) for i in range(50)]
+    monkeypatch.setattr(fake.api, "_answer", answer)
+    asked = [asyncio.create_task(fake.api.get(CONFIG_MAP, "mq", f"c{i}")) for i in range(50)]
     await until(lambda: len(under_way) == AT_ONCE)
-    assert await asyncio.wait_for(api.get(LEASE, "mq", "demo-a"), PATIENCE_S)
+    assert await asyncio.wait_for(fake.api.get(LEASE, "mq", "demo-a"), PATIENCE_S)
     assert most == AT_ONCE + 1
     held.set()
     assert len(await asyncio.gather(*asked)) == 50
 
 
-async def test_any_number_of_watches_leaves_connections_for_requests(fake: FakeApi, api: KubeApi) -> None:
+async def test_any_number_of_watches_leaves_connections_for_requests(fake: FakeApi) -> None:
     heard: list[tuple[str, str]] = []
-    watches = [(await followed(api, heard))[1] for _ in range(110)]
-    assert await asyncio.wait_for(api.get(POD, "mq", "nobody"), PATIENCE_S) is None
+    watches = [(await followed(fake.api, heard))[1] for _ in range(110)]
+    assert await asyncio.wait_for(fake.api.get(POD, "mq", "nobody"), PATIENCE_S) is None
     for task in watches:
         task.cancel()
     await asyncio.gather(*watches, return_exceptions=True)
@@ -170,8 +171,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(election, name, value)
 
 
-async def test_the_second_takes_over_when_the_first_stops_renewing(quick: None, fake: FakeApi, api: KubeApi) -> None:
-    one, two = (Election(api, "mq", "gantry-operator", n) for n in ("one", "two"))
+async def test_the_second_takes_over_when_the_first_stops_renewing(quick: None, fake: FakeApi) -> None:
+    one, two = (Election(fake.api, "mq", "gantry-operator", n) for n in ("one", "two"))
     await one.acquire()
     waiting = asyncio.create_task(two.acquire())
     await asyncio.sleep(0.3)
@@ -182,11 +183,11 @@ async def test_the_second_takes_over_when_the_first_stops_renewing(quick: None, 
 
 
 async def test_the_lease_is_taken_as_soon_as_it_has_run_out(
-    quick: None, fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+    quick: None, fake: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rare checks cost nothing then: the end of the Lease is known."""
     monkeypatch.setattr(election, "LOOK_S", 60.0)
-    one, two = (Election(api, "mq", "gantry-operator", n) for n in ("one", "two"))
+    one, two = (Election(fake.api, "mq", "gantry-operator", n) for n in ("one", "two"))
     await one.acquire()
     begun = time.monotonic()
     await asyncio.wait_for(two.acquire(), PATIENCE_S)  # A second look would come after 60 s.
@@ -194,15 +195,15 @@ async def test_the_lease_is_taken_as_soon_as_it_has_run_out(
 
 
 async def test_a_leader_that_is_not_there_is_not_waited_for(
-    quick: None, fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+    quick: None, fake: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its node is dead: it missed renewals and accepts no connections. A slow leader accepts them."""
     monkeypatch.setattr(election, "DURATION_S", 60)
     monkeypatch.setattr(election, "MISSED_S", 0.3)
     slow = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
     address = f"127.0.0.1:{slow.sockets[0].getsockname()[1]}"
-    await Election(api, "mq", "gantry-operator", "one", address).acquire()
-    two = Election(api, "mq", "gantry-operator", "two", "127.0.0.1:9")
+    await Election(fake.api, "mq", "gantry-operator", "one", address).acquire()
+    two = Election(fake.api, "mq", "gantry-operator", "two", "127.0.0.1:9")
     taking = asyncio.create_task(two.acquire())
     await asyncio.sleep(1)
     assert not taking.done()
@@ -212,11 +213,11 @@ async def test_a_leader_that_is_not_there_is_not_waited_for(
 
 
 async def test_a_candidate_without_an_answer_tries_again(
-    quick: None, fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+    quick: None, fake: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request that is lost with a node must not delay the next look until its own timeout."""
     asked, lost = 0, asyncio.Event()
-    get = api.get
+    get = fake.api.get
 
     async def first_is_lost(*args: Any) -> Any:
         nonlocal asked
@@ -225,16 +226,16 @@ async def test_a_candidate_without_an_answer_tries_again(
             await lost.wait()
         return await get(*args)
 
-    monkeypatch.setattr(api, "get", first_is_lost)
-    await asyncio.wait_for(Election(api, "mq", "gantry-operator", "one").acquire(), PATIENCE_S)
+    monkeypatch.setattr(fake.api, "get", first_is_lost)
+    await asyncio.wait_for(Election(fake.api, "mq", "gantry-operator", "one").acquire(), PATIENCE_S)
     assert asked == 2
 
 
 async def test_a_renewal_that_gets_no_answer_is_followed_by_another(
-    quick: None, fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+    quick: None, fake: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(election, "GIVE_UP_S", 1.3)
-    one = Election(api, "mq", "gantry-operator", "one")
+    one = Election(fake.api, "mq", "gantry-operator", "one")
     await one.acquire()
     fake.unanswered = [("PUT", "Lease")]
     pending_fetches = asyncio.create_task(one.hold())
@@ -246,10 +247,10 @@ async def test_a_renewal_that_gets_no_answer_is_followed_by_another(
 
 
 async def test_a_leader_that_ends_in_order_gives_the_lease_back(
-    quick: None, fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+    quick: None, fake: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(election, "DURATION_S", 60)
-    one, two = (Election(api, "mq", "gantry-operator", n) for n in ("one", "two"))
+    one, two = (Election(fake.api, "mq", "gantry-operator", n) for n in ("one", "two"))
     await one.acquire()
     waiting = asyncio.create_task(two.acquire())
     await one.release()
@@ -257,10 +258,10 @@ async def test_a_leader_that_ends_in_order_gives_the_lease_back(
 
 
 async def test_a_leader_cut_off_from_the_api_stops_before_another_may_begin(
-    quick: None, fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+    quick: None, fake: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(election, "DURATION_S", 60)
-    one = Election(api, "mq", "gantry-operator", "one")
+    one = Election(fake.api, "mq", "gantry-operator", "one")
     await one.acquire()
     pending_fetches = asyncio.create_task(one.hold())
     await asyncio.sleep(0.25)
@@ -270,16 +271,14 @@ async def test_a_leader_cut_off_from_the_api_stops_before_another_may_begin(
     assert not one.leading
 
 
-async def test_a_renewal_is_one_request_and_a_lease_that_was_deleted_comes_back(
-    quick: None, fake: FakeApi, api: KubeApi
-) -> None:
-    one = Election(api, "mq", "gantry-operator", "one")
+async def test_a_renewal_is_one_request_and_a_lease_that_was_deleted_comes_back(quick: None, fake: FakeApi) -> None:
+    one = Election(fake.api, "mq", "gantry-operator", "one")
     await one.acquire()
     pending_fetches = asyncio.create_task(one.hold())
     renewal = ("PUT", "Lease", "gantry-operator")
-    calls, puts = api.calls, fake.log.count(renewal)
+    calls, puts = fake.api.calls, fake.log.count(renewal)
     await until(lambda: fake.log.count(renewal) - puts >= 4)
-    assert fake.log.count(renewal) - puts == api.calls - calls, "nothing was read between"
+    assert fake.log.count(renewal) - puts == fake.api.calls - calls, "nothing was read between"
     fake.remove("Lease", "mq", "gantry-operator")
     await until(lambda: fake.get("Lease", "gantry-operator") is not None)
     assert one.leading
@@ -305,10 +304,10 @@ async def followed(api: KubeApi, heard: list[tuple[str, str]]) -> tuple[Informer
     return found, task
 
 
-async def test_a_mirror_follows_and_survives_listeners_that_fail(fake: FakeApi, api: KubeApi) -> None:
+async def test_a_mirror_follows_and_survives_listeners_that_fail(fake: FakeApi) -> None:
     fake.put(pod("a"))
     heard: list[tuple[str, str]] = []
-    found, task = await followed(api, heard)
+    found, task = await followed(fake.api, heard)
     await until(lambda: len(fake._watchers) == 1)
     fake.put(pod("poison"))
     fake.put(pod("b", role="x"))
@@ -319,10 +318,10 @@ async def test_a_mirror_follows_and_survives_listeners_that_fail(fake: FakeApi, 
     task.cancel()
 
 
-async def test_an_expired_watch_is_restarted_and_misses_nothing(fake: FakeApi, api: KubeApi) -> None:
+async def test_an_expired_watch_is_restarted_and_misses_nothing(fake: FakeApi) -> None:
     fake.put(pod("a"))
     heard: list[tuple[str, str]] = []
-    found, task = await followed(api, heard)
+    found, task = await followed(fake.api, heard)
     await until(lambda: len(fake._watchers) == 1)
     fake.deaf = True
     fake.put(pod("b"))
@@ -334,13 +333,11 @@ async def test_an_expired_watch_is_restarted_and_misses_nothing(fake: FakeApi, a
     task.cancel()
 
 
-async def test_a_watch_that_falls_silent_is_noticed(
-    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_watch_that_falls_silent_is_noticed(fake: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
     """nolar/kopf 955: after days the operator silently stopped seeing changes."""
     monkeypatch.setattr(cache, "SILENCE_S", 0.3)
     heard: list[tuple[str, str]] = []
-    found, task = await followed(api, heard)
+    found, task = await followed(fake.api, heard)
     await until(lambda: len(fake._watchers) == 1)
     fake.deaf = True
     fake.put(pod("b"))
@@ -349,14 +346,14 @@ async def test_a_watch_that_falls_silent_is_noticed(
     task.cancel()
 
 
-async def test_a_watch_tries_its_connection_while_nothing_comes(fake: FakeApi, api: KubeApi) -> None:
+async def test_a_watch_tries_its_connection_while_nothing_comes(fake: FakeApi) -> None:
     """A watch that is lost with a node would leave the operator without events until its end."""
     heard: list[tuple[str, str]] = []
-    _, task = await followed(api, heard)
+    _, task = await followed(fake.api, heard)
     await until(lambda: len(fake._watchers) == 1)
     fake.put(pod("a"))
     await until(lambda: heard)
-    [kept] = cast(Any, present(api._client.rest_client.pool_manager).connector)._acquired
+    [kept] = cast(Any, present(fake.api._client.rest_client.pool_manager).connector)._acquired
     sock = kept.transport.get_extra_info("socket")
     assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
     if hasattr(socket, "TCP_KEEPIDLE"):
@@ -364,9 +361,9 @@ async def test_a_watch_tries_its_connection_while_nothing_comes(fake: FakeApi, a
     task.cancel()
 
 
-async def test_an_api_server_that_is_away_is_waited_for(fake: FakeApi, api: KubeApi) -> None:
+async def test_an_api_server_that_is_away_is_waited_for(fake: FakeApi) -> None:
     heard: list[tuple[str, str]] = []
-    found, task = await followed(api, heard)
+    found, task = await followed(fake.api, heard)
     await until(lambda: len(fake._watchers) == 1)
     fake.down = True
     fake.break_watches(500)
@@ -380,18 +377,16 @@ async def test_an_api_server_that_is_away_is_waited_for(fake: FakeApi, api: Kube
 # ---- calls
 
 
-async def test_errors_contain_the_servers_message(fake: FakeApi, api: KubeApi) -> None:
-    assert await api.get(POD, "mq", "none") is None
-    assert not await api.delete(POD, "mq", "none")
+async def test_errors_contain_the_servers_message(fake: FakeApi) -> None:
+    assert await fake.api.get(POD, "mq", "none") is None
+    assert not await fake.api.delete(POD, "mq", "none")
     fake.put(pod("a"))
     with pytest.raises(ApiError, match="exists") as caught:
-        await api.create(pod("a"))
+        await fake.api.create(pod("a"))
     assert (caught.value.status, caught.value.reason) == (409, "AlreadyExists")
     with pytest.raises(ApiError, match="another uid"):
-        await api.delete(POD, "mq", "a", uid="other")
-    unreachable = FakeApi()
-    unreachable.url = "http://127.0.0.1:1"
-    async with unreachable.client() as client:
+        await fake.api.delete(POD, "mq", "a", uid="other")
+    async with KubeApi(Configuration(host="http://127.0.0.1:1")) as client:
         with pytest.raises(ApiUnavailable):
             await client.get(POD, "mq", "a")
 
@@ -399,8 +394,8 @@ async def test_errors_contain_the_servers_message(fake: FakeApi, api: KubeApi) -
 # ---- events
 
 
-async def test_events_that_repeat_count_up_and_a_flood_is_cut(fake: FakeApi, api: KubeApi) -> None:
-    recorder = EventRecorder(api, "mq", "demo", "u", "op-0")
+async def test_events_that_repeat_count_up_and_a_flood_is_cut(fake: FakeApi) -> None:
+    recorder = EventRecorder(fake.api, "mq", "demo", "u", "op-0")
     for _ in range(3):
         recorder.record("Normal", "FailoverStarted", "demo-a-1 leads")
         await recorder.close()
@@ -437,8 +432,8 @@ async def pass_over(objects: ObjectReconciler, cluster: BrokerCluster = CLUSTER)
     return await objects.keep(cluster, plan(cluster), {}, found) and done, found
 
 
-async def test_a_second_pass_writes_nothing(fake: FakeApi, api: KubeApi) -> None:
-    objects = controller(api)
+async def test_a_second_pass_writes_nothing(fake: FakeApi) -> None:
+    objects = controller(fake.api)
     assert (await pass_over(objects))[0]
     assert fake.get("StatefulSet", "demo-a") is not None
     writes = len(fake.log)
@@ -446,17 +441,17 @@ async def test_a_second_pass_writes_nothing(fake: FakeApi, api: KubeApi) -> None
     assert len(fake.log) == writes
 
 
-async def test_objects_of_others_are_never_touched(fake: FakeApi, api: KubeApi) -> None:
+async def test_objects_of_others_are_never_touched(fake: FakeApi) -> None:
     mine = {"kind": "Service", "metadata": {"name": "demo-a-master", "namespace": "mq"}, "spec": {"ports": []}}
     fake.put(mine)
-    done, found = await pass_over(controller(api))
+    done, found = await pass_over(controller(fake.api))
     assert not done
     assert any("Service demo-a-master exists and is not of this cluster" in p for p in found.problems)
     assert present(fake.get("Service", "demo-a-master"))["spec"] == {"ports": []}
 
 
-async def test_a_deleted_secret_comes_back_with_the_same_token(fake: FakeApi, api: KubeApi) -> None:
-    objects = controller(api)
+async def test_a_deleted_secret_comes_back_with_the_same_token(fake: FakeApi) -> None:
+    objects = controller(fake.api)
     await pass_over(objects)
     before = fake.get("Secret", "demo-admin")
     fake.remove("Secret", "mq", "demo-admin")
@@ -467,8 +462,8 @@ async def test_a_deleted_secret_comes_back_with_the_same_token(fake: FakeApi, ap
     assert before["data"] == present(after)["data"]
 
 
-async def test_volumes_that_grow_take_a_new_set_around_the_pods(fake: FakeApi, api: KubeApi) -> None:
-    objects = controller(api)
+async def test_volumes_that_grow_take_a_new_set_around_the_pods(fake: FakeApi) -> None:
+    objects = controller(fake.api)
     await pass_over(objects)
     grown = CLUSTER.model_copy(deep=True)
     grown.spec.storage.size = "20Gi"
@@ -481,8 +476,8 @@ async def test_volumes_that_grow_take_a_new_set_around_the_pods(fake: FakeApi, a
     assert live["spec"]["volumeClaimTemplates"][0]["spec"]["resources"]["requests"]["storage"] == "20Gi"
 
 
-async def test_objects_of_an_earlier_spec_are_removed_and_groups_never_are(fake: FakeApi, api: KubeApi) -> None:
-    objects = controller(api)
+async def test_objects_of_an_earlier_spec_are_removed_and_groups_never_are(fake: FakeApi) -> None:
+    objects = controller(fake.api)
     many = CLUSTER.model_copy(deep=True)
     many.spec.nameServers.replicas = 3
     many.spec.brokerGroups.append(many.spec.brokerGroups[0].model_copy(update={"name": "b"}))
@@ -493,13 +488,13 @@ async def test_objects_of_an_earlier_spec_are_removed_and_groups_never_are(fake:
     assert fake.get("StatefulSet", "demo-b") is not None
 
 
-async def test_external_addresses_come_before_brokers(fake: FakeApi, api: KubeApi) -> None:
+async def test_external_addresses_come_before_brokers(fake: FakeApi) -> None:
     """A broker is not started with addresses that are not known yet."""
     outside = CLUSTER.model_copy(deep=True)
     outside.spec.external = BrokerCluster.make(
         "x", brokerGroups=[{"name": "a"}], external={"type": "NodePort", "host": "node", "unprotected": True}
     ).spec.external
-    objects = controller(api)
+    objects = controller(fake.api)
     done, found = await pass_over(objects, outside)
     assert not done
     assert "waiting for external addresses" in found.progress[0]
@@ -513,4 +508,4 @@ async def test_external_addresses_come_before_brokers(fake: FakeApi, api: KubeAp
     assert (await pass_over(objects, outside))[0]
     config = present(fake.get("ConfigMap", names.group_set("demo", "a")))
     assert "node:300" in config["data"]["demo-a-0.json"]
-    assert await api.get(CONFIG_MAP, "mq", "demo-a") == config
+    assert await fake.api.get(CONFIG_MAP, "mq", "demo-a") == config

@@ -16,12 +16,11 @@ from gantry_operator.cluster.raft_controller import RaftController
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
 from gantry_operator.failover.model import FailoverSettings, Report
 from gantry_operator.platforms.kubernetes import names
-from gantry_operator.platforms.kubernetes.api.client import ApiError, KubeApi
 from gantry_operator.platforms.kubernetes.members import platform
 from gantry_operator.platforms.kubernetes.members.platform import KubernetesPlatform
 from gantry_operator.platforms.kubernetes.members.role_labels import RoleLabels
 
-from tests.kubernetes.fake_api import FakeApi, following
+from tests.kubernetes.fake_api import NO, FakeApi, following
 from tests.support.led_group import IDS, NO_HTTP, Registry, ReportingMembers, led_by
 from tests.support.running import running, until
 
@@ -72,14 +71,14 @@ def roles(fake: FakeApi, group: str = "a", count: int = 3) -> list[str]:
 
 
 @asynccontextmanager
-async def masters(fake: FakeApi, api: KubeApi, groups: str = "a", count: int = 3) -> AsyncIterator[Masters]:
+async def masters(fake: FakeApi, groups: str = "a", count: int = 3) -> AsyncIterator[Masters]:
     """Member 0 of each group has the label."""
     for group in groups:
         for n in range(count):
             fake.put(pod(f"demo-{group}-{n}", group, names.ROLE_SLAVE if n else names.ROLE_MASTER))
-    async with following(api, ["Pod", "PersistentVolumeClaim"]) as caches:
+    async with following(fake.api, ["Pod", "PersistentVolumeClaim"]) as caches:
         pods, claims = caches.values()
-        found = Masters(KubernetesPlatform(api, pods, claims, "demo", "mq", print, print))
+        found = Masters(KubernetesPlatform(fake.api, pods, claims, "demo", "mq", print, print))
         found.pods.sizes = found.pods.planned = dict.fromkeys(groups, count)
         yield found
         await found.pods.close()
@@ -87,11 +86,11 @@ async def masters(fake: FakeApi, api: KubeApi, groups: str = "a", count: int = 3
 
 @pytest.mark.parametrize("mode", [Group, Elected])
 async def test_one_that_fell_silent_loses_its_label_when_the_new_one_has_it(
-    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch, mode: type[Group] | type[Elected]
+    fake: FakeApi, monkeypatch: pytest.MonkeyPatch, mode: type[Group] | type[Elected]
 ) -> None:
     """Half of the clients' new connections would reach it, until its connection counts as dead."""
     monkeypatch.setattr(platform, "GRACE_S", 600.0)
-    async with masters(fake, api) as found:
+    async with masters(fake) as found:
         group = found.controllers["a"] = mode(found)
         async with running(group):
             await until(lambda: group.announced)
@@ -103,11 +102,11 @@ async def test_one_that_fell_silent_loses_its_label_when_the_new_one_has_it(
 
 @pytest.mark.parametrize("mode", [Group, Elected])
 async def test_one_that_has_handed_over_loses_its_label_in_time_by_itself(
-    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch, mode: type[Group] | type[Elected]
+    fake: FakeApi, monkeypatch: pytest.MonkeyPatch, mode: type[Group] | type[Elected]
 ) -> None:
     """The Service follows the new label meanwhile, without a pass over the cluster's objects, which may hang."""
     monkeypatch.setattr(platform, "GRACE_S", 0.6)
-    async with masters(fake, api) as found:
+    async with masters(fake) as found:
         group = found.controllers["a"] = mode(found)
         async with running(group):
             await until(lambda: group.announced)
@@ -118,22 +117,22 @@ async def test_one_that_has_handed_over_loses_its_label_in_time_by_itself(
 
 
 async def test_it_loses_its_label_also_where_the_new_one_was_labelled_late(
-    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+    fake: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The former master's time is over then, and no pass over the cluster's objects follows by itself."""
     monkeypatch.setattr(platform, "GRACE_S", 0.2)
-    merge = api.merge
+    merge = fake.api.merge
 
     async def late(kind: Any, namespace: Any, name: str, patch: Any) -> Any:
         written = await merge(kind, namespace, name, patch)
         await asyncio.sleep(0.6 if name == "demo-a-1" else 0.0)
         return written
 
-    async with masters(fake, api) as found:
+    async with masters(fake) as found:
         group = found.controllers["a"] = Group(found)
         async with running(group):
             await until(lambda: group.announced)
-            monkeypatch.setattr(api, "merge", late)
+            monkeypatch.setattr(fake.api, "merge", late)
             await group.switchover(1, "asked for")
             await until(lambda: group.announced)
             await until(lambda: roles(fake) == ["slave", "master", "slave"])
@@ -141,11 +140,9 @@ async def test_it_loses_its_label_also_where_the_new_one_was_labelled_late(
             await until(relieving.done)
 
 
-async def test_one_that_was_silent_before_this_operator_began_loses_its_label_at_once(
-    fake: FakeApi, api: KubeApi
-) -> None:
+async def test_one_that_was_silent_before_this_operator_began_loses_its_label_at_once(fake: FakeApi) -> None:
     """Its handover is not known then."""
-    async with masters(fake, api) as found:
+    async with masters(fake) as found:
         group = found.controllers["a"] = Group(found)
         group.registry.leadership = LEADERSHIP.promoted(IDS[1], IDS)
         group.all_say(group.registry.leadership)
@@ -157,23 +154,14 @@ async def test_one_that_was_silent_before_this_operator_began_loses_its_label_at
             assert group.silence_s(0) < SILENCE_S
 
 
-async def test_a_label_of_one_group_that_is_refused_keeps_no_other_from_being_put_right(
-    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_label_of_one_group_that_is_refused_keeps_no_other_from_being_put_right(fake: FakeApi) -> None:
     def led(master: int) -> Any:
         leadership = led_by(master, 2)
         watch = SimpleNamespace(report=Report(IDS[master], "Master", 2))
         return SimpleNamespace(leadership=leadership, announced=True, watches={master: watch})
 
-    async with masters(fake, api, "ab", 2) as found:
+    async with masters(fake, "ab", 2) as found:
         found.controllers |= {"a": led(1), "b": led(1)}
-        merge = api.merge
-
-        async def refuse(kind: Any, namespace: Any, name: str, patch: Any) -> Any:
-            if name.startswith("demo-a"):
-                raise ApiError(403, "Forbidden", "an admission webhook says no")
-            return await merge(kind, namespace, name, patch)
-
-        monkeypatch.setattr(api, "merge", refuse)
+        fake.refuse = {"Pod/demo-a-0": NO, "Pod/demo-a-1": NO}
         assert await found.labels.sync() == ["an admission webhook says no"]
         assert roles(fake, "b", 2) == ["slave", "master"]

@@ -8,7 +8,6 @@ import asyncio
 from typing import Any
 
 import pytest
-from gantry_operator.platforms.kubernetes.api.client import KubeApi
 from gantry_operator.platforms.kubernetes.members import hibernate
 from gantry_operator.platforms.kubernetes.reconcile import cluster_controller
 
@@ -67,26 +66,26 @@ class Kubelet:
     ("mode", "steps"), [("Raft", 0), ("MasterSlave", 1), ("Raft", 3), ("MasterSlave", 5), ("Raft", 7)]
 )
 async def test_an_operator_that_ends_on_the_way_is_followed_by_one_that_goes_on(
-    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch, mode: str, steps: int
+    fake: FakeApi, monkeypatch: pytest.MonkeyPatch, mode: str, steps: int
 ) -> None:
     """The first operator makes `steps` writes for hibernation, and as many for the return."""
     monkeypatch.setattr(cluster_controller, "SETTLE_S", 0.0)
     monkeypatch.setattr(hibernate, "STEP_S", 0.02)
-    writes = WritesLeft(api, monkeypatch)
+    writes = WritesLeft(fake.api, monkeypatch)
     whole = {"demo-a": 3, "demo-b": 3, "demo-namesrv": 2, "demo-proxy": 2}
     members = {f"demo-{g}-{n}" for g, count in GROUPS.items() for n in range(count)}
     async with running(Kubelet(fake)) as pods:
-        async with kept(fake, api, spec(mode, False)):
+        async with kept(fake, spec(mode, False)):
             await until(lambda: pods.replicas() == whole and len(pods.pods()) == 8)
         for name in ("demo-a", "demo-b"):
             fake.put({"kind": "Lease", "metadata": {"name": name, "namespace": "mq", "labels": {}}, "spec": {}})
 
         writes.left = steps
-        async with kept(fake, api, spec(mode, True)) as first:
+        async with kept(fake, spec(mode, True)) as first:
             await until(lambda: writes.left == 0 or first.control.hibernation.done)
             await asyncio.sleep(0.05)
         writes.left = 1_000_000
-        async with kept(fake, api, spec(mode, True)) as second:
+        async with kept(fake, spec(mode, True)) as second:
             await until(lambda: second.control.hibernation.done and not pods.pods())
             await until(lambda: set(pods.replicas().values()) == {0})
         brokers = [p for p in pods.ended if p in members]
@@ -98,11 +97,11 @@ async def test_an_operator_that_ends_on_the_way_is_followed_by_one_that_goes_on(
         assert fake.get("Lease", "demo-a") is not None
 
         writes.left = steps
-        async with kept(fake, api, spec(mode, False)):
+        async with kept(fake, spec(mode, False)):
             await until(lambda: writes.left == 0 or pods.replicas() == whole)
             await asyncio.sleep(0.05)
         writes.left = 1_000_000
-        async with kept(fake, api, spec(mode, False)) as last:
+        async with kept(fake, spec(mode, False)) as last:
             await until(lambda: pods.replicas() == whole and len(pods.pods()) == 8)
             await until(lambda: (last.control.hibernation.running, last.control.hibernation.done) == (None, False))
             await until(lambda: set(last.control.controllers) == set(GROUPS))

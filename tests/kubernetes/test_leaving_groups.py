@@ -81,7 +81,7 @@ class Cache:
     ("reclaim", "component_of_b"), [("Delete", "certificates"), ("Retain", "certificates"), ("Retain", "of a user")]
 )
 async def test_a_removal_goes_on_after_each_step(reclaim: str, component_of_b: str) -> None:
-    async with FakeApi() as fake, fake.client() as api:
+    async with FakeApi() as fake:
         for obj in render(cluster({"name": "a"}, B), plan(cluster({"name": "a"}, B)), OperatorSettings("image")):
             fake.put(obj)
         for group in ("a", "b"):
@@ -96,7 +96,7 @@ async def test_a_removal_goes_on_after_each_step(reclaim: str, component_of_b: s
         caches: Any = {kind: Cache(fake, kind) for kind in KINDS}
 
         def another() -> GroupRemoval:
-            return GroupRemoval(api, caches, ("mq", "demo"), lambda: reclaim)
+            return GroupRemoval(fake.api, caches, ("mq", "demo"), lambda: reclaim)
 
         fake.put({"kind": "BrokerCluster", "metadata": {"name": "demo", "namespace": "mq"}, "spec": {}})
         assert await another().begin_removal("b", another().mark("b"))
@@ -126,7 +126,7 @@ async def test_a_removal_goes_on_after_each_step(reclaim: str, component_of_b: s
 
 async def test_a_removal_does_not_begin_once_the_group_is_written_back() -> None:
     """Also by an operator that read its proof before, and comes late: the group has taken messages since."""
-    async with FakeApi() as fake, fake.client() as api:
+    async with FakeApi() as fake:
         for obj in render(cluster({"name": "a"}, B), plan(cluster({"name": "a"}, B)), OperatorSettings("image")):
             fake.put(obj)
 
@@ -135,7 +135,7 @@ async def test_a_removal_does_not_begin_once_the_group_is_written_back() -> None
             fake.put(resource | {"spec": {"brokerGroups": [{"name": g} for g in groups]}})
 
         caches: Any = {kind: Cache(fake, kind) for kind in KINDS}
-        one, other = (GroupRemoval(api, caches, ("mq", "demo"), lambda: "Delete") for _ in range(2))
+        one, other = (GroupRemoval(fake.api, caches, ("mq", "demo"), lambda: "Delete") for _ in range(2))
         spec_of("a", "b")
         assert not await one.begin_removal("b", one.mark("b")), "the spec has it"
         before = one.mark("b")

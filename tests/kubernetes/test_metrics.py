@@ -9,7 +9,7 @@ import pytest
 from gantry_operator.api.status import BrokerClusterStatus
 from gantry_operator.cluster.observed import ObservedMember
 from gantry_operator.cluster.platform import Change, Event
-from gantry_operator.platforms.kubernetes.api.client import POD, ApiError, KubeApi
+from gantry_operator.platforms.kubernetes.api.client import POD, ApiError
 from gantry_operator.platforms.kubernetes.monitoring import metrics
 from gantry_operator.platforms.kubernetes.monitoring.cluster_figures import ClusterFigures, families
 from gantry_operator.platforms.kubernetes.monitoring.health_server import HealthServer
@@ -144,8 +144,8 @@ def test_the_last_report_is_what_the_status_says(figures: ClusterFigures) -> Non
     assert [value(f"report_{name}", C) for name in names] == [1, None, 28.5, 900], "the last good findings stay"
 
 
-async def test_the_series_of_a_deleted_cluster_end(fake: FakeApi, api: KubeApi) -> None:
-    async with kept(fake, api) as controller:
+async def test_the_series_of_a_deleted_cluster_end(fake: FakeApi) -> None:
+    async with kept(fake) as controller:
         figures = controller.platform.figures
         controller.platform._new_leader(change("failover", 400))
         controller.platform.event(Event("Warning", "InSyncSetShrunk", "too slow", "a"))
@@ -159,15 +159,13 @@ async def test_the_series_of_a_deleted_cluster_end(fake: FakeApi, api: KubeApi) 
     assert [name for name, clusters in page().items() if "demo" in clusters] == []
 
 
-async def test_requests_to_the_api_count_by_verb_resource_and_status(fake: FakeApi) -> None:
+async def test_requests_to_the_api_count_by_verb_resource_and_status() -> None:
     counted: list[tuple[str, str, int | None]] = []
-    api = fake.client()
-    api._on_answer = lambda *row: counted.append(row)
-    async with api:
-        await api.list(POD, "mq")
-        assert await api.get(POD, "mq", "nobody") is None
+    async with FakeApi(on_answer=lambda *row: counted.append(row)) as fake:
+        await fake.api.list(POD, "mq")
+        assert await fake.api.get(POD, "mq", "nobody") is None
         with pytest.raises(ApiError):
-            await api.merge(POD, "mq", "nobody", {})
+            await fake.api.merge(POD, "mq", "nobody", {})
     assert counted == [("LIST", "pods", 200), ("GET", "pods", 404), ("PATCH", "pods", 404)]
 
 

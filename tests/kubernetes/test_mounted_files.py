@@ -9,8 +9,9 @@ from gantry_operator.platforms.kubernetes.api.client import KINDS, KubeApi
 from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache
 from gantry_operator.platforms.kubernetes.objects import mounted_files
 
-from tests.kubernetes.fake_api import FakeApi
-from tests.kubernetes.test_proxies import change, kept, settle
+from tests.kubernetes.fake_api import FakeApi, unheard
+from tests.kubernetes.test_cluster_controller import change, kept
+from tests.kubernetes.test_proxies import settle
 
 LOUD = {"nameServers": {"replicas": 1}, "brokerGroups": [{"name": "a", "members": 2}]}
 
@@ -41,7 +42,7 @@ def test_each_mounted_object_counts_and_nothing_else() -> None:
     assert versions(CONFIG, TLS) == versions(DATA, ConfigMap="1") == "", "an object that is not watched does not count"
 
 
-async def test_a_new_log_level_marks_the_pods_that_mount_it(fake: FakeApi, api: KubeApi) -> None:
+async def test_a_new_log_level_marks_the_pods_that_mount_it(fake: FakeApi) -> None:
     fake.put(pod("mounts", CONFIG))
     fake.put(pod("mounts-nothing", DATA))
 
@@ -49,7 +50,7 @@ async def test_a_new_log_level_marks_the_pods_that_mount_it(fake: FakeApi, api: 
         found: dict[str, str] = fake.objects["Pod", "mq", name]["metadata"].get("annotations") or {}
         return found
 
-    async with kept(fake, api, LOUD) as controller:
+    async with kept(fake, LOUD) as controller:
         await settle(lambda: names.MOUNTED_FILES in marks("mounts"))
         first = marks("mounts")[names.MOUNTED_FILES]
         change(controller, fake, LOUD | {"logLevel": "DEBUG"})
@@ -57,9 +58,9 @@ async def test_a_new_log_level_marks_the_pods_that_mount_it(fake: FakeApi, api: 
         assert names.MOUNTED_FILES not in marks("mounts-nothing")
 
 
-async def test_pods_may_come_and_go_while_others_are_marked(fake: FakeApi, api: KubeApi) -> None:
+async def test_pods_may_come_and_go_while_others_are_marked(fake: FakeApi) -> None:
     """Each mark waits for the API server, and watches go on meanwhile."""
-    caches = {kind: InformerCache(api, KINDS[kind], (), "", lambda event, obj: None) for kind in ("Pod", "ConfigMap")}
+    caches = {kind: InformerCache(fake.api, KINDS[kind], (), "", unheard) for kind in ("Pod", "ConfigMap")}
     cached = caches["Pod"]
     for number in range(3):
         made = fake.put(pod(f"demo-a-{number}", CONFIG))

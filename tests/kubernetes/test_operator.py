@@ -23,7 +23,7 @@ from tests.support.running import running
 
 @pytest.mark.parametrize(("kind", "begins"), [("NetworkPolicy", True), ("Pod", False)])
 async def test_only_the_kinds_that_a_failover_needs_have_to_be_listed(
-    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch, kind: str, begins: bool
+    fake: FakeApi, monkeypatch: pytest.MonkeyPatch, kind: str, begins: bool
 ) -> None:
     """A list may take a minute, or be refused for ever."""
     monkeypatch.setattr(operator, "LISTED_S", 0.2)
@@ -35,7 +35,7 @@ async def test_only_the_kinds_that_a_failover_needs_have_to_be_listed(
         await asyncio.Event().wait()
 
     monkeypatch.setattr(Operator, "_kopf", act)
-    async with running(Operator(api, OperatorSettings("broker", "", "ops", ()), "op-0")) as found:
+    async with running(Operator(fake.api, OperatorSettings("broker", "", "ops", ()), "op-0")) as found:
         async with asyncio.timeout(3):
             await asyncio.gather(*(m.ready() for k, m in found.followed().items() if k != kind))
         assert found.shared.unlisted() == [kind]

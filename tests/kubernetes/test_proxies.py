@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import itertools
-import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -18,13 +17,12 @@ from gantry_operator.api.status import ProxyRow, ProxyStatus
 from gantry_operator.cluster.status import proxy_events
 from gantry_operator.plan.plan import plan
 from gantry_operator.platforms.kubernetes import names
-from gantry_operator.platforms.kubernetes.api.client import KubeApi
 from gantry_operator.platforms.kubernetes.manifests import external, proxies
 from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings, key, render
 from gantry_operator.platforms.kubernetes.objects.certificates import holders
 
 from tests.kubernetes.fake_api import FakeApi
-from tests.kubernetes.test_cluster_controller import CLUSTER, kept
+from tests.kubernetes.test_cluster_controller import CLUSTER, change, kept
 from tests.support.present import present
 from tests.support.running import until
 
@@ -283,19 +281,13 @@ def pod(name: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec, "status": {}}
 
 
-def change(controller: Any, fake: FakeApi, spec: dict[str, Any]) -> None:
-    obj = json.loads(json.dumps(fake.objects["BrokerCluster", "mq", "demo"])) | {"spec": spec}
-    obj["metadata"]["generation"] = controller.resource.obj["metadata"]["generation"] + 1
-    controller.update(fake.put(obj))
-
-
 async def settle(check: Callable[[], bool]) -> None:
     await until(check, timeout_s=20)
 
 
-async def test_proxies_get_a_user_and_the_table_and_go_with_the_field(fake: FakeApi, api: KubeApi) -> None:
+async def test_proxies_get_a_user_and_the_table_and_go_with_the_field(fake: FakeApi) -> None:
     fake.put(pod("demo-proxy-x"))
-    async with kept(fake, api, WITH_PROXIES) as controller:
+    async with kept(fake, WITH_PROXIES) as controller:
         await settle(lambda: fake.get("Deployment", "demo-proxy") is not None)
         user = fake.get("Secret", "demo-proxy-user")
         assert user is not None, "before the pods that mount it"

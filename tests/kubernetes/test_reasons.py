@@ -123,7 +123,7 @@ async def caches_of(api: KubeApi, *kinds: str) -> dict[str, InformerCache]:
     return caches
 
 
-async def test_events_are_read_only_while_something_is_missing(fake: FakeApi, api: KubeApi) -> None:
+async def test_events_are_read_only_while_something_is_missing(fake: FakeApi) -> None:
     cluster = BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a", "members": 2}])
     ready = {
         "metadata": {"namespace": "mq"},
@@ -134,12 +134,12 @@ async def test_events_are_read_only_while_something_is_missing(fake: FakeApi, ap
     }
     for name in ("demo-a-0", "demo-namesrv-0", "demo-namesrv-1"):
         fake.put(ready | {"metadata": {"name": name, "namespace": "mq"}})
-    pods = (await caches_of(api, "Pod"))["Pod"]
+    pods = (await caches_of(fake.api, "Pod"))["Pod"]
     running = [("a", i, f"demo-a-{i}") for i in range(2)]
     wanted = missing_objects(running, plan(cluster), pods, "mq", "demo")
     assert wanted == [("StatefulSet", "demo-a")]
     fake.put(event(QUOTA, "2026-01-01T00:00:00Z"))
-    reasons = Reasons(api, "mq")
+    reasons = Reasons(fake.api, "mq")
     assert await reasons.look(wanted, 0.0)
     assert "quota small" in reasons.of("StatefulSet", "demo-a")
     read = fake.lists
@@ -160,7 +160,7 @@ def claim(name: str, storage_class: str | None, volume: str | None = None, size:
     }  # fmt: skip
 
 
-async def test_a_claim_that_never_had_a_volume_is_made_again(fake: FakeApi, api: KubeApi) -> None:
+async def test_a_claim_that_never_had_a_volume_is_made_again(fake: FakeApi) -> None:
     """The storage class was misspelt. A bound claim has records, and a right one is only not bound yet."""
     running = [("a", i, f"demo-a-{i}") for i in range(4)]
     fake.put(claim("demo-a-0", "fasst"))
@@ -169,31 +169,31 @@ async def test_a_claim_that_never_had_a_volume_is_made_again(fake: FakeApi, api:
     fake.put(claim("demo-a-3", "fast", size="100Ti"))
     for number in range(3):
         fake.put({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"demo-a-{number}", "namespace": "mq"}})
-    caches = await caches_of(api, "PersistentVolumeClaim", "Pod", "Lease")
+    caches = await caches_of(fake.api, "PersistentVolumeClaim", "Pod", "Lease")
     fast = BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a"}], storage={"className": "fast"})
-    done = await volumes.make_again(api, caches, fast, running, ())
+    done = await volumes.make_again(fake.api, caches, fast, running, ())
     assert len(done) == 2
     assert [entry for entry in fake.log if entry[0] == "DELETE"] == [
         ("DELETE", "PersistentVolumeClaim", "data-demo-a-0"),
         ("DELETE", "Pod", "demo-a-0"),
         ("DELETE", "PersistentVolumeClaim", "data-demo-a-3"),
     ]
-    said = await volumes.keep(api, caches, fast, running)
+    said = await volumes.keep(fake.api, caches, fast, running)
     assert [s for s in said if "volume data-demo-a-2 has class fasst" in s]
 
 
-async def test_without_a_class_in_the_spec_only_one_that_does_not_exist_is_wrong(fake: FakeApi, api: KubeApi) -> None:
+async def test_without_a_class_in_the_spec_only_one_that_does_not_exist_is_wrong(fake: FakeApi) -> None:
     fake.put(claim("demo-a-0", "standard"))
     said = 'storageclass.storage.k8s.io "fasst" not found'
     fake.put(event(said, "2026-01-01T00:00:00Z", "data-demo-a-1", "PersistentVolumeClaim"))
     fake.put(claim("demo-a-1", "fasst"))
-    caches = await caches_of(api, "PersistentVolumeClaim", "Pod")
-    reasons = Reasons(api, "mq")
+    caches = await caches_of(fake.api, "PersistentVolumeClaim", "Pod")
+    reasons = Reasons(fake.api, "mq")
     await reasons.look([("PersistentVolumeClaim", "data-demo-a-1")], 0.0)
     assert reasons.missing_classes() == {"fasst"}
     cluster = BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a"}])
     running = [("a", i, f"demo-a-{i}") for i in range(2)]
-    await volumes.make_again(api, caches, cluster, running, reasons.missing_classes())
+    await volumes.make_again(fake.api, caches, cluster, running, reasons.missing_classes())
     assert [entry for entry in fake.log if entry[0] == "DELETE"] == [
         ("DELETE", "PersistentVolumeClaim", "data-demo-a-1")
     ]
@@ -205,14 +205,14 @@ def grown(*sizes: str, **own: Any) -> tuple[BrokerCluster, list[tuple[str, int, 
 
 
 @pytest.mark.parametrize("own", [False, True])
-async def test_volumes_that_cannot_grow_leave_the_way_back_open(fake: FakeApi, api: KubeApi, own: bool) -> None:
+async def test_volumes_that_cannot_grow_leave_the_way_back_open(fake: FakeApi, own: bool) -> None:
     """A storage class without expansion: no claim grows, the template keeps the former size, which may be written."""
     cluster, running = grown("10Gi", "10Gi", **({"storage": {"size": "20Gi"}} if own else {}))
     for _, _, name in running:
         fake.put(claim(name, "fixed", volume="pv"))
     fake.refuse["PersistentVolumeClaim"] = (403, "only dynamically provisioned pvc can be resized")
-    caches = await caches_of(api, "PersistentVolumeClaim", "Pod", "Lease")
-    said = await volumes.keep(api, caches, cluster, running)
+    caches = await caches_of(fake.api, "PersistentVolumeClaim", "Pod", "Lease")
+    said = await volumes.keep(fake.api, caches, cluster, running)
     field = "spec.brokerGroups[a].storage.size" if own else "spec.storage.size"
     assert len(said) == 2
     assert all(
@@ -230,20 +230,18 @@ async def test_volumes_that_cannot_grow_leave_the_way_back_open(fake: FakeApi, a
     back = cluster.model_copy(deep=True)
     back.spec.storage.size = "10Gi"
     back.spec.brokerGroups[0].storage = None
-    assert await volumes.keep(api, caches, back, running) == []
+    assert await volumes.keep(fake.api, caches, back, running) == []
     assert volumes.with_sizes_of_volumes(back, caches, running) is back
 
 
 @pytest.mark.parametrize("own", [False, True])
-async def test_a_size_below_that_of_a_volume_is_refused_and_the_right_one_is_said(
-    fake: FakeApi, api: KubeApi, own: bool
-) -> None:
+async def test_a_size_below_that_of_a_volume_is_refused_and_the_right_one_is_said(fake: FakeApi, own: bool) -> None:
     """A group's own storage is in no rule of the CRD: only its volumes say what it may be."""
     cluster, running = grown("30Gi", "30Gi", **({"storage": {"size": "20Gi"}} if own else {}))
     for _, _, name in running:
         fake.put(claim(name, "fixed", volume="pv", size="30Gi"))
-    caches = await caches_of(api, "PersistentVolumeClaim", "Pod", "Lease")
-    said = await volumes.keep(api, caches, cluster, running)
+    caches = await caches_of(fake.api, "PersistentVolumeClaim", "Pod", "Lease")
+    said = await volumes.keep(fake.api, caches, cluster, running)
     field = "spec.brokerGroups[a].storage.size" if own else "spec.storage.size"
     assert said == [
         f"{field} is 20Gi, but volume data-demo-a-{i} has 30Gi, and a volume cannot shrink: write 30Gi"
@@ -253,18 +251,18 @@ async def test_a_size_below_that_of_a_volume_is_refused_and_the_right_one_is_sai
     assert all(c is not None and c["spec"]["resources"]["requests"]["storage"] == "30Gi" for c in asked)
 
 
-async def test_a_growth_of_some_volumes_is_said_for_each_one(fake: FakeApi, api: KubeApi) -> None:
+async def test_a_growth_of_some_volumes_is_said_for_each_one(fake: FakeApi) -> None:
     cluster, running = grown("20Gi", "10Gi", "10Gi")
     for (_, _, name), size in zip(running, ("20Gi", "10Gi", "5Gi"), strict=True):
         fake.put(claim(name, "fixed", volume="pv", size=size))
     fake.refuse["PersistentVolumeClaim"] = (422, "no")
-    caches = await caches_of(api, "PersistentVolumeClaim", "Pod", "Lease")
-    one, two = await volumes.keep(api, caches, cluster, running)
+    caches = await caches_of(fake.api, "PersistentVolumeClaim", "Pod", "Lease")
+    one, two = await volumes.keep(fake.api, caches, cluster, running)
     assert "volume data-demo-a-1 cannot grow from 10Gi to 20Gi" in one
     assert "volume data-demo-a-2 cannot grow from 5Gi to 20Gi" in two
     assert "data-demo-a-0 has 20Gi already, which cannot be taken back" in two
     assert "again" not in two
     assert volumes.with_sizes_of_volumes(cluster, caches, running).spec.storage_of("a").size == "5Gi"
     fake.refuse.clear()
-    assert await volumes.keep(api, caches, cluster, running) == []
+    assert await volumes.keep(fake.api, caches, cluster, running) == []
     assert volumes.with_sizes_of_volumes(cluster, caches, running) is cluster, "the template grows after the claims"

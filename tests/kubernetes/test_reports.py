@@ -10,7 +10,6 @@ from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.platforms.kubernetes.allowed import never
 from gantry_operator.platforms.kubernetes.analytics import reconciler as reports
 from gantry_operator.platforms.kubernetes.analytics.manifests import JOB_LABEL
-from gantry_operator.platforms.kubernetes.api.client import KubeApi
 from gantry_operator.platforms.kubernetes.api.status_writer import merge_patch
 
 from tests.kubernetes.fake_api import FakeApi, running
@@ -31,10 +30,10 @@ class Rig(ReportRig):
 
 
 @pytest.fixture
-async def rig(fake: FakeApi, api: KubeApi) -> AsyncIterator[Rig]:
+async def rig(fake: FakeApi) -> AsyncIterator[Rig]:
     resource = fake.put({"kind": "BrokerCluster", "metadata": {"namespace": "mq", "name": "demo"}})
     cluster = BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a"}], analytics={})
-    rig = Rig(fake, api, cluster, resource["metadata"]["uid"])
+    rig = Rig(fake, cluster, resource["metadata"]["uid"])
     async with running(rig.caches.values()):
         yield rig
         await rig.events.close()

@@ -23,11 +23,11 @@ def state(api: KubeApi, owner: dict[str, Any] = OWNER) -> ConfigMapState:
     return ConfigMapState(api, "mq", "x-rollback", owner)
 
 
-async def test_the_next_operator_reads_what_the_last_one_wrote(fake: FakeApi, api: KubeApi) -> None:
-    assert await state(api).load() is None
+async def test_the_next_operator_reads_what_the_last_one_wrote(fake: FakeApi) -> None:
+    assert await state(fake.api).load() is None
     for text in ("first", "x" * 2_000_000):
-        await state(api).save(text)
-        assert await state(api).load() == text
+        await state(fake.api).save(text)
+        assert await state(fake.api).load() == text
     found = fake.get("ConfigMap", "x-rollback")
     assert found is not None
     assert found["metadata"]["ownerReferences"] == [OWNER], "it goes with the cluster"
@@ -35,11 +35,11 @@ async def test_the_next_operator_reads_what_the_last_one_wrote(fake: FakeApi, ap
     assert len(found["binaryData"][KEY]) < 1 << 20
 
 
-async def test_another_clusters_record_is_neither_read_nor_taken_for_none(fake: FakeApi, api: KubeApi) -> None:
+async def test_another_clusters_record_is_neither_read_nor_taken_for_none(fake: FakeApi) -> None:
     """A cluster that was deleted and made again under the same name copies nothing by the record of the first."""
-    await state(api).save("{}")
+    await state(fake.api).save("{}")
     with pytest.raises(Refused, match="x-rollback is not of this cluster: delete it"):
-        await state(api, OWNER | {"uid": "u2"}).load()
+        await state(fake.api, OWNER | {"uid": "u2"}).load()
 
 
 def packed(data: bytes) -> str:
@@ -62,7 +62,7 @@ WHOLE = gzip.compress(b"x" * 100)
     ],
 )
 async def test_a_record_that_somebody_has_spoilt_is_refused(
-    fake: FakeApi, api: KubeApi, content: dict[str, str] | None, monkeypatch: pytest.MonkeyPatch
+    fake: FakeApi, content: dict[str, str] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rollback_state, "MOST", 100)
     fake.put(
@@ -74,15 +74,15 @@ async def test_a_record_that_somebody_has_spoilt_is_refused(
         }
     )
     with pytest.raises(Refused, match="x-rollback is no record of a copy"):
-        await state(api).load()
+        await state(fake.api).load()
 
 
-async def test_what_was_not_written_is_written_again(fake: FakeApi, api: KubeApi) -> None:
+async def test_what_was_not_written_is_written_again(fake: FakeApi) -> None:
     """A copy counts nothing as kept whose write failed."""
 
     class Copy(QueuesCopy):
         def __init__(self) -> None:
-            super().__init__(None, None, (), state(api))  # type: ignore[arg-type]
+            super().__init__(None, None, (), state(fake.api))  # type: ignore[arg-type]
 
         async def config_of(self, topic: str) -> TopicConfig | None:
             raise AssertionError(topic)
@@ -93,8 +93,8 @@ async def test_what_was_not_written_is_written_again(fake: FakeApi, api: KubeApi
         await made.save()
     fake.down = False
     await made._save_soon()
-    assert await state(api).load() == '{"topics": {}}'
-    await state(api).save("other")
+    assert await state(fake.api).load() == '{"topics": {}}'
+    await state(fake.api).save("other")
     made._changed = True
     await made._save_soon()
-    assert await state(api).load() == "other", "the API server gets no write for each message"
+    assert await state(fake.api).load() == "other", "the API server gets no write for each message"

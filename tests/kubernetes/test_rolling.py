@@ -15,7 +15,6 @@ from gantry_operator.cluster.rolling_change import RollingChange
 from gantry_operator.plan.order import Step
 from gantry_operator.plan.plan import MemberPlan
 from gantry_operator.platforms.kubernetes import names
-from gantry_operator.platforms.kubernetes.api.client import KubeApi
 from gantry_operator.platforms.kubernetes.api.pod_state import REVISION_LABEL
 from gantry_operator.platforms.kubernetes.members import platform
 from gantry_operator.platforms.kubernetes.members.member_state import deployments_of
@@ -34,18 +33,18 @@ def pod(name: str, role: str) -> dict[str, Any]:
 
 
 async def test_a_former_master_is_not_replaced_while_its_clients_still_come_to_it(
-    monkeypatch: pytest.MonkeyPatch, fake: FakeApi, api: KubeApi
+    monkeypatch: pytest.MonkeyPatch, fake: FakeApi
 ) -> None:
     """It forwards requests from the master's Service, which needs a moment to follow the labels."""
     monkeypatch.setattr(platform, "GRACE_S", 0.2)
     monkeypatch.setattr(platform, "SERVICE_S", 3.0)
     fake.put(pod(OLD, names.ROLE_MASTER))
     fake.put(pod(NEW, names.ROLE_SLAVE))
-    async with following(api, ["Pod", "PersistentVolumeClaim", "StatefulSet"]) as caches:
+    async with following(fake.api, ["Pod", "PersistentVolumeClaim", "StatefulSet"]) as caches:
         pods, claims, sets = caches.values()
-        found = KubernetesPlatform(api, pods, claims, "demo", "mq", lambda event: None, lambda change: None)
+        found = KubernetesPlatform(fake.api, pods, claims, "demo", "mq", lambda event: None, lambda change: None)
         found.sizes, found.answers = {"a": 2}, lambda group, name: True
-        replacement = PodReplacement(api, sets, found, ("mq", "demo"))
+        replacement = PodReplacement(fake.api, sets, found, ("mq", "demo"))
         former = Deployment(OLD, 0, outdated=True, leaving=False)
 
         async def replace() -> None:
@@ -68,24 +67,24 @@ async def test_a_former_master_is_not_replaced_while_its_clients_still_come_to_i
 
 @pytest.mark.parametrize(("named", "left"), [("demo-a-2", 4), ("demo-a-3", 3)])
 async def test_no_other_member_is_removed_in_place_of_the_planned_one(
-    monkeypatch: pytest.MonkeyPatch, fake: FakeApi, api: KubeApi, named: str, left: int
+    monkeypatch: pytest.MonkeyPatch, fake: FakeApi, named: str, left: int
 ) -> None:
     """A StatefulSet removes its highest number."""
     meta = {"name": "demo-a", "namespace": "mq", "generation": 1}
     fake.put({"kind": "StatefulSet", "metadata": meta, "spec": {"replicas": 4}, "status": {"observedGeneration": 1}})
-    async with following(api, ["Pod", "PersistentVolumeClaim", "StatefulSet"]) as caches:
+    async with following(fake.api, ["Pod", "PersistentVolumeClaim", "StatefulSet"]) as caches:
         pods, claims, sets = caches.values()
-        found = KubernetesPlatform(api, pods, claims, "demo", "mq", lambda event: None, lambda change: None)
+        found = KubernetesPlatform(fake.api, pods, claims, "demo", "mq", lambda event: None, lambda change: None)
         found.sizes, found.planned = {"a": 4}, {"a": 2}
         loop: Any = SimpleNamespace(leadership=None, watches={}, still_counted=(), announced=True)
-        replacement = PodReplacement(api, sets, found, ("mq", "demo"))
+        replacement = PodReplacement(fake.api, sets, found, ("mq", "demo"))
         change = RollingChange(replacement, {"a": loop}, lambda event: None)
         monkeypatch.setattr(rolling, "next_step", lambda *_: Step("replace", "it leaves", named))
         await change.look_once()
         assert (present(fake.get("StatefulSet", "demo-a"))["spec"]["replicas"], found.sizes["a"]) == (left, left)
 
 
-async def test_a_pod_whose_restart_is_asked_for_is_replaced_outside_of_the_window(fake: FakeApi, api: KubeApi) -> None:
+async def test_a_pod_whose_restart_is_asked_for_is_replaced_outside_of_the_window(fake: FakeApi) -> None:
     pods = SimpleNamespace(running=lambda group: [MemberPlan(NEW, "a", 1)], planned={"a": 2}, pod=lambda name: found)
     stateful_set = {"status": {"updateRevision": "r2"}}
     found = pod(NEW, names.ROLE_SLAVE)

@@ -13,7 +13,6 @@ from gantry_operator.api.status import AnalyticsStatus
 from gantry_operator.platforms.kubernetes.analytics import applications, jobs, manifests
 from gantry_operator.platforms.kubernetes.analytics import reconciler as reports
 from gantry_operator.platforms.kubernetes.analytics.manifests import JOB_LABEL
-from gantry_operator.platforms.kubernetes.api.client import KubeApi
 from gantry_operator.platforms.kubernetes.manifests import spark, spark_application
 from pydantic import ValidationError
 
@@ -259,9 +258,9 @@ class Rig(ReportRig):
 
 
 @pytest.fixture
-async def rig(fake: FakeApi, api: KubeApi) -> AsyncIterator[Rig]:
+async def rig(fake: FakeApi) -> AsyncIterator[Rig]:
     resource = fake.put({"kind": "BrokerCluster", "metadata": {"namespace": "mq", "name": "demo"}})
-    rig = Rig(fake, api, cluster(schedule="0 12 * * *"), resource["metadata"]["uid"])
+    rig = Rig(fake, cluster(schedule="0 12 * * *"), resource["metadata"]["uid"])
     async with running(rig.caches.values()):
         yield rig
         await rig.events.close()

@@ -10,7 +10,6 @@ from gantry_broker.contracts.table_runs import RunReport, TableReport, to_text
 from gantry_operator.api.table import Tables
 from gantry_operator.cluster.store_unavailable import StoreUnavailable
 from gantry_operator.platforms.kubernetes import names
-from gantry_operator.platforms.kubernetes.api.client import KubeApi
 from gantry_operator.platforms.kubernetes.manifests import spark
 from gantry_operator.platforms.kubernetes.tables import manifests, runs
 from pydantic import ValidationError
@@ -26,10 +25,10 @@ SPEC: dict[str, Any] = {"engine": "SparkApplication", "executors": 2}
 
 
 @pytest.fixture
-async def rig(fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
+async def rig(fake: FakeApi, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
     monkeypatch.setattr(runs, "PAUSE_S", 0.0)
     resource = fake.put({"kind": "BrokerCluster", "metadata": {"namespace": "mq", "name": "demo"}})
-    rig = Rig(fake, api, resource["metadata"]["uid"])
+    rig = Rig(fake, resource["metadata"]["uid"])
     write(rig, **SPEC)
     async with running(rig.caches.values()):
         yield rig

@@ -14,7 +14,7 @@ from gantry_operator.cluster.platform import TableRun
 from gantry_operator.cluster.store_unavailable import StoreUnavailable
 from gantry_operator.plan.plan import plan
 from gantry_operator.platforms.kubernetes import names
-from gantry_operator.platforms.kubernetes.api.client import KINDS, KubeApi
+from gantry_operator.platforms.kubernetes.api.client import KINDS
 from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache
 from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings
 from gantry_operator.platforms.kubernetes.objects.object_reconciler import ObjectReconciler
@@ -42,17 +42,17 @@ def cluster(**spec: Any) -> BrokerCluster:
 class Rig:
     """The runs of one cluster, with an API server in memory."""
 
-    def __init__(self, fake: FakeApi, api: KubeApi, uid: str, image: str = "spark:1") -> None:
+    def __init__(self, fake: FakeApi, uid: str, image: str = "spark:1") -> None:
         self.fake = fake
         settings = OperatorSettings("broker:1", image)
-        self.caches = {k: InformerCache(api, KINDS[k], [], names.CLUSTER_LABEL, quiet) for k in CACHED}
+        self.caches = {k: InformerCache(fake.api, KINDS[k], [], names.CLUSTER_LABEL, quiet) for k in CACHED}
         for name, kind in ((JOBS, "Job"), (PODS, "Pod")):
-            self.caches[name] = InformerCache(api, KINDS[kind], [], names.TABLES_LABEL, quiet)
+            self.caches[name] = InformerCache(fake.api, KINDS[kind], [], names.TABLES_LABEL, quiet)
         self.cluster = cluster()
         self.cluster.metadata.uid = uid
-        objects = ObjectReconciler(api, self.caches, settings, "mq", "demo", uid)
+        objects = ObjectReconciler(fake.api, self.caches, settings, "mq", "demo", uid)
         self.runs = KubernetesTableRuns(
-            api, self.caches, objects, settings, ("mq", "demo"), lambda: (self.cluster, plan(self.cluster))
+            fake.api, self.caches, objects, settings, ("mq", "demo"), lambda: (self.cluster, plan(self.cluster))
         )
 
     async def start(self, run: str = RUN, spec: Tables | None = None, lasts_s: float = 0.0) -> None:
@@ -94,9 +94,9 @@ class Rig:
 
 
 @pytest.fixture
-async def rig(fake: FakeApi, api: KubeApi) -> AsyncIterator[Rig]:
+async def rig(fake: FakeApi) -> AsyncIterator[Rig]:
     resource = fake.put({"kind": "BrokerCluster", "metadata": {"namespace": "mq", "name": "demo"}})
-    rig = Rig(fake, api, resource["metadata"]["uid"])
+    rig = Rig(fake, resource["metadata"]["uid"])
     async with running(rig.caches.values()):
         yield rig
 
@@ -223,11 +223,11 @@ async def test_an_archive_and_a_queue_reach_the_run(rig: Rig) -> None:
     assert "kueue.x-k8s.io/queue-name" not in rig.job["spec"]["template"]["metadata"]["labels"]
 
 
-async def test_what_a_run_needs_is_said(rig: Rig, fake: FakeApi, api: KubeApi) -> None:
+async def test_what_a_run_needs_is_said(rig: Rig, fake: FakeApi) -> None:
     rig.cluster = cluster(security={"authentication": "Enabled"})
     with pytest.raises(StoreUnavailable, match=r"write spec\.tables\.user"):
         await rig.start()
-    without = Rig(fake, api, rig.cluster.metadata.uid or "", image="")
+    without = Rig(fake, rig.cluster.metadata.uid or "", image="")
     assert await without.runs.newest() is None
     with pytest.raises(StoreUnavailable, match="no image with Spark is known"):
         await without.start()

@@ -20,7 +20,7 @@ from gantry_operator.api.consumer_group import RESET_OFFSETS, ConsumerGroup
 from gantry_operator.api.topic import FINALIZER, BrokerTopic
 from gantry_operator.cluster import topic_control
 from gantry_operator.cluster.topic_control import Cluster, TopicControl
-from gantry_operator.platforms.kubernetes.api.client import KINDS, ApiUnavailable, KubeApi
+from gantry_operator.platforms.kubernetes.api.client import KINDS, ApiUnavailable
 from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache
 from gantry_operator.platforms.kubernetes.resources import topics
 from gantry_operator.platforms.kubernetes.resources.topics import KubernetesTopicStore, stray_status
@@ -118,9 +118,9 @@ class Brokers:
 class Rig:
     """An operator's part for topics and groups."""
 
-    def __init__(self, fake: FakeApi, api: KubeApi) -> None:
+    def __init__(self, fake: FakeApi) -> None:
         self.fake = fake
-        self.api = api
+        self.api = fake.api
         self.brokers = Brokers("a", "b")
         self.settle_s = 0.1
         self.paused = False
@@ -209,8 +209,8 @@ class Rig:
 
 
 @pytest.fixture
-def rig(fake: FakeApi, api: KubeApi) -> Rig:
-    return Rig(fake, api)
+def rig(fake: FakeApi) -> Rig:
+    return Rig(fake)
 
 
 async def test_a_topic_gets_queues_a_status_and_events(rig: Rig) -> None:

@@ -37,17 +37,17 @@ def finalizers(fake: FakeApi, kind: str, name: str, namespace: str = "mq") -> li
 
 
 async def test_the_hook_stops_the_operators_and_lets_every_object_go(
-    fake: FakeApi, api: KubeApi, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    fake: FakeApi, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meta = {"name": "gantry-operator", "namespace": "ops"}
     fake.put({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": meta, "spec": {"replicas": 2}})
     managed(fake, "BrokerTopic", "orders", deleting=True)
     managed(fake, "BrokerTopic", "kept", namespace="shop")
     managed(fake, "ConsumerGroup", "billing")
-    acting = Election(api, "ops", uninstall.LEASE_NAME, "op-0", "")
+    acting = Election(fake.api, "ops", uninstall.LEASE_NAME, "op-0", "")
     await acting.acquire()
     monkeypatch.setattr("gantry_operator.platforms.kubernetes.api.operator_lease.LOOK_S", 0.05)
-    hook = asyncio.create_task(uninstall.uninstall(api, "ops", "gantry-operator", (), "hook"))
+    hook = asyncio.create_task(uninstall.uninstall(fake.api, "ops", "gantry-operator", (), "hook"))
     await until(lambda: not fake.objects["Deployment", "ops", "gantry-operator"]["spec"]["replicas"])
     assert FINALIZER in finalizers(fake, "BrokerTopic", "orders"), "not while an operator acts, which adds it again"
     await acting.release()
@@ -71,13 +71,13 @@ async def test_the_hook_stops_the_operators_and_lets_every_object_go(
     assert fake.objects["Lease", "ops", uninstall.LEASE_NAME]["spec"]["holderIdentity"] != "hook"
 
 
-async def test_the_hook_fails_where_it_may_not_do_its_work(fake: FakeApi, api: KubeApi) -> None:
+async def test_the_hook_fails_where_it_may_not_do_its_work(fake: FakeApi) -> None:
     managed(fake, "BrokerTopic", "orders")
     fake.refuse["BrokerTopic"] = (403, "no")
     with pytest.raises(ApiError):
-        await uninstall.release_all(api, ("mq",))
+        await uninstall.release_all(fake.api, ("mq",))
     fake.refuse.clear()
-    assert await uninstall.release_all(api, ("mq",)) == []
+    assert await uninstall.release_all(fake.api, ("mq",)) == []
 
 
 def test_the_charts_hook_runs_this_module_for_the_charts_own_deployment() -> None:
@@ -97,7 +97,7 @@ def test_the_charts_hook_runs_this_module_for_the_charts_own_deployment() -> Non
 
 @pytest.mark.parametrize("event", ["DELETED", "MODIFIED"])
 async def test_a_topic_that_is_being_deleted_goes_at_once_with_its_cluster(
-    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch, event: str
+    fake: FakeApi, monkeypatch: pytest.MonkeyPatch, event: str
 ) -> None:
     """A namespace goes with everything in it, perhaps with the operator's own pod."""
 
@@ -113,7 +113,7 @@ async def test_a_topic_that_is_being_deleted_goes_at_once_with_its_cluster(
     managed(fake, "BrokerTopic", "orders", deleting=True)
     managed(fake, "ConsumerGroup", "billing", deleting=True)
     managed(fake, "BrokerTopic", "kept")
-    found = Operator(api, OperatorSettings("broker", "", "ops"), "op-0")
+    found = Operator(fake.api, OperatorSettings("broker", "", "ops"), "op-0")
     meta = {"namespace": "mq", "name": "demo", "uid": "u", "generation": 1, "resourceVersion": "7"}
     await found.on_cluster({"type": "ADDED"}, {"metadata": meta})
     monkeypatch.setattr(operator, "STRAYS_EVERY_S", 0.01)

@@ -11,7 +11,6 @@ from gantry_operator.cluster.platform import Event
 from gantry_operator.cluster.rolling_change import RollingChange
 from gantry_operator.cluster.upgrade_check import Running, Upgrade, compatible, release_of, why_not
 from gantry_operator.platforms.kubernetes import names
-from gantry_operator.platforms.kubernetes.api.client import KubeApi
 from gantry_operator.platforms.kubernetes.members.pod_replacement import PodReplacement
 from gantry_operator.platforms.local.platform import LocalPlatform
 from gantry_operator.registry.base import Entry
@@ -82,20 +81,20 @@ def test_why_no_member_is_replaced(members: list[Any], target: str, operator: st
 
 @pytest.mark.parametrize(("release", "replaced"), [("0.0.4", True), ("", True), ("0.2.0", True), ("0.3.0", False)])
 async def test_pods_of_another_version_are_replaced_if_it_works_beside_the_new_one(
-    fake: FakeApi, api: KubeApi, release: str, replaced: bool
+    fake: FakeApi, release: str, replaced: bool
 ) -> None:
     """The new version is 0.1. What was refused goes on once the members run a version that fits."""
     fake.put(pod("demo-a-0", names.ROLE_MASTER, "old"))
     fake.put(pod("demo-a-1", names.ROLE_SLAVE, "old"))
     put_group_set(fake)
     events: list[Event] = []
-    async with following(api, ["StatefulSet"]) as caches, mirrored(fake, api) as pods:
+    async with following(fake.api, ["StatefulSet"]) as caches, mirrored(fake) as pods:
         group = Group(pods)
         pods.answers = lambda group, name: True
         group.entry, group._announced = Entry(group.registry.leadership), 1
         for watch in group.watches.values():
             watch.status = {"release": release, "disk": ROOM}
-        replacement = PodReplacement(api, caches["StatefulSet"], pods, ("mq", "demo"))
+        replacement = PodReplacement(fake.api, caches["StatefulSet"], pods, ("mq", "demo"))
         change = RollingChange(
             replacement, {"a": group}, events.append, upgrade=lambda *_: Upgrade("0.1.0", "0.1.0")
         )  # fmt: skip
@@ -119,16 +118,16 @@ async def test_pods_of_another_version_are_replaced_if_it_works_beside_the_new_o
 
 
 @pytest.mark.parametrize("requested", [True, False])
-async def test_a_restart_that_was_asked_for_waits_for_no_window(fake: FakeApi, api: KubeApi, requested: bool) -> None:
+async def test_a_restart_that_was_asked_for_waits_for_no_window(fake: FakeApi, requested: bool) -> None:
     for name, role in (("demo-a-0", names.ROLE_MASTER), ("demo-a-1", names.ROLE_SLAVE)):
         fake.put(pod(name, role, "new" if requested else "old"))
         fake.objects["Pod", "mq", name]["metadata"]["annotations"] = {RESTART: "now"} if requested else {}
     put_group_set(fake)
-    async with following(api, ["StatefulSet"]) as caches, mirrored(fake, api) as pods:
+    async with following(fake.api, ["StatefulSet"]) as caches, mirrored(fake) as pods:
         group = Group(pods)
         pods.answers = lambda group, name: True
         group.entry, group._announced = Entry(group.registry.leadership), 1
-        replacement = PodReplacement(api, caches["StatefulSet"], pods, ("mq", "demo"))
+        replacement = PodReplacement(fake.api, caches["StatefulSet"], pods, ("mq", "demo"))
         change = RollingChange(replacement, {"a": group}, lambda event: None, hold=lambda: "waits for the window")
         for _ in range(3):
             await change.look_once()
@@ -145,8 +144,8 @@ def test_on_one_machine_the_new_version_is_that_of_the_installation() -> None:
     assert [of(VERSION, outdated=True), of("", outdated=True), of("0.9.0", outdated=False)] == [None] * 3
 
 
-async def test_the_status_says_what_is_refused_and_what_runs(fake: FakeApi, api: KubeApi) -> None:
-    async with kept(fake, api) as controller:
+async def test_the_status_says_what_is_refused_and_what_runs(fake: FakeApi) -> None:
+    async with kept(fake) as controller:
         await until(lambda: fake.get("StatefulSet", "demo-a"))
         await until(lambda: controller.platform.objects.live("StatefulSet", "demo-a"))
         member = Running("demo-a-1", "0.1.0", outdated=True)

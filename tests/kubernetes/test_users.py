@@ -18,7 +18,7 @@ from gantry_operator.cluster import access_control
 from gantry_operator.cluster.access_control import AccessControl
 from gantry_operator.cluster.store_unavailable import StoreUnavailable
 from gantry_operator.platforms.kubernetes import names
-from gantry_operator.platforms.kubernetes.api.client import KINDS, KubeApi
+from gantry_operator.platforms.kubernetes.api.client import KINDS
 from gantry_operator.platforms.kubernetes.api.events import EventRecorder
 from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache
 from gantry_operator.platforms.kubernetes.resources.users import KubernetesAccessStore, decoded, encoded
@@ -43,9 +43,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 class Rig:
     """An operator's part for users, with two members."""
 
-    def __init__(self, fake: FakeApi, api: KubeApi) -> None:
+    def __init__(self, fake: FakeApi) -> None:
         self.fake = fake
-        self.api = api
+        self.api = fake.api
         self.now = 1_700_000_000.0
         self.members = {n: Member(n, []) for n in ("demo-a-0", "demo-a-1")}
         self.store: KubernetesAccessStore = None  # type: ignore[assignment]
@@ -113,8 +113,8 @@ class Rig:
 
 
 @pytest.fixture
-def rig(fake: FakeApi, api: KubeApi) -> Rig:
-    return Rig(fake, api)
+def rig(fake: FakeApi) -> Rig:
+    return Rig(fake)
 
 
 async def test_a_user_gets_a_secret_a_place_in_the_table_and_a_status(rig: Rig) -> None:
