@@ -21,6 +21,7 @@ from gantry_broker.protocol.heartbeats import heartbeat_fault
 from gantry_broker.protocol.message import MAX_BATCH, BatchItem, encode_batch
 
 from tests.broker.conftest import Numbered, Wire
+from tests.support.present import present
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,12 +107,12 @@ def test_no_user_takes_the_last_places_of_the_table() -> None:
 def test_a_reply_goes_to_the_connection_that_is_open() -> None:
     """A client connects again before the broker has noticed the end of its former connection."""
     table = ClientTable(10)
-    former, present, older = Link(), Link(), Link()
-    for link, at_ms in ((former, 1), (present, 5), (older, 3)):
+    former, newest, older = Link(), Link(), Link()
+    for link, at_ms in ((former, 1), (newest, 5), (older, 3)):
         table.heartbeat_producer("P", Client(link, "c", "GO", 1, "h:1", at_ms))
     found = present(table.find_client("c"))
-    assert found.conn is present
-    present.closed = True
+    assert found.conn is newest
+    newest.closed = True
     found = present(table.find_client("c"))
     assert found.conn is older
     older.closed = former.closed = True
