@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from gantry_operator.actions.dead_letters import letter_fields
-from gantry_operator.cli import dlq, groups, messages
+from gantry_operator.cli import dlq_commands, group_commands, messages
 from gantry_operator.cli.output import json_text, note, print_json, print_table, say
 
 BAD = "a\x1b[31m\u202eb[red]c[/red]"
@@ -81,7 +81,7 @@ def test_dead_letters_and_messages_are_harmless_text_and_exact_json() -> None:
         id="ID\x1b]0;x\x07", topic="%DLQ%g", broker="a", record=record, store_ms=0, reconsume_times=1,
         body=b"a\x1b[2J\nb\t", properties={"RETRY_TOPIC": "Odd\x1b"},
     )  # fmt: skip
-    assert dlq._text(letter) == "ID\\x1b]0;x\\x07\t\tOdd\\x1b\t1\ta\\x1b[2J\\nb\\t\n"
+    assert dlq_commands._text(letter) == "ID\\x1b]0;x\\x07\t\tOdd\\x1b\t1\ta\\x1b[2J\\nb\\t\n"
     assert messages._as_text(letter) == "a\\x1b[2J\\nb\t\n", "one line, with its tabs"
     exact = json_text(letter_fields("g", letter))
     assert not set(exact) & set("\x1b\x07\x9b\u202e\n")
@@ -97,8 +97,8 @@ def test_client_ids_are_harmless(monkeypatch: pytest.MonkeyPatch, capsys: pytest
         work.close()
         return found
 
-    monkeypatch.setattr(groups, "run_async", answer)
-    groups.describe(None, "g", False)  # type: ignore[arg-type]
+    monkeypatch.setattr(group_commands, "run_async", answer)
+    group_commands.group_describe.__wrapped__(None, False, "g")  # type: ignore[attr-defined]
     out = capsys.readouterr().out
     assert r"10.0.0.1@\x1b[31mx\r" in out
     assert not set(out) & set("\x1b\r")

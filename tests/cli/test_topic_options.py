@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from gantry_operator.cli.errors import CliError
-from gantry_operator.cli.topics import settings_of
+from gantry_operator.cli.topic_commands import settings_of
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.options import ContextOption, DirOption, NamespaceOption, Output, OutputOption, on_kubernetes
 from gantry_operator.cli.output import note, print_json, print_table
 from gantry_operator.cli.progress import Progress
+from gantry_operator.cli.target import find_local
 from gantry_operator.cluster.amounts import size
 
 if TYPE_CHECKING:
@@ -93,7 +94,6 @@ def resolve(text: str | None, directory: Path | None = None) -> Source:
             raise CliError(f"{text} does not exist; give a store directory, the one that holds commitlog/", Exit.USAGE)
     from pydantic import ValidationError
 
-    from gantry_operator.cli.target import find_local
     from gantry_operator.platforms.local.live import http_urls
     from gantry_operator.platforms.local.manifest import load_saved
     from gantry_operator.platforms.local.ports import NoPort

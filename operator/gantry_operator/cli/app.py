@@ -23,6 +23,7 @@ from gantry_operator.cli.debug import debug_app
 from gantry_operator.cli.dlq_commands import dlq_app
 from gantry_operator.cli.errors import CliError, Exit, presented
 from gantry_operator.cli.export import register as register_export
+from gantry_operator.cli.group_commands import group_app
 from gantry_operator.cli.message_commands import register as register_messages
 from gantry_operator.cli.migrate import register as register_migrate
 from gantry_operator.cli.on_cluster import on_cluster
@@ -37,11 +38,14 @@ from gantry_operator.cli.options import (
     OutputOption,
     on_kubernetes,
 )
-from gantry_operator.cli.output import give_up_stdout, json_text, note, prepare_streams, say, was_complete
+from gantry_operator.cli.output import give_up_stdout, json_text, note, prepare_streams, print_json, say, was_complete
+from gantry_operator.cli.progress import Progress
 from gantry_operator.cli.restore import register as register_restore
 from gantry_operator.cli.tables import register as register_tables
-from gantry_operator.cli.topic_commands import group_app, topic_app
+from gantry_operator.cli.target import find_target, run_async
+from gantry_operator.cli.topic_commands import topic_app
 from gantry_operator.cli.user_commands import user_app
+from gantry_operator.cli.volumes import volume_app
 
 if TYPE_CHECKING:
     from gantry_operator.actions.target import Target
@@ -163,7 +167,6 @@ def self_test(
     """
     if name is not None or on_kubernetes(context, namespace):
         from gantry_operator.cli.self_test_network import run as run_network
-        from gantry_operator.cli.target import find_target
 
         run_network(find_target(None, name, context, namespace), limit, output == Output.json)
         return
@@ -192,9 +195,14 @@ def status(
     as_json: bool,
 ) -> None:
     """Show the cluster: members, leaders, replication progress and recent events."""
-    from gantry_operator.cli.show import show_status
+    resource = run_async(target.resource())
+    if as_json:
+        print_json(resource)
+        return
+    from gantry_operator.cli.next_steps import next_steps
+    from gantry_operator.cli.show import show_resource
 
-    show_status(target, as_json)
+    show_resource(resource, next_steps(resource, target.where))
 
 
 @app.command("plan", epilog=EPILOG)
@@ -242,9 +250,9 @@ def switchover(
 
     If the master does not answer and failover.automatic is false, this promotes the member.
     """
-    from gantry_operator.cli.show import switch_over
-
-    switch_over(target, group, to, as_json)
+    with Progress(f"handing over group {group}"):
+        done = run_async(target.switchover(group, to))
+    print_json({"done": done}) if as_json else say(done)
 
 
 @app.command(epilog=EPILOG)
@@ -261,9 +269,11 @@ def restart(
 
     It waits for no maintenance window. `gantry status` shows the steps.
     """
-    from gantry_operator.cli.show import restart_members
-
-    restart_members(target, names or [], as_json)
+    members = run_async(target.restart(names or []))
+    if as_json:
+        print_json({"members": members})
+    else:
+        say(f"{', '.join(members)}: restarted one after the other; gantry status shows the steps")
 
 
 fence_app = typer.Typer(
@@ -274,6 +284,7 @@ fence_app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.add_typer(fence_app, name="fence")
+app.add_typer(volume_app, name="volume")
 MemberArgument = Annotated[str, typer.Argument(help="The member, like demo-a-1.", show_default=False)]
 
 
@@ -286,9 +297,10 @@ def fence_on(
     force: Annotated[bool, typer.Option("--force", help="Also where the group takes no messages then.")] = False,
 ) -> None:
     """Stop the broker of a member. A master hands over first. It stays stopped over restarts of its pod or process."""
-    from gantry_operator.cli.show import fence
+    from gantry_operator.actions.fencing import fence_member
 
-    fence(target, member, force, as_json)
+    done = run_async(fence_member(target, member, force=force))
+    print_json({"member": member, "fenced": True}) if as_json else say(done)
 
 
 @fence_app.command("off", epilog=EPILOG)
@@ -299,45 +311,10 @@ def fence_off(
     member: MemberArgument,
 ) -> None:
     """Start the broker of a member again. It follows its master and joins the in-sync set."""
-    from gantry_operator.cli.show import unfence
+    from gantry_operator.actions.fencing import unfence_member
 
-    unfence(target, member, as_json)
-
-
-volume_app = typer.Typer(
-    no_args_is_help=True,
-    help="The disks of members: volumes of pods, folders on this machine. That of a member that was removed stays "
-    "until it is deleted here.",
-    rich_markup_mode="rich",
-)
-app.add_typer(volume_app, name="volume")
-
-
-@volume_app.command("list", epilog=EPILOG)
-@on_cluster
-def volume_list(
-    target: Target,
-    as_json: bool,
-    gone: Annotated[bool, typer.Option("--gone", help="Only those of members that are gone.")] = False,
-) -> None:
-    """List the disks of members, and what uses each."""
-    from gantry_operator.cli.volumes import show
-
-    show(target, gone, as_json)
-
-
-@volume_app.command("delete", epilog=EPILOG)
-@on_cluster
-def volume_delete(
-    target: Target,
-    as_json: bool,
-    volume: Annotated[str, typer.Argument(help="Its name, or that of the member.", show_default=False)],
-    confirm: Annotated[bool, typer.Option("--confirm", help="Delete it. Else it is only shown.")] = False,
-) -> None:
-    """Delete the disk of a member that is gone, with all messages on it. One that is used is refused."""
-    from gantry_operator.cli.volumes import delete
-
-    delete(target, volume, confirm, as_json)
+    done = run_async(unfence_member(target, member))
+    print_json({"member": member, "fenced": False}) if as_json else say(done)
 
 
 TimeoutOption = Annotated[float, typer.Option(min=1, help="Seconds to wait. What has begun goes on afterwards.")]
@@ -357,9 +334,14 @@ def demote(
 
     Writes end, the last byte goes to the archive. The token that it prints is for `gantry promote` at the other site.
     """
-    from gantry_operator.cli.sites import demote as run
-
-    run(target, accept_loss, timeout, as_json)
+    with Progress("ending writes, archiving the last byte"):
+        token = run_async(target.demote(accept_loss, timeout))
+    if as_json:
+        print_json({"token": token})
+    elif token:
+        say(f"the cluster is a standby now; at the other site: gantry promote --token {token}")
+    else:
+        say("the cluster is a standby now: it follows the archive of the one that was promoted")
 
 
 @app.command(epilog=EPILOG)
@@ -374,9 +356,14 @@ def promote(
     timeout: TimeoutOption = 120.0,
 ) -> None:
     """Make a standby (spec.bootstrap.follow) the cluster that takes writes and owns the archive."""
-    from gantry_operator.cli.sites import promote as run
-
-    run(target, token, accept_loss, timeout, as_json)
+    if token and accept_loss:
+        raise CliError("--token and --accept-loss are both there: write one of them", Exit.USAGE)
+    with Progress("taking the archive over"):
+        run_async(target.promote(token, accept_loss, timeout))
+    if as_json:
+        print_json({"promoted": True})
+    else:
+        say("the cluster takes writes now, and owns the archive")
 
 
 @app.command(epilog=EPILOG)

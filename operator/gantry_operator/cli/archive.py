@@ -16,6 +16,7 @@ from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.options import ContextOption, DirOption, NameOption, NamespaceOption, Output, OutputOption
 from gantry_operator.cli.output import note, print_json, print_table, say
 from gantry_operator.cli.progress import Progress
+from gantry_operator.cli.target import find_target, run_async
 from gantry_operator.cluster.amounts import size
 
 if TYPE_CHECKING:
@@ -110,7 +111,6 @@ def archive_of(
     if url is not None:
         return open_place(url, endpoint, region, credentials, key_file), url
     from gantry_operator.api.manifest import parse_manifest
-    from gantry_operator.cli.target import find_target, run_async
 
     resource = run_async(find_target(directory, name, context, namespace).resource())
     spec = parse_manifest({k: v for k, v in resource.items() if k != "status"}).spec.archive

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
+from gantry_operator.cli.target import find_target
+
 if TYPE_CHECKING:
     from gantry_broker.client import Admin
 
@@ -45,8 +47,6 @@ def _asked(ctx: typer.Context, incomplete: str, names: Callable[[Admin], Awaitab
     import asyncio
 
     from gantry_broker.client import Admin
-
-    from gantry_operator.cli.target import find_target
 
     chosen: dict[str, Any] = ctx.params
 

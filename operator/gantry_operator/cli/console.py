@@ -12,6 +12,7 @@ import typer
 from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.options import DirOption, NameOption
 from gantry_operator.cli.output import note
+from gantry_operator.cli.target import find_local
 
 PORT = 8765
 
@@ -63,7 +64,6 @@ def _present():  # type: ignore[no-untyped-def]
 
 def _sources(directory: Path | None, name: str | None):  # type: ignore[no-untyped-def]
     """Return the chosen cluster, else all that were started. Raises CliError."""
-    from gantry_operator.cli.target import find_local
     from gantry_operator.console.sources import LocalSource
     from gantry_operator.platforms.local.folder import known_clusters, read_json
 

@@ -15,6 +15,7 @@ import typer
 from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.options import DirOption, NameOption, Output, OutputOption
 from gantry_operator.cli.output import json_text, note, print_json, say
+from gantry_operator.cli.target import find_local
 
 if TYPE_CHECKING:
     from gantry_broker.store.describe import Start, StoreFiles
@@ -44,8 +45,6 @@ class StoreLocation:
 
 def find_place(what: str, directory: Path | None, name: str | None) -> StoreLocation:
     """Return a path when it has a slash or is a folder here, else a member of a local cluster. Raises CliError."""
-    from gantry_operator.cli.target import find_local
-
     path = Path(what).expanduser()
     if "/" in what or (path.is_dir() and directory is None and name is None):
         if not path.is_dir():

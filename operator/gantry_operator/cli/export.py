@@ -12,6 +12,7 @@ from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.options import ContextOption, DirOption, NameOption, NamespaceOption, Output, OutputOption
 from gantry_operator.cli.output import note, print_json, print_table
 from gantry_operator.cli.progress import Progress
+from gantry_operator.cli.target import find_target, run_async
 from gantry_operator.cluster.amounts import size
 
 if TYPE_CHECKING:
@@ -133,7 +134,6 @@ def _from_store(
     source: str, file: Path | None, group: str | None, token_file: Path | None, to: Path
 ) -> dict[str, Exported]:
     from gantry_operator.cli.manifest_files import read_manifest
-    from gantry_operator.cli.target import run_async
     from gantry_operator.migration import exporting
 
     if file is None:
@@ -184,7 +184,6 @@ def _from_cluster(
 ) -> dict[str, Exported]:
     from gantry_operator.actions.local_target import LocalTarget
     from gantry_operator.api.manifest import parse_manifest
-    from gantry_operator.cli.target import find_target, run_async
 
     target = find_target(directory, name, context, namespace)
     if isinstance(target, LocalTarget):

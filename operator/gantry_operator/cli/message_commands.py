@@ -21,6 +21,7 @@ from gantry_operator.cli.options import (
     Output,
     OutputOption,
 )
+from gantry_operator.cli.target import find_target
 from gantry_operator.cli.topic_commands import TopicArgument
 
 if TYPE_CHECKING:
@@ -84,7 +85,6 @@ def produce(
     [bold]seq 10 | gantry produce Orders -[/bold]
     """
     from gantry_operator.cli.messages import ProduceOptions, properties_of, run_produce
-    from gantry_operator.cli.target import find_target
 
     sources = (count is not None) + (file is not None) + (lines is not None) + (body is not None)
     if lines not in (None, "-"):

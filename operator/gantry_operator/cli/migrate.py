@@ -29,7 +29,6 @@ from gantry_operator.cli.migrate_local import (
     held_source,
     keys_of,
     load,
-    local_folder,
     open_edge,
     place_of,
     read_record,
@@ -51,6 +50,7 @@ from gantry_operator.cli.options import (
 )
 from gantry_operator.cli.output import note, print_json, print_table, say
 from gantry_operator.cli.progress import Progress
+from gantry_operator.cli.target import find_local, run_async
 from gantry_operator.cluster.amounts import size
 
 if TYPE_CHECKING:
@@ -86,8 +86,6 @@ def register(app: typer.Typer) -> None:
 @migrate_app.command()
 def check(file: FileArgument, output: OutputOption = Output.text) -> None:
     """Show what would come along, what changes, what does not, and what stops it. Nothing is changed."""
-    from gantry_operator.cli.target import run_async
-
     cluster, source = load(file)
     _refuse_names(cluster, source)
     found, left_out = run_async(_findings(cluster, source))
@@ -154,7 +152,6 @@ def start(
 
     By messages the command copies until it is ended; the same command goes on where it was.
     """
-    from gantry_operator.cli.target import run_async
     from gantry_operator.cli.up import up
     from gantry_operator.platforms.local.folder import ClusterFolder, default_folder
 
@@ -234,14 +231,13 @@ def status(
     output: OutputOption = Output.text,
 ) -> None:
     """Show how far the copies are."""
-    from gantry_operator.cli.target import run_async
     from gantry_operator.migration import rollback_steps
     from gantry_operator.migration.cutover_steps import Phase, said_owed, still_owed
 
     if on_kubernetes(context, namespace):
         show_copies(context, namespace, name, output)
         return
-    folder = local_folder(directory, name)
+    folder = find_local(directory, name)
     if (messages := messages_record(folder)) is not None:
         show_messages(folder, messages, output)
         return
@@ -314,7 +310,6 @@ def cutover(
 
     On Kubernetes the operator makes the steps.
     """
-    from gantry_operator.cli.target import run_async
     from gantry_operator.migration import cutover_steps
     from gantry_operator.migration.cutover_edge import drive
 
@@ -329,7 +324,7 @@ def cutover(
             return
         ask_operator("cutover", timeout, context, namespace, name, lag=max_lag, settle_s=settle, routes_s=routes)
         return
-    folder = local_folder(directory, name)
+    folder = find_local(directory, name)
     if (messages := messages_record(folder)) is not None:
         finish_messages(folder, messages, dry_run, timeout)
         return
@@ -396,14 +391,13 @@ def abort(
     namespace: NamespaceOption = None,
 ) -> None:
     """Give the source its permission back. The copies follow on, so that a cutover can begin again."""
-    from gantry_operator.cli.target import run_async
     from gantry_operator.migration import cutover_steps
     from gantry_operator.migration.cutover_edge import drive
 
     if on_kubernetes(context, namespace):
         ask_operator("abort", timeout, context, namespace, name)
         return
-    folder = local_folder(directory, name)
+    folder = find_local(directory, name)
 
     async def go() -> Record:
         record = read_record(folder)
@@ -448,7 +442,6 @@ def release(
     """
     from gantry_broker.remoting.tls import TlsOptions
 
-    from gantry_operator.cli.target import run_async
     from gantry_operator.migration import releasing
     from gantry_operator.migration.cutover_edge import SourcePlace
     from gantry_operator.migration.cutover_steps import READ, WRITE, Refused
@@ -514,7 +507,6 @@ def rollback(
     operator makes the steps.
     """
     from gantry_operator.actions.local_target import LocalTarget
-    from gantry_operator.cli.target import run_async
     from gantry_operator.migration import cutover_steps, rollback_steps
     from gantry_operator.migration.rollback_edge import RollbackEdge, drive
 
@@ -524,7 +516,7 @@ def rollback(
     if on_kubernetes(context, namespace):
         ask_rollback(back, limits, timeout, context, namespace, name, dry_run=dry_run)
         return
-    folder = local_folder(directory, name)
+    folder = find_local(directory, name)
 
     async def go() -> rollback_steps.Record | None:
         from gantry_broker.client import Admin
@@ -593,7 +585,6 @@ def users(
 
     from gantry_operator.actions.plain_acl import accounts_of
     from gantry_operator.actions.users import import_accounts, importable, known_users
-    from gantry_operator.cli.target import run_async
     from gantry_operator.migration import users as users_of
 
     cluster, source = load(file)
@@ -651,7 +642,6 @@ def copy(
     ] = None,
 ) -> None:
     """Copy topics by messages, from RocketMQ to Gantry, back, or between any two clusters."""
-    from gantry_operator.cli.target import run_async
     from gantry_operator.migration.cutover_steps import Refused
 
     names = topics_of(topics)

@@ -16,6 +16,7 @@ from gantry_operator.cli.options import (
 )
 from gantry_operator.cli.output import note, print_json, print_table, say
 from gantry_operator.cli.progress import Progress
+from gantry_operator.cli.target import run_async
 
 if TYPE_CHECKING:
     from gantry_operator.migration import by_messages
@@ -32,7 +33,6 @@ def start_by_messages(
 ) -> None:
     """Start the cluster, and copy until it is ended. Raises CliError."""
     from gantry_operator.cli.manifest_files import read_manifest
-    from gantry_operator.cli.target import run_async
     from gantry_operator.cli.up import up
     from gantry_operator.migration import by_messages
     from gantry_operator.migration.cutover_steps import Refused
@@ -145,7 +145,6 @@ def show_messages(folder: ClusterFolder, record: by_messages.Record, output: Out
 
 def finish_messages(folder: ClusterFolder, record: by_messages.Record, dry_run: bool, timeout: float) -> None:
     """End a migration by messages. Raises CliError."""
-    from gantry_operator.cli.target import run_async
     from gantry_operator.migration import by_messages
     from gantry_operator.migration.cutover_steps import Refused
 

@@ -81,12 +81,6 @@ def keys_of(secret: str | None) -> Credentials | None:
         raise CliError(f"Secret {secret}: {error}: write the files accessKey and secretKey in {folder}") from None
 
 
-def local_folder(directory: Path | None, name: str | None) -> ClusterFolder:
-    from gantry_operator.cli.target import find_local
-
-    return find_local(directory, name)
-
-
 @asynccontextmanager
 async def open_edge(folder: ClusterFolder) -> AsyncIterator[Edge]:
     from gantry_operator.cluster.member_http import make_client

@@ -10,6 +10,7 @@ from gantry_operator.cli.options import (
     Output,
 )
 from gantry_operator.cli.output import print_json, say
+from gantry_operator.cli.target import run_async
 
 if TYPE_CHECKING:
     from gantry_operator.migration import rollback_steps
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 def show_copies(context: str | None, namespace: str | None, name: str | None, output: Output) -> None:
     """Show the records and the copies of a cluster on Kubernetes. Raises CliError."""
     from gantry_operator.actions.kubernetes_target import KubernetesTarget
-    from gantry_operator.cli.target import run_async
     from gantry_operator.platforms.kubernetes.targets.target import migration_of, rollback_of
 
     target = KubernetesTarget(context, namespace, name)
@@ -60,7 +60,6 @@ def ask_operator(
 ) -> None:
     """Ask the operator by an annotation. Raises CliError."""
     from gantry_operator.actions.kubernetes_target import KubernetesTarget
-    from gantry_operator.cli.target import run_async
     from gantry_operator.platforms.kubernetes.requests.migration_request import new_request
 
     request = new_request(op, timeout_s=timeout, **limits)
@@ -80,7 +79,6 @@ def ask_rollback(
 ) -> None:
     """Ask the operator for a rollback, or for its abort. Raises CliError."""
     from gantry_operator.actions.kubernetes_target import KubernetesTarget
-    from gantry_operator.cli.target import run_async
     from gantry_operator.migration.cutover_steps import Phase
     from gantry_operator.platforms.kubernetes.targets.target import migration_of
 
@@ -102,7 +100,6 @@ def ask_rollback(
 def show_cutover_steps(context: str | None, namespace: str | None, name: str | None, limits: Limits) -> None:
     """Show the steps of a cutover on Kubernetes, by what the resource says. Raises CliError."""
     from gantry_operator.actions.kubernetes_target import KubernetesTarget
-    from gantry_operator.cli.target import run_async
     from gantry_operator.migration.cutover_steps import Group, Phase, Record
     from gantry_operator.platforms.kubernetes.targets.target import migration_of
 

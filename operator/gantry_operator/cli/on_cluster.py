@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, get_type_hints
 
 from gantry_operator.cli.options import ContextOption, DirOption, NameOption, NamespaceOption, Output, OutputOption
+from gantry_operator.cli.target import find_target
 
 _CHOICE: dict[str, tuple[Any, Any]] = {
     "directory": (DirOption, None),
@@ -27,8 +28,6 @@ def on_cluster(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def run(**options: Any) -> None:
-        from gantry_operator.cli.target import find_target
-
         directory, name, context, namespace, output = (options.pop(choice) for choice in _CHOICE)
         target = find_target(directory, name, context, namespace)
         command(target=target, as_json=output == Output.json, **options)

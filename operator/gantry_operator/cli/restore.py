@@ -24,6 +24,7 @@ from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.options import ContextOption, DirOption, NameOption, NamespaceOption, Output, OutputOption
 from gantry_operator.cli.output import note, print_json, print_table, say
 from gantry_operator.cli.progress import Progress
+from gantry_operator.cli.target import find_target, run_async
 from gantry_operator.cluster.amounts import size
 
 if TYPE_CHECKING:
@@ -106,8 +107,6 @@ def restore(
         return
     if new_name is None:
         raise CliError("--topic needs --as with the topic's new name", Exit.USAGE)
-    from gantry_operator.cli.target import find_target
-
     archive, url = archive_of(source, endpoint, region, credentials, key_file, directory, name, context, namespace)
     target = find_target(directory, name, context, namespace)
     _restore_topic(archive, url, target, topic, new_name, moment, state, output, dry_run=dry_run)
@@ -218,7 +217,6 @@ def _restore_topic(
     dry_run: bool,
 ) -> None:
     """Write the topic to the running cluster. Raises CliError."""
-    from gantry_operator.cli.target import run_async
     from gantry_operator.migration import from_archive
     from gantry_operator.migration.cutover_steps import Refused
     from gantry_operator.platforms.local.folder import state_home

@@ -1,4 +1,4 @@
-"""The output of `gantry status` and of a switchover, for users and for programs."""
+"""The output of `gantry status` for users."""
 
 from __future__ import annotations
 
@@ -8,12 +8,8 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from gantry_operator.actions.fencing import fence_member, unfence_member
-from gantry_operator.actions.target import Target
-from gantry_operator.cli.next_steps import Step, next_steps
-from gantry_operator.cli.output import console, print_json, say
-from gantry_operator.cli.progress import Progress
-from gantry_operator.cli.target import run_async
+from gantry_operator.cli.next_steps import Step
+from gantry_operator.cli.output import console
 from gantry_operator.cluster.amounts import size
 from gantry_operator.cluster.plain import plain
 from gantry_operator.cluster.unsupervised import unsupervised
@@ -22,45 +18,6 @@ EVENTS = 8
 _PROMISED = ("mode", "replication", "minInSyncReplicas", "flush")
 """The fields of a spec that are shown."""
 COLOURS = {"Running": "green", "Updating": "yellow", "Creating": "yellow", "Degraded": "yellow"}
-
-
-def show_status(target: Target, as_json: bool) -> None:
-    resource = run_async(target.resource())
-    if as_json:
-        print_json(resource)
-        return
-    show_resource(resource, next_steps(resource, target.where))
-
-
-def switch_over(target: Target, group: str, to: str | None, as_json: bool) -> None:
-    """Hand a group over and print the result. Raises CliError."""
-    with Progress(f"handing over group {group}"):
-        done = run_async(target.switchover(group, to))
-    if as_json:
-        print_json({"done": done})
-    else:
-        say(done)
-
-
-def restart_members(target: Target, names: Sequence[str], as_json: bool) -> None:
-    """Ask for restarts and print whose. Raises CliError."""
-    members = run_async(target.restart(names))
-    if as_json:
-        print_json({"members": members})
-    else:
-        say(f"{', '.join(members)}: restarted one after the other; gantry status shows the steps")
-
-
-def fence(target: Target, member: str, force: bool, as_json: bool) -> None:
-    """Fence a member. Raises CliError."""
-    said = run_async(fence_member(target, member, force=force))
-    print_json({"member": member, "fenced": True}) if as_json else say(said)
-
-
-def unfence(target: Target, member: str, as_json: bool) -> None:
-    """Take a fence away. Raises CliError."""
-    said = run_async(unfence_member(target, member))
-    print_json({"member": member, "fenced": False}) if as_json else say(said)
 
 
 def _promise(spec: dict[str, Any]) -> str:

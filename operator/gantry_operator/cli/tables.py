@@ -20,6 +20,7 @@ from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.options import DirOption, NameOption, Output, OutputOption
 from gantry_operator.cli.output import note, print_json, print_table, say
 from gantry_operator.cli.progress import Progress
+from gantry_operator.cli.target import find_local, find_target
 from gantry_operator.cluster.amounts import size
 
 if TYPE_CHECKING:
@@ -94,7 +95,6 @@ def _namespace(given: str | None, catalog: Path | None, directory: Path | None, 
 
 def _tables(directory: Path | None, name: str | None) -> tuple[ClusterFolder, Tables | None]:
     """Return the folder of the cluster, and what its manifest says of tables. Raises CliError."""
-    from gantry_operator.cli.target import find_local
     from gantry_operator.platforms.local.table_catalog import saved_tables
 
     folder = find_local(directory, name)
@@ -159,8 +159,6 @@ def _reached(directory: Path | None, name: str | None) -> tuple[str, dict[str, s
     import asyncio
 
     from gantry_broker.remoting.tls import TlsOptions
-
-    from gantry_operator.cli.target import find_target
 
     async def clients() -> Any:
         async with find_target(directory, name, None, None).clients() as access:
@@ -487,7 +485,6 @@ def _of_resource(directory: Path | None, name: str | None, topic: str) -> dict[s
     """Return what the BrokerTopic of a topic says of its table, as fields of a specification; empty: there is none."""
     from gantry_spark.tables.run import ordered
 
-    from gantry_operator.cli.target import find_local
     from gantry_operator.platforms.local.topics import load_resources
     from gantry_operator.tables.schedule import WantedTable
 

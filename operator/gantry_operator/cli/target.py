@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Coroutine
 from contextlib import closing
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gantry_operator.actions.errors import ActionError
-from gantry_operator.actions.kubernetes_target import KubernetesTarget
-from gantry_operator.actions.local_target import LocalTarget
-from gantry_operator.actions.target import Target
 from gantry_operator.cli.errors import CliError, Exit, presented
 from gantry_operator.cli.options import on_kubernetes
 from gantry_operator.cli.output import Remarks
-from gantry_operator.platforms.local.folder import ClusterFolder, ClusterNotFound, find_folder
 from gantry_operator.registry.disk_errors import in_words
+
+if TYPE_CHECKING:
+    from gantry_operator.actions.target import Target
+    from gantry_operator.platforms.local.folder import ClusterFolder
 
 T = TypeVar("T")
 
@@ -28,12 +27,18 @@ def find_target(directory: Path | None, name: str | None, context: str | None, n
             raise CliError(
                 "--dir is for local clusters; leave it out with --context, --namespace or kubectl", Exit.USAGE
             )
+        from gantry_operator.actions.kubernetes_target import KubernetesTarget
+
         return KubernetesTarget(context, namespace, name, Remarks())
+    from gantry_operator.actions.local_target import LocalTarget
+
     return LocalTarget(find_local(directory, name), Remarks())
 
 
 def find_local(directory: Path | None, name: str | None) -> ClusterFolder:
     """Find the cluster. Raises CliError."""
+    from gantry_operator.platforms.local.folder import ClusterNotFound, find_folder
+
     try:
         return find_folder(directory, name)
     except ClusterNotFound as error:
@@ -47,6 +52,8 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
 
 
 def _run_async(work: Coroutine[Any, Any, T]) -> T:
+    import asyncio
+
     try:
         return asyncio.run(work)
     except ActionError as error:

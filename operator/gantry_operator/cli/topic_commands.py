@@ -1,17 +1,33 @@
-"""The commands `gantry topic` and `gantry group` and their options."""
+"""`gantry topic`: the topics of a cluster, those of resources and all others."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from gantry_operator.cli import completion
+from gantry_operator.cli.errors import CliError, Exit
+from gantry_operator.cli.group_commands import (
+    ConfirmOption,
+    ForceOption,
+    ManagedOption,
+    ToOption,
+    reset_offsets,
+    show_resource,
+)
 from gantry_operator.cli.on_cluster import on_cluster
 from gantry_operator.cli.options import EPILOG
+from gantry_operator.cli.output import print_json, print_table, say
+from gantry_operator.cli.target import run_async
+from gantry_operator.cluster.amounts import size
 
 if TYPE_CHECKING:
     from gantry_operator.actions.target import Target
+
+NONE: Final = "none"
+"""The value of an option that removes a setting."""
 
 topic_app = typer.Typer(
     no_args_is_help=True,
@@ -20,28 +36,7 @@ topic_app = typer.Typer(
     "operator keeps as it is written.",
     rich_markup_mode="rich",
 )
-group_app = typer.Typer(
-    no_args_is_help=True,
-    help="Consumer groups: those of ConsumerGroup resources, and all others.\n\n"
-    "[bold]gantry group reset billing --to 2026-11-25T10:00:00Z[/bold] shows what it would skip and repeat; --confirm "
-    "carries it out.",
-    rich_markup_mode="rich",
-)
-
 TopicArgument = Annotated[str, typer.Argument(help="The topic.", show_default=False, autocompletion=completion.topics)]
-GroupArgument = Annotated[
-    str, typer.Argument(help="The consumer group.", show_default=False, autocompletion=completion.groups)
-]
-ManagedOption = Annotated[
-    bool, typer.Option("--managed", help="Make a resource, which keeps it as it is written. Else it is only created.")
-]
-ForceOption = Annotated[bool, typer.Option("--force", help="Also if messages are unread or clients are connected.")]
-ToOption = Annotated[
-    str, typer.Option("--to", help="earliest, latest, or a time like 2026-11-25T10:00:00Z.", show_default=False)
-]
-ConfirmOption = Annotated[bool, typer.Option("--confirm", help="Carry it out. Else it is only shown.")]
-
-
 PermissionOption = Annotated[
     str | None, typer.Option("--permission", help="ReadWrite, ReadOnly or WriteOnly.", show_default=False)
 ]
@@ -59,11 +54,45 @@ AttributeOption = Annotated[
 ]
 
 
-RetryMaxOption = Annotated[int | None, typer.Option(min=0, max=10_000, help="Deliveries after the first one.")]
-RetryQueuesOption = Annotated[int | None, typer.Option(min=0, max=1_024, help="Queues of the retry topic.")]
-OrderlyOption = Annotated[bool | None, typer.Option("--orderly/--concurrent", help="Orderly delivery.")]
-BroadcastOption = Annotated[bool | None, typer.Option(help="Whether members may consume by broadcast.")]
-ConsumeOption = Annotated[bool | None, typer.Option(help="Whether brokers give it messages.")]
+def settings_of(
+    queues: int | None,
+    total: int | None,
+    permission: str | None,
+    kind: str | None,
+    retention: str | None,
+    attributes: Sequence[str],
+) -> dict[str, Any]:
+    """Return the fields of a BrokerTopic's spec for options that were given; `none` removes one. An attribute of
+    RocketMQ that has a field of its own becomes this field. Raises CliError.
+    """
+    from gantry_broker.broker.metadata.attributes import CLEANUP, RETENTION, TOMBSTONES
+
+    from gantry_operator.api.topic import CLEANUP_VALUES, MESSAGE_TYPE
+
+    options = {
+        MESSAGE_TYPE: "--type FIFO",
+        RETENTION: "--retention 7d",
+        TOMBSTONES: "`gantry topic compact TOPIC --tombstones 24h`",
+    }
+    given = {
+        "queuesPerGroup": queues, "queues": total, "permission": permission, "messageType": kind,
+        "retention": retention,
+    }  # fmt: skip
+    settings: dict[str, Any] = {k: None if v == NONE else v for k, v in given.items() if v is not None}
+    for text in attributes:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise CliError(f"--attribute {text!r}: write name=value, or name= to remove it", Exit.USAGE)
+        if name in options:
+            raise CliError(f"--attribute {text!r}: write {options[name]}", Exit.USAGE)
+        if name == CLEANUP:
+            policies = {v: k for k, v in CLEANUP_VALUES.items()}
+            if value not in policies:
+                raise CliError(f"--attribute {text!r}: write {CLEANUP}={' or '.join(sorted(policies))}", Exit.USAGE)
+            settings["cleanupPolicy"] = policies[value]
+        else:
+            settings.setdefault("config", {})[name] = value or None
+    return settings
 
 
 @topic_app.command("create", epilog=EPILOG)
@@ -83,10 +112,14 @@ def topic_create(
 
     A topic that exists gets its queues on groups that were added later, too.
     """
-    from gantry_operator.cli.topics import create, settings_of
+    from gantry_operator.actions.topics import create_topic
 
     settings = settings_of(queues, None, permission, kind, retention, attribute or ())
-    create(target, topic, settings, managed, as_json)
+    groups = run_async(create_topic(target, topic, settings, managed))
+    if as_json:
+        print_json({"topic": topic, "queues": queues, "groups": groups})
+    else:
+        say(f"{topic}: {queues} queues in {', '.join(groups)}")
 
 
 @topic_app.command("change", epilog=EPILOG)
@@ -111,9 +144,13 @@ def topic_change(
 
     Fewer queues: those that go take no more messages at once. They are read until they are empty.
     """
-    from gantry_operator.cli.topics import change, settings_of
+    from gantry_operator.actions.topics import change_topic
 
-    change(target, topic, settings_of(queues, total, permission, kind, retention, attribute or ()), as_json)
+    settings = settings_of(queues, total, permission, kind, retention, attribute or ())
+    if not settings:
+        raise CliError("nothing to change: write an option, as --queues 16 or --retention 7d", Exit.USAGE)
+    done = run_async(change_topic(target, topic, settings))
+    print_json({"topic": topic, "done": done}) if as_json else say(done)
 
 
 @topic_app.command("list", epilog=EPILOG)
@@ -124,9 +161,16 @@ def topic_list(
     all_topics: Annotated[bool, typer.Option("--all", "-a", help="Also the system's topics.")] = False,
 ) -> None:
     """List topics with their queues and messages, and the resource of each."""
-    from gantry_operator.cli.topics import show
+    from gantry_operator.actions.topics import list_topics
 
-    show(target, all_topics, as_json)
+    rows = run_async(list_topics(target, all_topics))
+    if as_json:
+        print_json(rows)
+        return
+    print_table(
+        ("TOPIC", "QUEUES", "MESSAGES", "RESOURCE", "READY"),
+        [(row["topic"], row["queues"], row["messages"], row["resource"] or "-", row["ready"]) for row in rows],
+    )
 
 
 @topic_app.command("describe", epilog=EPILOG)
@@ -137,9 +181,35 @@ def topic_describe(
     topic: TopicArgument,
 ) -> None:
     """Show a topic: its queues in each broker group, attributes, consumers, and the state of its resource."""
-    from gantry_operator.cli.topics import describe
+    from gantry_operator.actions.topics import describe_topic
 
-    describe(target, topic, as_json)
+    described = run_async(describe_topic(target, topic, saved=True))
+    if as_json:
+        print_json(described)
+        return
+    say(f"topic      {topic}")
+    say(f"attributes {', '.join(f'{k}={v}' for k, v in described['attributes'].items()) or '-'}")
+    say(f"consumers  {', '.join(described['consumers']) or '-'}")
+    if described["compaction"] is not None:
+        say(f"compaction {_saved(described['compaction'])}")
+    show_resource("resource   BrokerTopic", described["resource"])
+    print_table(
+        ("GROUP", "WRITE QUEUES", "READ QUEUES", "PERMISSION", "MESSAGES"),
+        [
+            [row[k] for k in ("group", "writeQueues", "readQueues", "permission", "messages")]
+            for row in described["groups"]
+        ],
+    )
+
+
+def _saved(done: dict[str, int]) -> str:
+    """Return what compaction has saved, for people."""
+    before, after = done["seen_bytes"], done["kept_bytes"]
+    share = f" ({(before - after) / before:.0%})" if before else ""
+    return (
+        f"{size(before - after)} saved{share}: {size(before)} before, {size(after)} after; "
+        f"{done['kept_records']:,} of {done['seen_records']:,} messages stay"
+    )
 
 
 @topic_app.command("compact", epilog=EPILOG)
@@ -158,9 +228,15 @@ def topic_compact(
     Older messages of a key disappear for readers within a quarter of an hour, and leave the disk with their part of
     the log.
     """
-    from gantry_operator.cli.topics import compact
+    from gantry_operator.actions.topics import compact_topic
 
-    compact(target, topic, tombstones, off, as_json)
+    groups = run_async(compact_topic(target, topic, tombstones, off))
+    if as_json:
+        print_json({"topic": topic, "compacted": not off, "groups": groups})
+    elif off:
+        say(f"{topic} is compacted no more in {', '.join(groups)}: its messages leave with the log")
+    else:
+        say(f"{topic} is compacted in {', '.join(groups)}: the newest message of each key stays")
 
 
 @topic_app.command("delete", epilog=EPILOG)
@@ -172,102 +248,10 @@ def topic_delete(
     force: ForceOption = False,
 ) -> None:
     """Delete a topic, or the resource that manages it: its deletionPolicy says what happens to the topic."""
-    from gantry_operator.cli.topics import delete
+    from gantry_operator.actions.topics import delete_topic
 
-    delete(target, topic, force, as_json)
-
-
-@group_app.command("create", epilog=EPILOG)
-@on_cluster
-def group_create(
-    target: Target,
-    as_json: bool,
-    group: Annotated[str, typer.Argument(help="Its name.", show_default=False)],
-    retry_max: RetryMaxOption = None,
-    retry_queues: RetryQueuesOption = None,
-    orderly: OrderlyOption = None,
-    broadcast: BroadcastOption = None,
-    consume: ConsumeOption = None,
-    managed: ManagedOption = False,
-) -> None:
-    """Create a consumer group on every broker group, or change its settings."""
-    from gantry_operator.cli.groups import create, settings_of
-
-    create(target, group, settings_of(retry_max, retry_queues, orderly, broadcast, consume), managed, as_json)
-
-
-@group_app.command("change", epilog=EPILOG)
-@on_cluster
-def group_change(
-    target: Target,
-    as_json: bool,
-    group: GroupArgument,
-    retry_max: RetryMaxOption = None,
-    retry_queues: RetryQueuesOption = None,
-    orderly: OrderlyOption = None,
-    broadcast: BroadcastOption = None,
-    consume: ConsumeOption = None,
-) -> None:
-    """Change a consumer group that exists, or the resource that manages it. What is not given stays."""
-    from gantry_operator.cli.groups import change, settings_of
-
-    change(target, group, settings_of(retry_max, retry_queues, orderly, broadcast, consume), as_json)
-
-
-@group_app.command("list", epilog=EPILOG)
-@on_cluster
-def group_list(
-    target: Target,
-    as_json: bool,
-    every: Annotated[bool, typer.Option("--all", "-a", help="Also the system's groups.")] = False,
-) -> None:
-    """List consumer groups with their members and unread messages, and the resource of each."""
-    from gantry_operator.cli.groups import show
-
-    show(target, every, as_json)
-
-
-@group_app.command("describe", epilog=EPILOG)
-@on_cluster
-def group_describe(
-    target: Target,
-    as_json: bool,
-    group: GroupArgument,
-) -> None:
-    """Show a consumer group: settings, members, its position in each queue, and the state of its resource."""
-    from gantry_operator.cli.groups import describe
-
-    describe(target, group, as_json)
-
-
-@group_app.command("delete", epilog=EPILOG)
-@on_cluster
-def group_delete(
-    target: Target,
-    as_json: bool,
-    group: GroupArgument,
-    force: ForceOption = False,
-) -> None:
-    """Delete a consumer group with its offsets, or the resource that manages it."""
-    from gantry_operator.cli.groups import delete
-
-    delete(target, group, force, as_json)
-
-
-@group_app.command("reset", epilog=EPILOG)
-@on_cluster
-def group_reset(
-    target: Target,
-    as_json: bool,
-    group: GroupArgument,
-    to: ToOption,
-    topic: Annotated[str | None, typer.Option("--topic", help="Only this topic. Default: all of the group.")] = None,
-    confirm: ConfirmOption = False,
-) -> None:
-    """Move a consumer group to a time. Shows what it skips and repeats; --confirm carries it out."""
-    from gantry_operator.cli.groups import reset
-
-    reset(target, group, topic, to, confirm, as_json)
+    done = run_async(delete_topic(target, topic, force))
+    print_json({"topic": topic, "done": done}) if as_json else say(done)
 
 
 @topic_app.command("reset", epilog=EPILOG)
@@ -281,6 +265,4 @@ def topic_reset(
     confirm: ConfirmOption = False,
 ) -> None:
     """Move a consumer group within one topic: `gantry group reset GROUP --topic TOPIC`."""
-    from gantry_operator.cli.groups import reset
-
-    reset(target, group, topic, to, confirm, as_json)
+    reset_offsets(target, group, topic, to, confirm, as_json)

@@ -1,16 +1,17 @@
-"""The commands `gantry user` and their options. `users.py` carries them out."""
+"""`gantry user`: the users of a cluster, on this machine and on Kubernetes."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.on_cluster import on_cluster
-from gantry_operator.cli.options import (
-    EPILOG,
-)
+from gantry_operator.cli.options import EPILOG
+from gantry_operator.cli.output import note, print_json, print_table, say
+from gantry_operator.cli.target import run_async
 
 if TYPE_CHECKING:
     from gantry_operator.actions.target import Target
@@ -43,11 +44,14 @@ def user_create(
     ] = None,
 ) -> None:
     """Create a user with a new secret key, and say where the key lies. The key itself is not printed."""
-    from gantry_operator.actions.users import NewUser
-    from gantry_operator.cli.users import create
+    from gantry_operator.actions.users import NewUser, create_user
 
-    wanted = NewUser(user, access_key, super_user, allow or (), deny or ())
-    create(target, wanted, as_json)
+    place = run_async(create_user(target, NewUser(user, access_key, super_user, allow or (), deny or ())))
+    if as_json:
+        print_json({"user": user, "key": place})
+        return
+    say(f"{user}: its keys are in {place}")
+    note(f"Show the secret key: gantry user key {user}")
 
 
 @user_app.command("change", epilog=EPILOG)
@@ -68,10 +72,11 @@ def user_change(
     ] = None,
 ) -> None:
     """Change what a user may do. What is not given stays. Its keys stay valid."""
-    from gantry_operator.cli.users import change
+    from gantry_operator.actions.users import change_user
 
     allowed, denied = (None if given is None else [rule for rule in given if rule] for given in (allow, deny))
-    change(target, user, super_user, allowed, denied, as_json)
+    done = run_async(change_user(target, user, super_user=super_user, allow=allowed, deny=denied))
+    print_json({"changed": user}) if as_json else say(done)
 
 
 @user_app.command("list", epilog=EPILOG)
@@ -81,33 +86,63 @@ def user_list(
     as_json: bool,
 ) -> None:
     """List the users, without their keys."""
-    from gantry_operator.cli.users import show
+    from gantry_operator.actions.users import list_users
 
-    show(target, as_json)
+    rows = run_async(list_users(target))
+    if as_json:
+        print_json(rows)
+        return
+    if not rows:
+        note("no user was created; the super user admin exists: gantry user key admin")
+        return
+    cells = []
+    for row in rows:
+        status = row.get("status") or {}
+        ready: dict[str, Any] = next((c for c in status.get("conditions") or [] if c["type"] == "Ready"), {})
+        shown = "yes" if ready.get("status") == "True" else "no"
+        cells.append((
+            row["metadata"]["name"], status.get("accessKey") or row["metadata"]["name"],
+            "yes" if row["spec"].get("superUser") else "no", shown, str(status.get("keys", 0)),
+            str(ready.get("message") or ""),
+        ))  # fmt: skip
+    print_table(("USER", "ACCESS KEY", "SUPER", "READY", "KEYS", "MESSAGE"), cells)
 
 
-def _about_one_user(name: str, function: str, text: str) -> None:
-    """Add a command about one user. `function`: of cli.users, which is imported only when the command runs."""
+@user_app.command("delete", epilog=EPILOG)
+@on_cluster
+def user_delete(target: Target, as_json: bool, user: UserArgument) -> None:
+    """Delete a user. Its requests are refused within two seconds."""
+    from gantry_operator.actions.users import delete_user
 
-    @user_app.command(name, epilog=EPILOG, help=text)
-    @on_cluster
-    def command(
-        target: Target,
-        as_json: bool,
-        user: UserArgument,
-    ) -> None:
-        from gantry_operator.cli import users
-
-        getattr(users, function)(target, user, as_json)
+    done = run_async(delete_user(target, user))
+    print_json({"deleted": user}) if as_json else say(done)
 
 
-_about_one_user("delete", "delete", "Delete a user. Its requests are refused within two seconds.")
-_about_one_user(
-    "rotate",
-    "rotate",
-    "Make a new secret key. The former one stays valid for the user's spec.rotation.overlap (an hour).",
-)
-_about_one_user("key", "key", "Print the secret key of a user.")
+@user_app.command("rotate", epilog=EPILOG)
+@on_cluster
+def user_rotate(target: Target, as_json: bool, user: UserArgument) -> None:
+    """Make a new secret key. The former one stays valid for the user's spec.rotation.overlap (an hour)."""
+    from gantry_operator.actions.users import rotate_key
+
+    place = run_async(rotate_key(target, user))
+    if as_json:
+        print_json({"rotated": user, "key": place})
+    else:
+        say(f"{user}: a new secret key is in {place}; the former one stays valid for the overlap")
+
+
+@user_app.command("key", epilog=EPILOG)
+@on_cluster
+def user_key(target: Target, as_json: bool, user: UserArgument) -> None:
+    """Print the secret key of a user."""
+    from gantry_operator.access.wanted import ACCESS_KEY, SECRET_KEY
+    from gantry_operator.actions.users import key_of
+
+    access, secret = run_async(key_of(target, user))
+    if as_json:
+        print_json({ACCESS_KEY: access, SECRET_KEY: secret})
+    else:
+        print(secret)
 
 
 @user_app.command("import", epilog=EPILOG)
@@ -118,6 +153,14 @@ def user_import(
     file: Annotated[Path, typer.Argument(help="RocketMQ's plain_acl.yml.", show_default=False)],
 ) -> None:
     """Create a user for each account of a plain_acl.yml, with its keys and permissions."""
-    from gantry_operator.cli.users import import_file
+    from gantry_operator.actions.plain_acl import PlainAclError, read_accounts
+    from gantry_operator.actions.users import import_accounts
 
-    import_file(target, file, as_json)
+    try:
+        accounts, notes = read_accounts(file)
+    except PlainAclError as error:
+        raise CliError(str(error), Exit.USAGE) from None
+    for text in notes:
+        note(text)
+    names = run_async(import_accounts(target, accounts))
+    print_json({"imported": names}) if as_json else say(f"imported: {', '.join(names) or 'no account'}")

@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
-from gantry_operator.actions.target import Target
-from gantry_operator.actions.volumes import delete_volume, list_volumes
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gantry_operator.cli.on_cluster import on_cluster
+from gantry_operator.cli.options import EPILOG
 from gantry_operator.cli.output import note, print_json, print_table, say
 from gantry_operator.cli.target import run_async
 from gantry_operator.cluster.amounts import size
-from gantry_operator.cluster.volume import Volume
+
+if TYPE_CHECKING:
+    from gantry_operator.actions.target import Target
+    from gantry_operator.cluster.volume import Volume
+
+volume_app = typer.Typer(
+    no_args_is_help=True,
+    help="The disks of members: volumes of pods, folders on this machine. That of a member that was removed stays "
+    "until it is deleted here.",
+    rich_markup_mode="rich",
+)
 
 
-def show(target: Target, gone: bool, as_json: bool) -> None:
-    """List disks. Raises CliError."""
+@volume_app.command("list", epilog=EPILOG)
+@on_cluster
+def volume_list(
+    target: Target,
+    as_json: bool,
+    gone: Annotated[bool, typer.Option("--gone", help="Only those of members that are gone.")] = False,
+) -> None:
+    """List the disks of members, and what uses each."""
+    from gantry_operator.actions.volumes import list_volumes
+
     rows = run_async(list_volumes(target, gone))
     if as_json:
         print_json([_fields(v) for v in rows])
@@ -25,16 +47,25 @@ def show(target: Target, gone: bool, as_json: bool) -> None:
     print_table(("VOLUME", "MEMBER", "SIZE", "STATE"), cells)
 
 
-def delete(target: Target, name: str, confirm: bool, as_json: bool) -> None:
-    """Delete a disk, or show what would be deleted. Raises CliError."""
-    volume, deleted = run_async(delete_volume(target, name, confirm=confirm))
+@volume_app.command("delete", epilog=EPILOG)
+@on_cluster
+def volume_delete(
+    target: Target,
+    as_json: bool,
+    volume: Annotated[str, typer.Argument(help="Its name, or that of the member.", show_default=False)],
+    confirm: Annotated[bool, typer.Option("--confirm", help="Delete it. Else it is only shown.")] = False,
+) -> None:
+    """Delete the disk of a member that is gone, with all messages on it. One that is used is refused."""
+    from gantry_operator.actions.volumes import delete_volume
+
+    disk, deleted = run_async(delete_volume(target, volume, confirm=confirm))
     if as_json:
-        print_json(_fields(volume) | {"deleted": deleted})
+        print_json(_fields(disk) | {"deleted": deleted})
     elif deleted:
-        say(f"{volume.name} is deleted, with all messages on it")
+        say(f"{disk.name} is deleted, with all messages on it")
     else:
-        held = "" if volume.bytes is None else f", {size(volume.bytes)}"
-        say(f"{volume.name}{held}: its member {volume.member} is gone; --confirm deletes it with all messages on it")
+        held = "" if disk.bytes is None else f", {size(disk.bytes)}"
+        say(f"{disk.name}{held}: its member {disk.member} is gone; --confirm deletes it with all messages on it")
 
 
 def _fields(volume: Volume) -> dict[str, object]:
