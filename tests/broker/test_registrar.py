@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
 
+from gantry_broker.broker import source_servers
 from gantry_broker.broker.metadata.tables import TOPIC_CHANGES, Tables
 from gantry_broker.namesrv.routes import Registration
 from gantry_broker.namesrv.server import NameServer
@@ -147,3 +150,40 @@ async def test_each_address_of_a_leader_has_a_connection_of_its_own_to_a_sources
         await registrar.close()
         await bench.close()
         await server.close()
+
+
+async def test_a_leader_leaves_a_sources_nameserver_and_registers_at_another_one(
+    tmp_path: Path, make_bench: Callable[..., Bench]
+) -> None:
+    """The manifest of a migrated cluster names other NameServers: no member restarts for that."""
+    servers = [
+        NameServer(NameServerSettings("ns", "127.0.0.1", 0, 0, None, [], cluster="demo", registration_port=0))
+        for _ in range(2)
+    ]
+    for server in servers:
+        await server.start()
+    first, second = (f"127.0.0.1:{server.registration_port}" for server in servers)
+    bench = make_bench(tmp_path / "b", source_name_servers=[first])
+    bench.client._membership = Membership(Identity("demo", "demo-a", 0), None)
+    await bench.lead()
+    registrar = bench.parts.registrar
+    file = tmp_path / "broker.json"
+    file.write_text(json.dumps({"source_name_servers": [first]}))
+    registrar.start()
+    following = asyncio.create_task(source_servers.follow(file, [first], registrar.use_sources, 0.02))
+    try:
+        await until(servers[0].service.routes.has_master)
+        file.write_text("{")
+        await asyncio.sleep(0.1)
+        file.write_text(json.dumps({"source_name_servers": [second]}))
+        await until(servers[1].service.routes.has_master)
+        await until(lambda: not servers[0].service.routes.has_master())
+        file.write_text("{}")
+        await until(lambda: not servers[1].service.routes.has_master())
+        assert not {first, second} & registrar._tasks.keys()
+    finally:
+        following.cancel()
+        await registrar.close()
+        await bench.close()
+        for server in servers:
+            await server.close()

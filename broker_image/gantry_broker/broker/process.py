@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from gantry_broker import descriptors, logs
 from gantry_broker.allocation import keep_freed_memory, share_one_heap
 from gantry_broker.archive.errors import ArchiveError
-from gantry_broker.broker import fencing, restoring
+from gantry_broker.broker import fencing, restoring, source_servers
 from gantry_broker.broker.migration import member as migrating
 from gantry_broker.broker.migration.guarding import Guarding
 from gantry_broker.broker.site import load_site, mark_origin, prepare_disk
@@ -211,11 +211,15 @@ async def _one_life(
     again = process.broker.sites.must_restart
     events = (stopped, process.broker.health.must_end, again, fence.up)
     ends = [asyncio.ensure_future(event.wait()) for event in events]
+    use = process.parts.registrar.use_sources
+    had = config.source_name_servers
+    servers = None if followed is None else asyncio.create_task(source_servers.follow(followed, had, use))
     try:
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for end in ends:
             end.cancel()
+        await end_tasks(servers)
         await process.stop()
     if process.store.state.failed is not None:
         raise FlushFailed(f"the disk failed: {process.store.state.failed}; a start opens the store again")

@@ -34,6 +34,8 @@ from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.tasks import end_tasks, set_within
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gantry_broker.broker.access_control import AccessControl
     from gantry_broker.broker.clock import Clock
     from gantry_broker.broker.events import Events
@@ -90,6 +92,7 @@ class Registrar:
         self._access = access
         self._source = source
         self._sources = frozenset(config.source_name_servers)
+        """RocketMQ's NameServers: those at which this broker registers, and those that it has left."""
         self._config = config
         self._settings = settings
         self._client = client
@@ -118,12 +121,31 @@ class Registrar:
 
     def start(self) -> None:
         for address in (*self._config.registration_addresses, *self._config.source_name_servers):
-            self._wanted[address] = asyncio.Event()
-            self._waiting[address] = []
-            self._tasks[address] = asyncio.get_running_loop().create_task(self._keep(address))
+            self._begin(address)
         self._events.tables_changed.subscribe(self.soon)
         self._events.role_changed.subscribe(lambda leads: self.soon())
         self._events.address_changed.subscribe(self.soon)
+
+    def _begin(self, address: str) -> None:
+        self._wanted[address] = asyncio.Event()
+        self._waiting[address] = []
+        self._tasks[address] = asyncio.get_running_loop().create_task(self._keep(address))
+
+    async def use_sources(self, addresses: Sequence[str]) -> None:
+        """Register at these NameServers of the source from now on, and leave the others."""
+        own = set(self._config.registration_addresses)
+        wanted = {address: None for address in addresses if address not in own}
+        left = [address for address in self._tasks if address not in own and address not in wanted]
+        self._sources |= wanted.keys()
+        for address in left:
+            await end_tasks(self._tasks.pop(address))
+            self._source.drop(address)  # It forgets this broker with the connection.
+            for table in (self._wanted, self._waiting, self._refusals, self.last_ok_ms, self._held, self._source_has):
+                table.pop(address, None)
+            self._failing.discard(address)
+        for address in wanted:
+            if address not in self._tasks and not self._closing:
+                self._begin(address)
 
     def soon(self) -> None:
         """Register soon: clients' routes have changed."""

@@ -58,9 +58,12 @@ class TlsFolders:
 
 
 NO_TLS = TlsFolders()
-LIVE_FIELDS = frozenset({"authentication", "fenced", "follow", "log_level", "migrate", "restore"})
-"""Fields whose change needs no restart: the access table has the authentication, a process reads its log level and its
-fence, and only an empty disk is restored or migrated to.
+LIVE_FIELDS = frozenset(
+    {"authentication", "fenced", "follow", "log_level", "migrate", "restore", "source_name_servers"}
+)
+"""Fields whose change needs no restart: the access table has the authentication, a process reads its log level, its
+fence and the source's NameServers, and only an empty disk is restored or migrated to. Before each try it reads how the
+archive or the source is reached.
 """
 ADDED_FIELDS = frozenset(
     {

@@ -29,6 +29,8 @@ SILENT_S: Final = 20.0
 CONNECT_S: Final = 5.0
 FULL_S: Final = 5.0
 TICK_S: Final = 0.1
+MOST_OVERLAP: Final = 64 << 20
+"""Bytes that are compared at most when a connection begins: a segment's empty rest is below the largest record."""
 SLOW_DISK_S: Final = 2.0
 """Seconds for a flush. A slower disk would let the senders of a SYNC_MASTER wait: the connection ends instead."""
 LOST: Final = "the source's own slaves do not follow it: the copy waits for them, so that no sender waits for the copy"
@@ -46,6 +48,8 @@ class Follower:
         """Bytes taken by this process."""
         self.reports = ha.Reports.NEUTRAL
         self.connected = False
+        self.compared = False
+        """Whether the present source has sent the end of the log as it is here."""
         self._appended = asyncio.Event()
 
     async def follow(
@@ -62,11 +66,8 @@ class Follower:
         ended, SourceBroken when the migration must stop for good, StoreError, OSError.
         """
         store = self._store
-        first = ha.first_offset(store.log.start, store.log.end)
-        overlap = store.reader.read_bytes(first, store.log.end - first) if store.log.end > first else b""
-        while len(overlap) < store.log.end - first:  # A read ends with its segment.
-            overlap += store.reader.read_bytes(first + len(overlap), store.log.end - first - len(overlap))
-        shape = (store.log.start, store.log.end, overlap, store.log.segment_size)
+        self.compared = False
+        shape = (store.log.start, store.log.end, self._overlap(), store.log.segment_size)
         stream = ha.Stream(*shape) if in_sync is None else ha.LearnerStream(*shape, in_sync)
         try:
             async with asyncio.timeout(CONNECT_S):
@@ -90,6 +91,7 @@ class Follower:
                     raise MigrationError("the source ended the connection")
                 if answer := stream.feed(data):
                     writer.write(answer)
+                self.compared = stream.compared
                 self.received = max(self.received, stream.received)
                 self.bytes += len(data)
                 await self._take(stream)
@@ -109,6 +111,23 @@ class Follower:
             self.connected = False
             writer.transport.abort()
             await end_tasks(reporting)
+
+    def _overlap(self) -> bytes:
+        """Return the last bytes of the log, which the source has to send once more: of records, not only the empty rest
+        of a segment, which is the same in many logs.
+        """
+        log, size = self._store.log, ha.OVERLAP
+        found = self._read(ha.first_offset(log.start, log.end), log.end)
+        while size <= len(found) < MOST_OVERLAP and len(found.rstrip(b"\0")) < ha.OVERLAP // 2:
+            size *= 2
+            found = self._read(max(log.end - size, log.start, 1), log.end - len(found)) + found
+        return found
+
+    def _read(self, first: int, end: int) -> bytes:
+        data = b""
+        while first + len(data) < end:  # A read ends with its segment.
+            data += self._store.reader.read_bytes(first + len(data), end - first - len(data))
+        return data
 
     async def _take(self, stream: ha.Stream) -> None:
         """Append what has arrived whole. Raises SourceBroken, StoreError, OSError."""
@@ -154,7 +173,7 @@ class Follower:
                 # Senders wait from a report near the master's end on, and would wait for all that is missing then.
                 near = near or not present.sync or store.state.flushed >= present.end
                 offset = reported
-                if self.reports is ha.Reports.DURABLE and near:
+                if self.reports is ha.Reports.DURABLE and near and stream.compared:
                     offset = max(reported, store.state.flushed)
                 if stream.greeted and (offset != reported or self._now() - reported_at >= ha.REPORT_S):
                     writer.write(stream.report(offset))

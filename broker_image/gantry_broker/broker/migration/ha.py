@@ -189,8 +189,8 @@ class Stream:
     """The bytes of one connection on their way into the log."""
 
     def __init__(self, start: int, end: int, overlap: bytes, segment_size: int) -> None:
-        """Continue a log of [start, end). `overlap`: its bytes from `first_offset(start, end)` to `end`."""
-        self.asked = first_offset(start, end)
+        """Continue a log of [start, end). `overlap`: its last bytes; none of a log that has none."""
+        self.asked = end - len(overlap) if overlap else first_offset(start, end)
         self._segment_size = segment_size
         self._position = self.asked
         """The offset of the next byte that the master has to send."""
@@ -207,6 +207,11 @@ class Stream:
         offset that has arrived for the one from which it is to begin.
         """
         return self._greeted
+
+    @property
+    def compared(self) -> bool:
+        """Whether the master has sent all that the log had before, and it was the same."""
+        return self._greeted and self._position >= self._end_of_overlap
 
     @property
     def end(self) -> int:

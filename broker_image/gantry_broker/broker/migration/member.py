@@ -35,7 +35,7 @@ from gantry_broker.protocol.codes import REVIVE_PREFIX, Perm, Prop
 from gantry_broker.protocol.digits import whole_number
 from gantry_broker.protocol.message import decode_records, parse_properties
 from gantry_broker.remoting.errors import ConnectError, RequestTimeout
-from gantry_broker.remoting.tls import TlsOptions
+from gantry_broker.remoting.tls import TlsError, TlsOptions
 from gantry_broker.store.errors import StoreError
 from gantry_broker.store.files import atomic_write
 from gantry_broker.store.log.commit_log import segment_bases
@@ -52,6 +52,9 @@ log = logging.getLogger(__name__)
 
 MARK: Final = "config/migration.json"
 """In the store's folder: the source, and whether it is followed, finished, or broken."""
+COPIED_FROM: Final = "nameServers"
+"""In the mark: the source's NameServers that named the source of this copy."""
+NOT_COMPARED: Final = "it compares the copy with the source at the other addresses"
 LOOK_S: Final = 1.0
 """Seconds between two looks at the source: its role, its slaves, its end."""
 TABLES_S: Final = 5.0
@@ -128,6 +131,10 @@ def leave_later(connections: contextlib.AsyncExitStack, carrier: Carrier | None 
     task.add_done_callback(_leaving.discard)
 
 
+def _way(wanted: MigrateConfig) -> tuple[Any, ...]:
+    return sorted(wanted.name_servers), wanted.credentials, wanted.ca_file
+
+
 class Migration:
     """One member that follows one master of RocketMQ."""
 
@@ -135,6 +142,8 @@ class Migration:
         self._config = config
         self._guarding = guarding or Guarding(config)
         self._wanted = wanted
+        self._other = False
+        """The source is looked for at other NameServers than the copy came from, and may be another one."""
         self._problem = "it looks at the source"
         self._look: Look | None = None
         self._looked_at = 0.0
@@ -185,7 +194,7 @@ class Migration:
                 "end": look.end if is_fresh else None,
                 "permission": look.settings.get("brokerPermission", ""),
             },
-            "connected": follower is not None and follower.connected,
+            "connected": follower is not None and follower.connected and not self._other,
             "start": None if store is None else store.log.start,
             "end": end,
             "flushed": None if store is None else store.state.flushed,
@@ -233,6 +242,8 @@ class Migration:
             return 400, {"detail": f'{error}: write {{"end": OFFSET}}'}
         if self._broken:
             return 409, {"detail": f"the migration stopped: {self._broken}"}
+        if self._other:
+            return 409, {"detail": self._problem or NOT_COMPARED}
         if self._ended():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(SETTLED_S):
@@ -259,7 +270,7 @@ class Migration:
                 raise ValueError(f"on is {carries!r}")
         except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
             return 400, {"detail": f'{error}: write {{"on": true}}'}
-        if carries and (self._carrier is None or self._look is None or self._tables is None):
+        if carries and (self._carrier is None or self._look is None or self._tables is None or self._other):
             return 409, {"detail": self._problem or "this member cannot carry clients"}
         if carries and self._carries:
             return 200, {"on": carries}  # What is registered stays so.
@@ -338,7 +349,45 @@ class Migration:
             log.info("NameServer %s says nothing about the group: %s", server, error)
             return False
 
+    def _is_corrected(self) -> bool:
+        """Whether the manifest names another way to the source than the present one. One that a cutover uses stays."""
+        written = self._guarding.wanted
+        if written is None or self._carries or self._finish is not None:
+            return False
+        return _way(written) != _way(self._wanted)
+
+    def _correct(self) -> None:
+        """Take the way to the source that the manifest names now. What other NameServers name has to show first that it
+        is the source of this copy.
+        """
+        if self._is_corrected():
+            assert self._guarding.wanted is not None
+            log.warning("the source is looked for at %s", ", ".join(self._guarding.wanted.name_servers))
+            self._wanted = self._guarding.wanted
+            self._slaves = ha.SlaveWatch()
+        copied_from = (mark_of(self._config.data_dir) or {}).get(COPIED_FROM)
+        had = self._store.log.end > self._store.log.start if self._store is not None else self._has_log()
+        self._other = had and copied_from is not None and copied_from != sorted(self._wanted.name_servers)
+        if self._other and self._follower is not None:
+            self._follower.compared = False
+        if not had and self._store is not None:  # Nothing has come from the former one.
+            self._store.close()
+            self._store = self._follower = self._look = None
+
+    def _has_log(self) -> bool:
+        return bool(segment_bases(self._config.data_dir / "commitlog"))
+
+    def _proven(self, look: Look) -> None:
+        """Note which NameServers name the source of this copy."""
+        self._other = False
+        mark = mark_of(self._config.data_dir)
+        now = {"address": look.address, COPIED_FROM: sorted(self._wanted.name_servers)}
+        if mark is not None and any(mark.get(name) != value for name, value in now.items()):
+            self._save_mark(mark | now)
+
     async def _try(self) -> None:
+        await self._guarding.read()
+        self._correct()
         wanted = self._wanted
         try:
             source = Source(
@@ -348,7 +397,8 @@ class Migration:
                 credentials=self._credentials(),
                 tls=None if wanted.ca_file is None else TlsOptions(ca_file=wanted.ca_file),
                 own=self._config.group_address,
-                known=self._last_source(),
+                # Only those of the source know it: others are to name it.
+                known=None if self._other else self._last_source(),
             )
             async with contextlib.AsyncExitStack() as stack:
                 self._source = await stack.enter_async_context(source)
@@ -358,18 +408,23 @@ class Migration:
                         self._carrier.free_port()
                     leave_later(stack.pop_all(), self._carrier)
                     self._carrier = None
-        except SourceBroken as error:
-            self._stop_for_good(str(error))
-        except (MigrationError, OSError, StoreError) as error:
+        except (MigrationError, OSError, StoreError, TlsError) as error:
             if self._store is not None and self._store.state.failed is not None:
                 raise
+            if isinstance(error, SourceBroken):
+                if not self._other:
+                    self._stop_for_good(str(error))
+                    return
+                error = MigrationError(
+                    f"{', '.join(wanted.name_servers)}: another source than the one that was copied ({error}): write "
+                    "the addresses of that one, or empty the member's disk to begin with this one"
+                )
             if self._problem != str(error):
                 log.warning("cannot follow RocketMQ's %s: %s; tried again", wanted.broker, error)
             self._problem = str(error)
             if self._finish is not None and self._arrived(self._finish) and self._tables is not None:
-                await (
-                    self._done()
-                )  # The source died after its last record: its last tables are at most some seconds old.
+                # The source died after its last record: its last tables are at most some seconds old.
+                await self._done()
                 return
             await asyncio.sleep(1.0 if self._look is None else ha.pause_before(self._promise()))
 
@@ -454,7 +509,10 @@ class Migration:
         folder = self._wanted.credentials
         if folder is None:
             return None
-        return Credentials((folder / "accessKey").read_text().strip(), (folder / "secretKey").read_text().strip())
+        try:
+            return Credentials((folder / "accessKey").read_text().strip(), (folder / "secretKey").read_text().strip())
+        except ValueError as error:
+            raise MigrationError(f"{folder}: accessKey and secretKey cannot be used: {error}") from error
 
     def _stop_for_good(self, reason: str) -> None:
         self._broken = reason
@@ -471,8 +529,8 @@ class Migration:
         look = self._saw(await source.look(), had)
         await self._guarding.check(look.settings)
         store = self._store or await self._open(source, look)
-        if (mark := mark_of(self._config.data_dir)) is not None and mark.get("address") != look.address:
-            self._save_mark({**mark, "address": look.address})
+        if not self._other:
+            self._proven(look)
         follower = self._follower = self._follower or Follower(store)
         if store.log.end > store.log.start and ha.reports_for(self._promise()) is ha.Reports.NEUTRAL:
             await asyncio.sleep(ha.pause_before(self._promise()))
@@ -576,7 +634,7 @@ class Migration:
         """Open the store; a new one begins where the source's log does. Raises MigrationError, StoreError, OSError."""
         config, mark = self._config, mark_of(self._config.data_dir)
         identity = {"broker": look.name, "cluster": look.cluster, "segmentSize": look.segment_size}
-        if mark is not None:
+        if mark is not None and self._has_log():
             before = {name: mark.get(name) for name in identity}
             if before != identity:
                 raise SourceBroken(f"the copy is of {before}, and the source is {identity}")
@@ -586,7 +644,9 @@ class Migration:
                 "messageDelayLevel": look.settings.get("messageDelayLevel", config.settings.messageDelayLevel),
             }
         )
-        if mark is None:
+        if mark is None or not self._has_log():
+            # A store that has got nothing yet may have the segment size of another source.
+            (config.data_dir / "config" / "epochs.json").unlink(missing_ok=True)
             self._save_mark({**identity, "state": FOLLOWING})
         store = MessageStore.open(StoreConfig(path=config.data_dir, settings=settings))
         try:
@@ -617,6 +677,10 @@ class Migration:
             if look.ha != before:
                 raise MigrationError(f"the source has another master now: {look.address}")
             await self._guarding.check(look.settings)
+            if self._is_corrected():
+                raise MigrationError("the manifest names another way to the source: it is looked for there")
+            if self._other and self._follower is not None and self._follower.compared:
+                self._proven(look)
             await self._keep_carrying(source, look)
             permission = whole_number(look.settings.get("brokerPermission", ""))
             ending = permission is not None and not permission & Perm.READ
@@ -624,7 +688,7 @@ class Migration:
                 self._settled.clear()
             # The last tables are to be of the end: consumers commit until then.
             pause = max(ENDING_S, 2 * tables_took) if ending else LOOK_S / 2 if self._carries else TABLES_S
-            if before_finish and time.monotonic() - tables_at >= pause:
+            if before_finish and not self._other and time.monotonic() - tables_at >= pause:
                 tables_at = time.monotonic()
                 tables = await source.tables(look.address)
                 # What the source did after the end that a finish names is not in the copy: its progress must not be.
@@ -637,7 +701,7 @@ class Migration:
             finish = self._finish
             arrived = finish is not None and self._arrived(finish)
             if self._follower is not None and self._follower.connected:
-                self._problem = ""
+                self._problem = NOT_COMPARED if self._other else ""
             if arrived and self._tables is not None:
                 await self._done()
                 return
