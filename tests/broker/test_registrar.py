@@ -166,7 +166,7 @@ async def test_a_leader_leaves_a_sources_nameserver_and_registers_at_another_one
     bench = make_bench(tmp_path / "b", source_name_servers=[first])
     bench.client._membership = Membership(Identity("demo", "demo-a", 0), None)
     await bench.lead()
-    registrar = bench.parts.registrar
+    registrar = bench.broker.registrar
     file = tmp_path / "broker.json"
     file.write_text(json.dumps({"source_name_servers": [first]}))
     registrar.start()

@@ -165,6 +165,70 @@ async def test_a_source_that_was_emptied_is_not_taken_for_one_that_is_copied(
                     await by_messages.finish(copy, 30, lambda copied, missing: None)
 
 
+@pytest.mark.parametrize(("count", "said"), [(0, "not so long"), (12, "not so long"), (80, "not the one that")])
+async def test_other_addresses_have_to_be_of_the_source_that_was_copied(tmp_path: Path, count: int, said: str) -> None:
+    state = tmp_path / "copy.json"
+    async with broker() as source, broker() as other, broker() as target:
+        await fill(source.name_servers, "T", 40)
+        if count:
+            await fill(other.name_servers, "T", count)
+        async with (
+            Admin(source.name_servers) as here,
+            Admin(other.name_servers) as elsewhere,
+            Admin(target.name_servers) as there,
+        ):
+            await TopicsCopy(elsewhere, there, None, state).compare()  # Nothing was copied yet.
+            await by_messages.finish(TopicsCopy(here, there, None, state), 30, lambda copied, missing: None)
+            before = await content(there, "T")
+            await TopicsCopy(here, there, None, state).compare()
+            with pytest.raises(Refused, match=said):
+                await TopicsCopy(elsewhere, there, None, state).compare()
+            assert await content(there, "T") == before
+
+
+def test_a_source_that_was_named_wrongly_is_corrected_by_the_same_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record names another source only once that is found to be the one that was copied."""
+    spec = {"nameServers": {"replicas": 1}, "brokerGroups": [{"name": "a", "members": 1}]}
+    file, folder = tmp_path / "cluster.yaml", tmp_path / "c"
+    file.write_text(
+        json.dumps(
+            {"apiVersion": "gantry.dev/v1alpha1", "kind": "BrokerCluster", "metadata": {"name": "moved"}, "spec": spec}
+        )
+    )
+    compared: list[str] = []
+
+    async def compare(_: object, record: Record) -> None:
+        compared.append(record.name_servers)
+        if record.name_servers == "other:1":
+            raise Refused("it is another one")
+
+    async def copied(*_: object) -> dict[str, int]:
+        return {}
+
+    monkeypatch.setattr(migrate_by_messages, "_compare", compare)
+    monkeypatch.setattr(migrate_by_messages, "_copy_all", copied)
+    monkeypatch.setattr("gantry_operator.cli.up.up", lambda file, directory, *_: directory.mkdir(exist_ok=True))
+
+    def start(server: str, *words: str) -> str:
+        arguments = ["migrate", "start", str(file), "--by", "messages", "--from", server, "--dir", str(folder), *words]
+        result = CliRunner().invoke(app, arguments)
+        return "" if result.exit_code == 0 else str(result.exception) + result.output
+
+    def recorded() -> Record | None:
+        return Record.load(folder / migrate_by_messages.MESSAGES)
+
+    assert not start("wrong:1")
+    assert not start("wrong:1")
+    assert not compared
+    assert not start("right:1")
+    assert "it is another one" in start("other:1")
+    assert compared == ["right:1", "other:1"]
+    assert recorded() == Record("right:1")
+    assert "other topics" in start("right:1", "--topics", "T")
+
+
 async def test_a_topic_that_is_named_and_not_there_is_refused(tmp_path: Path) -> None:
     async with (
         broker() as source,

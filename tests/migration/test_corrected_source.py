@@ -243,7 +243,7 @@ async def test_a_cutover_goes_on_with_the_addresses_with_which_it_began(manifest
         await until(migration, says(f"{WRONG} does not answer"))
 
 
-async def test_logs_that_end_with_the_same_empty_rest_of_a_segment_are_told_apart(tmp_path: Path) -> None:
+async def test_logs_that_end_with_the_same_empty_rest_of_a_segment_are_two_logs(tmp_path: Path) -> None:
     """The last bytes of both are zeros: records before them are compared."""
 
     def filled(name: str, letter: bytes) -> Any:

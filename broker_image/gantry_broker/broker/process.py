@@ -211,7 +211,7 @@ async def _one_life(
     again = process.broker.sites.must_restart
     events = (stopped, process.broker.health.must_end, again, fence.up)
     ends = [asyncio.ensure_future(event.wait()) for event in events]
-    use = process.parts.registrar.use_sources
+    use = process.broker.registrar.use_sources
     had = config.source_name_servers
     servers = None if followed is None else asyncio.create_task(source_servers.follow(followed, had, use))
     try:

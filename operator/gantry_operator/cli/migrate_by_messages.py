@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,10 +51,10 @@ def start_by_messages(
     record = by_messages.Record(servers, secret, names)
     try:
         before = by_messages.Record.load(folder.root / MESSAGES)
-        if before is not None and before != record:
+        if before is not None and (before.done or before.topics != record.topics):
             raise Refused(
-                "the migration is over" if before.done else f"{folder.root / MESSAGES} has another source or other "
-                "topics: what was copied belongs to them"
+                "the migration is over" if before.done else f"{folder.root / MESSAGES} has other topics: what was "
+                "copied belongs to them"
             )  # fmt: skip
         up(file, directory, True, timeout, False, None)
         if secret is not None and cluster.spec.security.authentication != "Enabled":
@@ -61,14 +63,16 @@ def start_by_messages(
                 "spec.security.authentication: Enabled before clients get its addresses"
             )
         with alone(folder):
+            if before is not None and before.name_servers != record.name_servers:
+                run_async(_compare(folder, record))
             record.save(folder.root / MESSAGES)
             run_async(_copy_all(folder, record, None))
     except Refused as error:
         raise CliError(str(error)) from None
 
 
-async def _copy_all(folder: ClusterFolder, record: by_messages.Record, timeout: float | None) -> dict[str, int]:
-    """Copy by messages until it is cancelled, or up to the end of the source within `timeout` seconds."""
+@asynccontextmanager
+async def _open_copies(folder: ClusterFolder, record: by_messages.Record) -> AsyncIterator[by_messages.TopicsCopy]:
     from gantry_broker.client import Admin
 
     from gantry_operator.actions.local_target import LocalTarget
@@ -80,7 +84,20 @@ async def _copy_all(folder: ClusterFolder, record: by_messages.Record, timeout: 
         Admin(record.name_servers, credentials=keys_of(record.secret)) as here,
         Admin(ours.name_servers, credentials=ours.credentials, tls=ours.tls) as there,
     ):
-        copies = by_messages.TopicsCopy(here, there, topics, folder.root / MESSAGES_COPY)
+        yield by_messages.TopicsCopy(here, there, topics, folder.root / MESSAGES_COPY)
+
+
+async def _compare(folder: ClusterFolder, record: by_messages.Record) -> None:
+    """Compare the source at other addresses with what was copied. Raises Refused, errors of clients."""
+    async with _open_copies(folder, record) as copies:
+        await copies.compare()
+
+
+async def _copy_all(folder: ClusterFolder, record: by_messages.Record, timeout: float | None) -> dict[str, int]:
+    """Copy by messages until it is cancelled, or up to the end of the source within `timeout` seconds."""
+    from gantry_operator.migration import by_messages
+
+    async with _open_copies(folder, record) as copies:
         with Progress("copying") as progress:
 
             def shown(copied: int, missing: int | None) -> None:

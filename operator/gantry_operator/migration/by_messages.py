@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from gantry_broker.broker.metadata.topics import is_system_topic
-from gantry_broker.client import Admin, NoRoute
+from gantry_broker.client import Admin, MessageQueue, NoRoute
 from gantry_broker.protocol.bodies import ClusterInfo
 from gantry_broker.protocol.codes import Perm
 
@@ -85,6 +85,26 @@ class TopicsCopy(Rounds):
         self._groups_at = time.monotonic()
         self.problems: dict[str, str] = {}
         """By topic: why it, or a queue of it, is not copied."""
+
+    async def compare(self) -> None:
+        """Compare the source, which has other addresses now, with what was copied. Raises Refused for another one, and
+        errors of clients.
+        """
+        await self.load()
+        for topic, queues in self.queues.items():
+            copied = [queue for queue in queues if queue.runs]
+            try:
+                ends = await self._source.topic_stats(topic) if copied else {}
+            except NoRoute:
+                ends = {}
+            for queue in copied:
+                end = ends.get(MessageQueue(topic, queue.broker, queue.queue))
+                if end is None or end.max_offset < queue.next:
+                    raise Refused(
+                        f"queue {queue.queue} of {topic} at {queue.broker} was copied up to {queue.next}, and is not "
+                        "so long at these addresses: they are of another source"
+                    )
+                await self._check_last(queue, topic)
 
     async def look_for_topics(self) -> None:
         names = set(self._topics)
