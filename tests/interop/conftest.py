@@ -19,6 +19,7 @@ from benchmarks.rig import gantry, golang, java, rocketmq
 from benchmarks.rig.driver import Driver
 from benchmarks.rig.processes import NamespaceUnavailable
 from benchmarks.rig.target import Target
+from tests.support.selection import leave_out
 
 LONG = frozenset({"test_drain"})
 """Modules that take minutes: only with INTEROP=full."""
@@ -43,23 +44,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselects the tests of `LONG`, and those against Apache RocketMQ, except those of `COMPARED`."""
-    if os.environ.get("INTEROP") == "full":
-        return
-    here = Path(__file__).parent
-    left_out = [
-        item
-        for item in items
-        if (_is_of_apache(item) and item.path.stem not in COMPARED)
-        or (item.path.parent == here and item.path.stem in LONG)
-    ]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
+    if os.environ.get("INTEROP") != "full":
+        leave_out(config, items, lambda item: item.path.parent == Path(__file__).parent and _is_of_the_night(item))
+
+
+def _is_of_the_night(item: pytest.Item) -> bool:
+    return item.path.stem in LONG or (item.path.stem not in COMPARED and _is_of_apache(item))
 
 
 def _is_of_apache(item: pytest.Item) -> bool:
-    if item.path.parent != Path(__file__).parent or not isinstance(item, pytest.Function):
-        return False
     if item.get_closest_marker("apache") is not None:
         return True
     values = item.callspec.params.values() if hasattr(item, "callspec") else ()

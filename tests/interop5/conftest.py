@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +23,7 @@ from benchmarks.rig.processes import NamespaceUnavailable
 from tests.interop5 import systems
 from tests.interop5.clients import CLIENTS, Client, Driven, ToolMissing, able
 from tests.interop5.systems import System
+from tests.support.selection import leave_out
 
 FULL = os.environ.get("INTEROP") == "full"
 EACH_TIME = ("python-5.1.2",)
@@ -55,11 +55,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselects the tests of the night."""
-    here = Path(__file__).parent
-    mine = [item for item in items if item.path.parent == here and item.get_closest_marker("nightly")]
-    if mine and not FULL:
-        config.hook.pytest_deselected(items=mine)
-        items[:] = [item for item in items if item not in mine]
+    if not FULL:
+        leave_out(config, items, lambda item: item.get_closest_marker("nightly") is not None)
 
 
 @dataclass

@@ -170,7 +170,7 @@ async def test_an_announcement_that_gets_no_answer_delays_no_later_epoch(
             group.wake()
             await until(lambda: group.announced)
             assert pods.labelled_master("demo-a-1")
-            assert not group._tasks, "the older one is given up"
+            await until(lambda: not group._tasks, "the older one is given up")
 
 
 async def test_an_announcement_that_gets_no_answer_is_tried_again_soon(

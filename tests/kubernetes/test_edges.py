@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -165,14 +166,25 @@ async def test_any_number_of_watches_leaves_connections_for_requests(fake: FakeA
 # ---- one operator acts
 
 
+Candidate = Callable[..., Election]
+
+
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"DURATION_S": 1, "RENEW_S": 0.1, "LOOK_S": 0.05, "GIVE_UP_S": 0.5}.items():
-        monkeypatch.setattr(election, name, value)
+def candidate(fake: FakeApi, monkeypatch: pytest.MonkeyPatch) -> Candidate:
+    """Make a candidate for the lead by its name. Its times are short, where a test has no others."""
+    times = {"DURATION_S": 1, "RENEW_S": 0.1, "LOOK_S": 0.05, "GIVE_UP_S": 0.5}
+
+    def make(name: str, address: str = "", **others: float) -> Election:
+        times.update(others)
+        for constant, value in times.items():
+            monkeypatch.setattr(election, constant, value)
+        return Election(fake.api, "mq", "gantry-operator", name, address)
+
+    return make
 
 
-async def test_the_second_takes_over_when_the_first_stops_renewing(quick: None, fake: FakeApi) -> None:
-    one, two = (Election(fake.api, "mq", "gantry-operator", n) for n in ("one", "two"))
+async def test_the_second_takes_over_when_the_first_stops_renewing(candidate: Candidate) -> None:
+    one, two = (candidate(n) for n in ("one", "two"))
     await one.acquire()
     waiting = asyncio.create_task(two.acquire())
     await asyncio.sleep(0.3)
@@ -182,28 +194,21 @@ async def test_the_second_takes_over_when_the_first_stops_renewing(quick: None, 
     assert (one.leading, two.leading) == (False, True)
 
 
-async def test_the_lease_is_taken_as_soon_as_it_has_run_out(
-    quick: None, fake: FakeApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_lease_is_taken_as_soon_as_it_has_run_out(candidate: Candidate) -> None:
     """Rare checks cost nothing then: the end of the Lease is known."""
-    monkeypatch.setattr(election, "LOOK_S", 60.0)
-    one, two = (Election(fake.api, "mq", "gantry-operator", n) for n in ("one", "two"))
+    one, two = (candidate(n, LOOK_S=60.0) for n in ("one", "two"))
     await one.acquire()
     begun = time.monotonic()
     await asyncio.wait_for(two.acquire(), PATIENCE_S)  # A second look would come after 60 s.
     assert time.monotonic() - begun >= 1.0
 
 
-async def test_a_leader_that_is_not_there_is_not_waited_for(
-    quick: None, fake: FakeApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_leader_that_is_not_there_is_not_waited_for(candidate: Candidate) -> None:
     """Its node is dead: it missed renewals and accepts no connections. A slow leader accepts them."""
-    monkeypatch.setattr(election, "DURATION_S", 60)
-    monkeypatch.setattr(election, "MISSED_S", 0.3)
     slow = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
     address = f"127.0.0.1:{slow.sockets[0].getsockname()[1]}"
-    await Election(fake.api, "mq", "gantry-operator", "one", address).acquire()
-    two = Election(fake.api, "mq", "gantry-operator", "two", "127.0.0.1:9")
+    await candidate("one", address, DURATION_S=60, MISSED_S=0.3).acquire()
+    two = candidate("two", "127.0.0.1:9")
     taking = asyncio.create_task(two.acquire())
     await asyncio.sleep(1)
     assert not taking.done()
@@ -212,30 +217,15 @@ async def test_a_leader_that_is_not_there_is_not_waited_for(
     assert two.leading
 
 
-async def test_a_candidate_without_an_answer_tries_again(
-    quick: None, fake: FakeApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_candidate_without_an_answer_tries_again(candidate: Candidate, fake: FakeApi) -> None:
     """A request that is lost with a node must not delay the next look until its own timeout."""
-    asked, lost = 0, asyncio.Event()
-    get = fake.api.get
-
-    async def first_is_lost(*args: Any) -> Any:
-        nonlocal asked
-        asked += 1
-        if asked == 1:
-            await lost.wait()
-        return await get(*args)
-
-    monkeypatch.setattr(fake.api, "get", first_is_lost)
-    await asyncio.wait_for(Election(fake.api, "mq", "gantry-operator", "one").acquire(), PATIENCE_S)
-    assert asked == 2
+    fake.unanswered = [("GET", "Lease")]
+    await asyncio.wait_for(candidate("one").acquire(), PATIENCE_S)
+    assert (fake.unanswered, fake.api.calls) == ([], 3), "two looks, then the Lease is made"
 
 
-async def test_a_renewal_that_gets_no_answer_is_followed_by_another(
-    quick: None, fake: FakeApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(election, "GIVE_UP_S", 1.3)
-    one = Election(fake.api, "mq", "gantry-operator", "one")
+async def test_a_renewal_that_gets_no_answer_is_followed_by_another(candidate: Candidate, fake: FakeApi) -> None:
+    one = candidate("one", GIVE_UP_S=1.3)
     await one.acquire()
     fake.unanswered = [("PUT", "Lease")]
     pending_fetches = asyncio.create_task(one.hold())
@@ -246,11 +236,8 @@ async def test_a_renewal_that_gets_no_answer_is_followed_by_another(
     pending_fetches.cancel()
 
 
-async def test_a_leader_that_ends_in_order_gives_the_lease_back(
-    quick: None, fake: FakeApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(election, "DURATION_S", 60)
-    one, two = (Election(fake.api, "mq", "gantry-operator", n) for n in ("one", "two"))
+async def test_a_leader_that_ends_in_order_gives_the_lease_back(candidate: Candidate) -> None:
+    one, two = (candidate(n, DURATION_S=60) for n in ("one", "two"))
     await one.acquire()
     waiting = asyncio.create_task(two.acquire())
     await one.release()
@@ -258,10 +245,9 @@ async def test_a_leader_that_ends_in_order_gives_the_lease_back(
 
 
 async def test_a_leader_cut_off_from_the_api_stops_before_another_may_begin(
-    quick: None, fake: FakeApi, monkeypatch: pytest.MonkeyPatch
+    candidate: Candidate, fake: FakeApi
 ) -> None:
-    monkeypatch.setattr(election, "DURATION_S", 60)
-    one = Election(fake.api, "mq", "gantry-operator", "one")
+    one = candidate("one", DURATION_S=60)
     await one.acquire()
     pending_fetches = asyncio.create_task(one.hold())
     await asyncio.sleep(0.25)
@@ -271,8 +257,10 @@ async def test_a_leader_cut_off_from_the_api_stops_before_another_may_begin(
     assert not one.leading
 
 
-async def test_a_renewal_is_one_request_and_a_lease_that_was_deleted_comes_back(quick: None, fake: FakeApi) -> None:
-    one = Election(fake.api, "mq", "gantry-operator", "one")
+async def test_a_renewal_is_one_request_and_a_lease_that_was_deleted_comes_back(
+    candidate: Candidate, fake: FakeApi
+) -> None:
+    one = candidate("one")
     await one.acquire()
     pending_fetches = asyncio.create_task(one.hold())
     renewal = ("PUT", "Lease", "gantry-operator")

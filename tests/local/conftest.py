@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.local.cluster import Cluster, running
+from tests.support.selection import leave_out
 
 
 @pytest.fixture(scope="module")
@@ -22,10 +23,5 @@ LONG = frozenset({"test_compaction", "test_rebalance"})
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselects the tests of `LONG`."""
-    if os.environ.get("LOCAL") == "full":
-        return
-    here = Path(__file__).parent
-    left_out = [item for item in items if item.path.parent == here and item.path.stem in LONG]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
+    if os.environ.get("LOCAL") != "full":
+        leave_out(config, items, lambda item: item.path.parent == Path(__file__).parent and item.path.stem in LONG)

@@ -27,6 +27,20 @@ MANIFEST = Path(__file__).resolve().parents[2] / "examples" / "quickstart.yaml"
 CLUSTER = plan(load_manifest(MANIFEST))
 
 
+@pytest.fixture(autouse=True)
+def own_claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No cluster outside of this test counts."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+def chosen(folder: Path) -> Ports:
+    """Choose the ports of a cluster in this folder."""
+    folder.mkdir(exist_ok=True)
+    ports = Ports.load(folder / "ports.json")
+    ports.choose(CLUSTER, frozenset())
+    return ports
+
+
 @pytest.fixture
 def preferred(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Preferred ports that are free here. RocketMQ's own ports may be in use."""
@@ -48,15 +62,13 @@ def test_every_use_has_a_port_of_its_own_and_the_same_at_the_next_start(tmp_path
 
 @pytest.mark.parametrize("port", ["x", None, 1.5, [], 70_000, -1])
 def test_an_invalid_port_is_chosen_again(tmp_path: Path, port: object) -> None:
-    first = Ports.load(tmp_path / "ports.json")
-    first.choose(CLUSTER, frozenset())
+    first = chosen(tmp_path)
     (tmp_path / "ports.json").write_text(json.dumps(first.taken | {"group/a": port}))
-    again = Ports.load(tmp_path / "ports.json")
-    again.choose(CLUSTER, frozenset())
-    chosen = again["group/a"]
-    assert again.taken == first.taken | {"group/a": chosen}
+    again = chosen(tmp_path)
+    instead = again["group/a"]
+    assert again.taken == first.taken | {"group/a": instead}
     assert len(set(again.taken.values())) == len(again.taken)
-    assert is_free(chosen)
+    assert is_free(instead)
 
 
 def test_instead_of_a_taken_port_comes_one_that_no_outgoing_connection_can_have(
@@ -67,8 +79,7 @@ def test_instead_of_a_taken_port_comes_one_that_no_outgoing_connection_can_have(
         other.listen()
         taken = other.getsockname()[1]
         monkeypatch.setattr(module, "BROKER_PORT", taken)
-        ports = Ports.load(tmp_path / "ports.json")
-        ports.choose(CLUSTER, frozenset())
+        ports = chosen(tmp_path)
     assert ports["group/a"] in OTHER_PORTS
     ephemeral = Path("/proc/sys/net/ipv4/ip_local_port_range")
     if ephemeral.exists():
@@ -77,15 +88,13 @@ def test_instead_of_a_taken_port_comes_one_that_no_outgoing_connection_can_have(
 
 def test_where_there_are_no_more_ports_in_a_row_come_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BROKER_PORT", 65_534)
-    ports = Ports.load(tmp_path / "ports.json")
-    ports.choose(CLUSTER, frozenset())
+    ports = chosen(tmp_path)
     assert all(port < 1 << 16 for port in ports.taken.values())
     assert set(ports.taken.values()) & set(OTHER_PORTS)
 
 
 def test_a_remembered_port_in_use_is_replaced_and_named(tmp_path: Path) -> None:
-    ports = Ports.load(tmp_path / "ports.json")
-    ports.choose(CLUSTER, frozenset())
+    ports = chosen(tmp_path)
     with socket.socket() as other:
         other.bind((HOST, ports["group/a"]))
         other.listen()
@@ -97,26 +106,20 @@ def test_a_remembered_port_in_use_is_replaced_and_named(tmp_path: Path) -> None:
 
 
 def test_a_port_of_another_running_cluster_is_in_use_without_a_listener(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preferred: dict[str, int]
+    tmp_path: Path, preferred: dict[str, int]
 ) -> None:
     """Between the end of a master and the start of the next the group's port is free."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    one, two, three = (Ports.load(tmp_path / name / "ports.json") for name in ("one", "two", "three"))
-    for name in ("one", "two", "three"):
-        (tmp_path / name).mkdir()
-    one.choose(CLUSTER, frozenset())
-    two.choose(CLUSTER, frozenset())
+    one, two = chosen(tmp_path / "one"), chosen(tmp_path / "two")
     assert not set(one.taken.values()) & set(two.taken.values())
     assert one.choose(CLUSTER, frozenset()) == [], "a cluster does not stand in its own way"
     (tmp_path / "one" / "ports.json").unlink()
-    three.choose(CLUSTER, frozenset())
+    three = chosen(tmp_path / "three")
     assert set(three.taken.values()) & set(one.taken.values()), "a cluster that was removed takes no port"
     assert not set(three.taken.values()) & set(two.taken.values())
 
 
 def test_a_cluster_of_which_nothing_runs_takes_no_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both choose as if every port of this machine was free: what other programs take does not matter."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr(module, "_free", lambda port: True)
     ended = tmp_path / "ended"
     ended.mkdir()
@@ -130,16 +133,14 @@ def test_a_cluster_of_which_nothing_runs_takes_no_port(tmp_path: Path, monkeypat
     )
     subprocess.run([sys.executable, "-c", chooser, str(ended), str(MANIFEST)], check=True)
     before = Ports.load(ended / "ports.json").taken
-    mine = Ports.load(tmp_path / "ports.json")
-    mine.choose(CLUSTER, frozenset())
+    mine = chosen(tmp_path)
     assert mine.taken == before
 
 
 def test_a_program_that_stands_still_while_it_chooses_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Like a `gantry up` that was stopped with Ctrl-Z."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     claims.claims_folder().mkdir()
     with open(claims.claims_folder() / "lock", "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -157,53 +158,40 @@ def test_a_program_that_stands_still_while_it_chooses_is_not_waited_for(
 def test_ports_that_a_busy_disk_has_not_taken_yet_are_known_to_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preferred: dict[str, int]
 ) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr(claims, "LOCK_WAIT_S", 0.2)
-    one, two = (Ports.load(tmp_path / name / "ports.json") for name in ("one", "two"))
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-    writing: list[Path] = []
+    others: list[Ports] = []
     real = module.write_durably
 
     def slow(path: Path, text: str) -> None:
-        if not writing:
-            writing.append(path)
-            two.choose(CLUSTER, frozenset())
+        if path.parent.name == "one":
+            others.append(chosen(tmp_path / "two"))
         real(path, text)
 
     monkeypatch.setattr(module, "write_durably", slow)
-    one.choose(CLUSTER, frozenset())
-    assert writing == [one.path]
+    one, [two] = chosen(tmp_path / "one"), others
     assert not set(one.taken.values()) & set(two.taken.values())
 
 
 def test_without_the_lock_ports_of_other_clusters_are_avoided_and_own_ports_are_claimed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preferred: dict[str, int]
 ) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr(claims, "LOCK_WAIT_S", 0.05)
-    one, two, three = (Ports.load(tmp_path / name / "ports.json") for name in ("one", "two", "three"))
-    for name in ("one", "two", "three"):
-        (tmp_path / name).mkdir()
-    one.choose(CLUSTER, frozenset())
+    one = chosen(tmp_path / "one")
     over = claims.claims_folder() / ClusterFolder(tmp_path / "over").file_name
     over.write_text(json.dumps({"folder": str(tmp_path / "over")}))
     with open(claims.claims_folder() / "lock", "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        two.choose(CLUSTER, frozenset())
+        two = chosen(tmp_path / "two")
     assert not set(one.taken.values()) & set(two.taken.values())
     assert over.exists(), "the holder of the lock may be writing it"
     (tmp_path / "one" / "ports.json").unlink()
-    three.choose(CLUSTER, frozenset())
+    three = chosen(tmp_path / "three")
     assert not set(two.taken.values()) & set(three.taken.values())
     assert not over.exists()
 
 
-def test_a_link_at_the_folder_of_claims_leads_nowhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_link_at_the_folder_of_claims_leads_nowhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Anybody may make one in the temporary directory."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     mine = tmp_path / "mine"
     mine.mkdir(mode=0o755)
     for name, text in (("package.json", '{"name": "x"}'), ("empty.json", ""), ("list.json", "[1]")):
@@ -216,10 +204,7 @@ def test_a_link_at_the_folder_of_claims_leads_nowhere(
     assert "is a link or no folder" in caplog.text
 
 
-def test_in_the_folder_of_claims_only_claims_are_removed_and_links_are_not_followed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+def test_in_the_folder_of_claims_only_claims_are_removed_and_links_are_not_followed(tmp_path: Path) -> None:
     folder = claims.claims_folder()
     folder.mkdir(mode=0o777)
     foreign = {"notes.json": '{"a": 1}', "empty.json": "", "deep.json": "[" * 50_000, "0.json": '{"folder": "/x"}'}
@@ -231,7 +216,7 @@ def test_in_the_folder_of_claims_only_claims_are_removed_and_links_are_not_follo
     linked.symlink_to(target)
     os.mkfifo(folder / "pipe.json")
     (folder / "folder.json").mkdir()
-    Ports.load(tmp_path / "ports.json").choose(CLUSTER, frozenset())
+    chosen(tmp_path)
     assert {name: (folder / name).read_text() for name in foreign} == foreign
     assert linked.is_symlink()
     assert target.exists()
@@ -240,13 +225,10 @@ def test_in_the_folder_of_claims_only_claims_are_removed_and_links_are_not_follo
     assert mine.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_link_at_the_lock_is_not_followed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+def test_a_link_at_the_lock_is_not_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     claims.claims_folder().mkdir()
     (claims.claims_folder() / "lock").symlink_to(tmp_path / "elsewhere")
-    Ports.load(tmp_path / "ports.json").choose(CLUSTER, frozenset())
+    chosen(tmp_path)
     assert not (tmp_path / "elsewhere").exists()
     assert "another cluster may choose ports at the same time" in caplog.text
 
@@ -260,8 +242,7 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest
 
 
 def test_another_port_than_the_usual_one_is_said(tmp_path: Path, preferred: dict[str, int]) -> None:
-    usual = Ports.load(tmp_path / "ports.json")
-    usual.choose(CLUSTER, frozenset())
+    usual = chosen(tmp_path)
     assert list(usual.unusual(CLUSTER)) == []
     first = preferred["NAME_SERVER_PORT"]
     with socket.socket() as other:

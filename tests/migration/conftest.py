@@ -13,23 +13,20 @@ import pytest
 
 from benchmarks.rig import java
 from benchmarks.rig.processes import NamespaceUnavailable
+from tests.support.selection import leave_out
 
 ALWAYS = "test_clients_go_on_through_a_cutover[server49-49]"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselects the tests with a real RocketMQ, except one."""
-    if os.environ.get("INTEROP") == "full":
-        return
-    here = Path(__file__).parent
-    left_out = [
-        item
-        for item in items
-        if item.path.parent == here and "java_side" in getattr(item, "fixturenames", ()) and item.name != ALWAYS
-    ]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
+
+    def is_of_the_night(item: pytest.Item) -> bool:
+        mine = item.path.parent == Path(__file__).parent
+        return mine and "java_side" in getattr(item, "fixturenames", ()) and item.name != ALWAYS
+
+    if os.environ.get("INTEROP") != "full":
+        leave_out(config, items, is_of_the_night)
 
 
 @pytest.hookimpl(wrapper=True)

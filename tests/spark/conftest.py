@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 from gantry_broker.testing import LocalBroker, broker
 
+from tests.support.selection import leave_out
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -42,12 +44,8 @@ AT_NIGHT = frozenset(
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect the tests of `AT_NIGHT`."""
-    if os.environ.get("SPARK_TESTS") == "full":
-        return
-    left_out = [item for item in items if not AT_NIGHT.isdisjoint({item.path.stem, f"{item.path.stem}::{item.name}"})]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
+    if os.environ.get("SPARK_TESTS") != "full":
+        leave_out(config, items, lambda item: bool(AT_NIGHT & {item.path.stem, f"{item.path.stem}::{item.name}"}))
 
 
 @pytest.fixture(scope="module")

@@ -99,10 +99,16 @@ class SlowDisk:
         assert await asyncio.to_thread(self.started.wait, 30)
 
 
+@pytest.fixture
+def disk(commit: GroupCommit, monkeypatch: pytest.MonkeyPatch) -> SlowDisk:
+    """From the second flush on."""
+    return SlowDisk(monkeypatch)
+
+
 async def test_one_fsync_serves_all_waiting_callers_and_the_loop_runs(
-    store: MessageStore, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch, flushed_by: str
+    store: MessageStore, commit: GroupCommit, disk: SlowDisk, flushed_by: str
 ) -> None:
-    disk, before = SlowDisk(monkeypatch), store.log.end
+    before = store.log.end
     waits = []
     for _ in range(50):
         store.appender.put(messages(2), 1)
@@ -126,9 +132,8 @@ async def test_one_fsync_serves_all_waiting_callers_and_the_loop_runs(
 
 
 async def test_rule_11_flushed_counts_only_durable_bytes(
-    store: MessageStore, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch
+    store: MessageStore, commit: GroupCommit, disk: SlowDisk
 ) -> None:
-    disk = SlowDisk(monkeypatch)
     store.appender.put(messages(2), 1)
     end = store.log.end
     waiting = asyncio.create_task(commit.wait(end))
@@ -174,9 +179,7 @@ async def test_a_full_disk_for_zeros_is_no_error(
     assert store.state.failed is None
 
 
-async def test_a_flush_does_not_count_after_a_truncation_during_it(
-    store: MessageStore, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_flush_does_not_count_after_a_truncation_during_it(store: MessageStore, commit: GroupCommit) -> None:
     store.appender.put(messages(2), 1)
     boundary = store.log.end
     await commit.flush()
@@ -190,10 +193,10 @@ async def test_a_flush_does_not_count_after_a_truncation_during_it(
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENFILE])
 async def test_a_failed_fsync_ends_all_writes(
-    store: MessageStore, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch, flushed_by: str, number: int
+    store: MessageStore, commit: GroupCommit, disk: SlowDisk, flushed_by: str, number: int
 ) -> None:
     """Also with an error of the file system that elsewhere means that nothing was tried."""
-    disk, before = SlowDisk(monkeypatch), store.log.end
+    before = store.log.end
     disk.release()
     disk.error = OSError(number, "the disk is gone")
     store.appender.put(messages(2), 1)
@@ -213,9 +216,8 @@ async def test_a_failed_fsync_ends_all_writes(
 
 
 async def test_a_call_comes_with_the_flush_that_covers_it(
-    store: MessageStore, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch
+    store: MessageStore, commit: GroupCommit, disk: SlowDisk
 ) -> None:
-    disk = SlowDisk(monkeypatch)
     said: list[tuple[str, FlushFailed | None, bool]] = []
 
     def call_at_end(name: str) -> None:
@@ -236,10 +238,7 @@ async def test_a_call_comes_with_the_flush_that_covers_it(
     assert disk.calls == 2
 
 
-async def test_a_call_gets_the_failure_of_the_disk(
-    store: MessageStore, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    disk = SlowDisk(monkeypatch)
+async def test_a_call_gets_the_failure_of_the_disk(store: MessageStore, commit: GroupCommit, disk: SlowDisk) -> None:
     disk.error = OSError(errno.EIO, "Input/output error")
     said: list[FlushFailed | None] = []
     store.appender.put(messages(1), 2)
@@ -252,9 +251,8 @@ async def test_a_call_gets_the_failure_of_the_disk(
 
 
 async def test_a_cancelled_waiter_does_not_end_the_flush_of_others(
-    store: MessageStore, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch
+    store: MessageStore, commit: GroupCommit, disk: SlowDisk
 ) -> None:
-    disk = SlowDisk(monkeypatch)
     store.appender.put(messages(2), 1)
     impatient = asyncio.create_task(commit.wait(store.log.end))
     patient = asyncio.create_task(commit.wait(store.log.end))
@@ -433,10 +431,9 @@ def test_a_flush_during_the_creation_of_a_segment_does_not_cover_its_name(
 
 
 async def test_a_close_syncs_the_files_of_a_failed_checkpoint(
-    store: MessageStore, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch
+    store: MessageStore, commit: GroupCommit, disk: SlowDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise a clean stop claims queue entries that a power loss removes."""
-    disk = SlowDisk(monkeypatch)
     store.appender.put(messages(1), 1)
     commit.begin()
     await disk.entered()

@@ -81,9 +81,7 @@ def follower(quick_dir: Path, small: BrokerSettings) -> Iterator[MessageStore]:
     store.close(clean=False)
 
 
-def test_a_follower_gets_the_same_bytes_queues_keys_and_epochs(
-    leader: MessageStore, follower: MessageStore, quick_dir: Path
-) -> None:
+def test_a_follower_gets_the_same_bytes_queues_keys_and_epochs(leader: MessageStore, follower: MessageStore) -> None:
     leader.appender.begin_epoch(1, b"one", 1)
     fill(leader, 0, 400, size=1_000)
     leader.appender.begin_epoch(2, b"two", 2)
@@ -97,9 +95,9 @@ def test_a_follower_gets_the_same_bytes_queues_keys_and_epochs(
     for n in (0, 399, 439):
         (mine,) = follower.reader.query("Orders", f"k{n}", 9, 0, 10**9)
         assert mine.phys_offset == leader.reader.query("Orders", f"k{n}", 9, 0, 10**9)[0].phys_offset
-    for segment in sorted(os.listdir(quick_dir / "leader" / "commitlog")):
-        ours = (quick_dir / "follower" / "commitlog" / segment).read_bytes()
-        assert ours == (quick_dir / "leader" / "commitlog" / segment).read_bytes()
+    for segment in sorted(os.listdir(leader.config.path / "commitlog")):
+        ours = (follower.config.path / "commitlog" / segment).read_bytes()
+        assert ours == (leader.config.path / "commitlog" / segment).read_bytes()
     queue = leader.queues.find("Orders", 1)
     other = follower.queues.find("Orders", 1)
     assert queue is not None
@@ -165,7 +163,7 @@ def test_damaged_bytes_are_refused_and_nothing_is_appended(
 
 
 def test_rule_5_a_cut_is_durable_and_moves_everything_that_derives_from_the_log(
-    leader: MessageStore, follower: MessageStore, quick_dir: Path, small: BrokerSettings
+    leader: MessageStore, follower: MessageStore
 ) -> None:
     leader.appender.begin_epoch(1, b"one", 1)
     fill(leader, 0, 100, size=900)
@@ -183,11 +181,11 @@ def test_rule_5_a_cut_is_durable_and_moves_everything_that_derives_from_the_log(
     assert follower.epoch_cache.epochs == ((1, 0),)
     assert follower.queues.next_offset("Orders", 0) == follower.reader.max_offset("Orders", 0)
     # All bytes beyond are zeros, so no crash makes stale records valid again.
-    files = sorted((quick_dir / "follower" / "commitlog").iterdir())
+    files = sorted((follower.config.path / "commitlog").iterdir())
     assert [int(f.name) for f in files if int(f.name) > middle] == []
     assert not any(files[-1].read_bytes()[middle % 65_536 :])
     follower.close(clean=False)
-    again = MessageStore.open(StoreConfig(quick_dir / "follower", small))
+    again = MessageStore.open(follower.config)
     assert again.log.end == middle < end
     assert again.state.damage is None
     leader.appender.begin_epoch(3, b"three", 3)
@@ -284,7 +282,7 @@ def test_truncate_refuses_an_offset_within_a_record_or_outside_of_the_log(leader
 
 
 def test_a_follower_that_is_too_far_behind_starts_where_the_leaders_log_starts(
-    leader: MessageStore, follower: MessageStore, quick_dir: Path, small: BrokerSettings
+    leader: MessageStore, follower: MessageStore
 ) -> None:
     leader.appender.begin_epoch(1, b"one", 1)
     leader.appender.put([message(5, topic="Seldom")], 1)
@@ -299,7 +297,7 @@ def test_a_follower_that_is_too_far_behind_starts_where_the_leaders_log_starts(
     for again in (False, True):
         if again:
             follower.close(clean=False)
-            follower = MessageStore.open(StoreConfig(quick_dir / "follower", small))
+            follower = MessageStore.open(follower.config)
         assert follower.epoch_cache.epochs == leader.epoch_cache.epochs
         # No record of this topic is left, but its queue offsets continue.
         assert follower.queues.next_offset("Seldom", 2) == follower.reader.min_offset("Seldom", 2) == 1
@@ -313,9 +311,7 @@ def test_a_follower_that_is_too_far_behind_starts_where_the_leaders_log_starts(
     follower.close()
 
 
-def test_a_failed_reset_claims_no_removed_records(
-    follower: MessageStore, quick_dir: Path, small: BrokerSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_reset_claims_no_removed_records(follower: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """The follower copies everything again: no start in between may report damage."""
     fill_and_index(follower, 300, size=900)
 
@@ -326,18 +322,16 @@ def test_a_failed_reset_claims_no_removed_records(
         failing.setattr(follower.log, "sync", unreadable)
         with pytest.raises(OSError, match="Input/output error"):
             follower.truncator.reset(1 << 20, ((1, 0),), {})
-    (quick_dir / "follower" / "commitlog" / f"{1 << 20:020d}").unlink()
+    (follower.config.path / "commitlog" / f"{1 << 20:020d}").unlink()
     follower.checkpointer.run_periodic_tasks(10**12 + 10_000)
     follower.close()
     for _ in range(2):
-        follower = MessageStore.open(StoreConfig(quick_dir / "follower", small))
+        follower = MessageStore.open(follower.config)
         assert follower.state.damage is None
         follower.close(clean=False)
 
 
-def test_an_entry_that_a_truncation_left_in_part_is_replaced(
-    leader: MessageStore, quick_dir: Path, small: BrokerSettings
-) -> None:
+def test_an_entry_that_a_truncation_left_in_part_is_replaced(leader: MessageStore) -> None:
     """A start truncated a queue after a kill, and its machine lost power in the middle of an entry."""
     fill_and_index(leader, 30)
     fill(leader, 30, 30)
@@ -345,41 +339,37 @@ def test_an_entry_that_a_truncation_left_in_part_is_replaced(
     leader.queues.write_out()
     wanted = content(leader)
     leader.close(clean=False)
-    for path in (quick_dir / "leader" / "consumequeue" / "Orders").glob("*/*"):
+    for path in (leader.config.path / "consumequeue" / "Orders").glob("*/*"):
         data = path.read_bytes()
         path.write_bytes(data[:200].ljust(210, b"\0") + data[210:220].ljust(len(data) - 210, b"\0"))
-    leader = MessageStore.open(StoreConfig(quick_dir / "leader", small))
+    leader = MessageStore.open(leader.config)
     leader.indexer.confirm(leader.log.end)
     assert content(leader) == wanted
     leader.close()
-    leader = MessageStore.open(StoreConfig(quick_dir / "leader", small))
+    leader = MessageStore.open(leader.config)
     assert content(leader) == wanted
     leader.close()
 
 
-def test_an_entry_that_a_truncation_left_in_part_takes_no_queue_offset(
-    leader: MessageStore, quick_dir: Path, small: BrokerSettings
-) -> None:
+def test_an_entry_that_a_truncation_left_in_part_takes_no_queue_offset(leader: MessageStore) -> None:
     """The log was truncated as well: no later record replaces the entry."""
     fill_and_index(leader, 30)
     leader.close(clean=False)
-    for path in (quick_dir / "leader" / "consumequeue" / "Orders").glob("*/*"):
+    for path in (leader.config.path / "consumequeue" / "Orders").glob("*/*"):
         data = path.read_bytes()
         path.write_bytes(data[:210] + b"\1" * 10 + data[220:])
-    leader = MessageStore.open(StoreConfig(quick_dir / "leader", small))
+    leader = MessageStore.open(leader.config)
     assert [leader.queues.next_offset("Orders", queue_id) for queue_id in range(3)] == [10] * 3
     leader.close()
 
 
-def test_acknowledged_damage_is_not_reported_again(
-    follower: MessageStore, quick_dir: Path, small: BrokerSettings
-) -> None:
+def test_acknowledged_damage_is_not_reported_again(follower: MessageStore) -> None:
     fill_and_index(follower, 30)
     follower.close(clean=False)
-    for segment in (quick_dir / "follower" / "commitlog").iterdir():
+    for segment in (follower.config.path / "commitlog").iterdir():
         segment.unlink()
     for start in range(2):
-        follower = MessageStore.open(StoreConfig(quick_dir / "follower", small))
+        follower = MessageStore.open(follower.config)
         assert (follower.state.damage is None) is (start == 1)
         follower.recovery.acknowledge_damage()
         follower.close(clean=False)
@@ -395,15 +385,13 @@ def test_queue_ends_may_come_from_a_control_record_instead(leader: MessageStore)
     assert (leader.reader.min_offset("Orders", 0), leader.reader.max_offset("Orders", 0)) == (70, 71)
 
 
-def test_rocketmq_7689_numbers_after_a_crash_continue_behind_the_unconfirmed_tail(
-    leader: MessageStore, quick_dir: Path, small: BrokerSettings
-) -> None:
+def test_rocketmq_7689_numbers_after_a_crash_continue_behind_the_unconfirmed_tail(leader: MessageStore) -> None:
     fill(leader, 0, 30)
     leader.indexer.confirm(leader.log.end)
     fill(leader, 30, 30)
     leader.checkpointer.run_periodic_tasks(10**12)
     leader.close(clean=False)
-    store = MessageStore.open(StoreConfig(quick_dir / "leader", small))
+    store = MessageStore.open(leader.config)
     assert [store.reader.max_offset("Orders", q) for q in range(3)] == [10, 10, 10]
     assert [s.queue_offset for s in store.appender.put([message(0), message(1), message(2)], 1)] == [20, 20, 20]
     store.indexer.confirm(store.log.end)
@@ -425,9 +413,7 @@ def test_rocketmq_3747_taking_the_role_costs_the_same_however_much_is_not_in_the
     assert took_s < 0.05, f"{took_s:.3f} s of CPU time until the first send of the new master is stored"
 
 
-def test_rocketmq_467_what_was_not_indexed_when_the_process_died_is_indexed_later(
-    leader: MessageStore, quick_dir: Path, small: BrokerSettings
-) -> None:
+def test_rocketmq_467_what_was_not_indexed_when_the_process_died_is_indexed_later(leader: MessageStore) -> None:
     fill(leader, 0, 100)
     leader.indexer.confirm(leader.log.end)
     leader.checkpointer.run_periodic_tasks(10**12)
@@ -436,23 +422,21 @@ def test_rocketmq_467_what_was_not_indexed_when_the_process_died_is_indexed_late
     assert leader.index is not None
     assert leader.index.pending
     leader.close(clean=False)
-    store = MessageStore.open(StoreConfig(quick_dir / "leader", small))
+    store = MessageStore.open(leader.config)
     store.indexer.confirm(store.log.end)
     for n in range(0, 200, 13):
         assert len(store.reader.query("Orders", f"k{n}", 9, 0, 10**9)) == 1
     store.close(clean=False)
 
 
-def test_a_process_that_dies_while_many_queues_wait_in_memory_loses_no_entry(
-    leader: MessageStore, quick_dir: Path, small: BrokerSettings
-) -> None:
+def test_a_process_that_dies_while_many_queues_wait_in_memory_loses_no_entry(leader: MessageStore) -> None:
     for n in range(600):
         leader.appender.put([Put("Wide", n, 0, 0, 1, HOST, b"%d" % n, b"")], n)
     leader.indexer.confirm(leader.log.end)
     leader.checkpointer.run_periodic_tasks(10**12)
     assert leader.queues.dirty
     leader.close(clean=False)
-    store = MessageStore.open(StoreConfig(quick_dir / "leader", small))
+    store = MessageStore.open(leader.config)
     store.indexer.confirm(store.log.end)
     assert [store.reader.max_offset("Wide", n) for n in range(600)] == [1] * 600
     store.close(clean=False)
@@ -488,8 +472,6 @@ def test_an_epoch_begins_where_a_record_has_less_room_than_usual(
 def test_a_reset_that_failed_at_its_end_is_over_once_the_log_begins(
     leader: MessageStore,
     follower: MessageStore,
-    quick_dir: Path,
-    small: BrokerSettings,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The log is empty, as the reset wants it, and no caller repeats it: a start must report later damage."""
@@ -512,8 +494,8 @@ def test_a_reset_that_failed_at_its_end_is_over_once_the_log_begins(
     follower.mark_flushed(follower.flush())
     follower.checkpointer.run_periodic_tasks(10**12)
     follower.close(clean=False)
-    (quick_dir / "follower" / "commitlog" / f"{0:020d}").unlink()
-    follower = MessageStore.open(StoreConfig(quick_dir / "follower", small))
+    (follower.config.path / "commitlog" / f"{0:020d}").unlink()
+    follower = MessageStore.open(follower.config)
     assert follower.state.damage is not None
     follower.close()
 
@@ -533,7 +515,7 @@ def test_a_partial_confirm_lowers_no_queue_offset(leader: MessageStore, follower
 
 
 def test_a_truncated_entry_in_memory_does_not_come_back_in_part(
-    leader: MessageStore, quick_dir: Path, small: BrokerSettings, monkeypatch: pytest.MonkeyPatch
+    leader: MessageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full disk took two of three entries before a truncation undid two of the three records."""
     fill_and_index(leader, 30)
@@ -555,7 +537,7 @@ def test_a_truncated_entry_in_memory_does_not_come_back_in_part(
     leader.appender.put([message(1)], 1)
     leader.indexer.confirm(leader.log.end)
     leader.close()
-    leader = MessageStore.open(StoreConfig(quick_dir / "leader", small))
+    leader = MessageStore.open(leader.config)
     assert leader.queues.next_offset("Orders", 0) == 11
     leader.close()
 
