@@ -42,11 +42,11 @@ class Remembered(Generic[K, V]):
 
     def get(self, key: K, make: Callable[..., V], *args: object) -> V:
         """Return the value; `make` makes a new one from `args`."""
-        known = self._next.get(key)
-        if known is None:
-            known = self._last.get(key)
-            self._next[key] = known = make(*args) if known is None else known
-        return known
+        value = self._next.get(key)
+        if value is None:
+            value = self._last.get(key)
+            self._next[key] = value = make(*args) if value is None else value
+        return value
 
     def turn(self) -> None:
         """Forget what the page that ends now did not use."""

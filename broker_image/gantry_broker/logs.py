@@ -23,8 +23,8 @@ _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066
 """What would begin another line, or command the terminal that shows it."""
 
 
-def _escaped(found: re.Match[str]) -> str:
-    return {"\n": "\\n", "\r": "\\r", "\t": "\\t"}.get(found[0], f"\\u{ord(found[0]):04x}")
+def _escaped(match: re.Match[str]) -> str:
+    return {"\n": "\\n", "\r": "\\r", "\t": "\\t"}.get(match[0], f"\\u{ord(match[0]):04x}")
 
 
 class JsonLines(logging.Formatter):
@@ -43,7 +43,7 @@ class JsonLines(logging.Formatter):
         if record.exc_info:
             out["exception"] = self.formatException(record.exc_info)
         line = json.dumps(out, ensure_ascii=False)
-        return line if line.isprintable() else _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", line)
+        return line if line.isprintable() else _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", line)
 
 
 class TextLines(logging.Formatter):

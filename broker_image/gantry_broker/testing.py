@@ -269,5 +269,5 @@ async def _listens(port: int | None) -> None:
 
 
 def _registered(name_server: NameServer) -> bool:
-    found = name_server.service.routes.groups.get(GROUP)
-    return found is not None and 0 in found.entries
+    group = name_server.service.routes.groups.get(GROUP)
+    return group is not None and 0 in group.entries

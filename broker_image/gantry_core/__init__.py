@@ -39,15 +39,15 @@ def _missing() -> str:
     why = "it is not built"
     for name in MODULES:
         try:
-            found = import_module(name)
+            module = import_module(name)
         except ImportError as error:
             if not isinstance(error, ModuleNotFoundError):
                 why = str(error)
             continue
-        if _sources() in (None, found.SOURCES):
-            globals()["_native"] = found
+        if _sources() in (None, module.SOURCES):
+            globals()["_native"] = module
             return ""
-        why = f"{found.__file__} is of other sources"
+        why = f"{module.__file__} is of other sources"
     if choice == "rust":
         raise ImportError(f"GANTRY_CORE is rust, but there is no compiled core: {why}")
     return why

@@ -40,13 +40,13 @@ def build() -> str:
         lines = [line.strip() for line in done.stderr.splitlines()]
         return f"the build failed: {next((line for line in lines if line.startswith('error')), 'no error is named')}"
     folder = Path(os.environ.get("CARGO_TARGET_DIR", HERE / "target"))
-    made = next((folder / "release" / f"libgantry_core_native.{end}" for end in ("so", "dylib")
+    library = next((folder / "release" / f"libgantry_core_native.{end}" for end in ("so", "dylib")
                  if (folder / "release" / f"libgantry_core_native.{end}").exists()), None)  # fmt: skip
-    if made is None:
+    if library is None:
         return f"the build left no module in {folder}"
-    if not NATIVE.exists() or NATIVE.read_bytes() != made.read_bytes():
+    if not NATIVE.exists() or NATIVE.read_bytes() != library.read_bytes():
         fresh = NATIVE.with_suffix(".new")
-        shutil.copyfile(made, fresh)
+        shutil.copyfile(library, fresh)
         fresh.replace(NATIVE)  # Processes that run keep the module that they have.
     return ""
 

@@ -88,12 +88,12 @@ def open_logs(place: ArchivePlace) -> list[ArchivedLog]:
     """Return the logs of all groups of an archive. Raises SourceError."""
     archive = place.open()
     try:
-        found = [ArchivedLog(place, name, archive.group(name).load()) for name in archive.groups()]
+        logs = [ArchivedLog(place, name, archive.group(name).load()) for name in archive.groups()]
     except ArchiveError as error:
         raise SourceError(str(error)) from None
-    if not any(log.segments for log in found):
+    if not any(log.segments for log in logs):
         raise SourceError(f"{place.url} has no archive with records: check the URL, or wait for the first upload")
-    return found
+    return logs
 
 
 def _segments(state: State) -> Iterator[Segment]:

@@ -77,13 +77,13 @@ def compact(spark: SparkSession, job: Job, topic: str, out: Path | None) -> dict
         rows = incremental.rows(None).filter(f"kind = 'damage' or topic = {_quoted(topic)}")
         at = f"{folder}/keys"
         logger.info("looking for the newest record of each key")
-        found = summarize(rows)
-        newest_by_key(rows, found.keys_span_blocks).write.parquet(f"file://{at}")
+        summary = summarize(rows)
+        newest_by_key(rows, summary.keys_span_blocks).write.parquet(f"file://{at}")
         keys = spark.read.parquet(escape_glob(f"file://{at}"))
         tombstone_cutoff = now_ms - int(job.tombstone_hours * 3_600_000)
         context = Context(job.source, now_ms, tombstone_ms=now_ms - tombstone_cutoff)
-        summarize_keys(found, rows, keys, tombstone_cutoff, 1, [], rows)
-        report = build(found, context)
+        summarize_keys(summary, rows, keys, tombstone_cutoff, 1, [], rows)
+        report = build(summary, context)
         mine = next((t for t in report["topics"] if t["topic"] == topic), None)
         if mine is None:
             raise SourceError(f"{job.source} holds no record of topic {topic}")
@@ -249,11 +249,11 @@ def _topic_records(
     verify = Options(options).verify
     for part in plan_ranges(log, RANGE_BYTES, RecordFilter(), within):
         with log.open(part.segment) as source:
-            for found in scan(source, part.range, verify, names=("KEYS",)):
-                if not isinstance(found, Records):
+            for records in scan(source, part.range, verify, names=("KEYS",)):
+                if not isinstance(records, Records):
                     continue
-                rows = where.matching_rows(found)
-                mine = found if rows is None else found.where(rows)
+                rows = where.matching_rows(records)
+                mine = records if rows is None else records.where(rows)
                 if len(mine):
                     yield mine
 

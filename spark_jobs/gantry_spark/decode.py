@@ -57,8 +57,8 @@ class RecordFilter:
         if self.max_offset is not None:
             restrict(records.base + records.at <= self.max_offset)
         if self.topics is not None:
-            wanted = pa.array(sorted(self.topics), type=pa.string())
-            restrict(pc.is_in(records.topics, value_set=wanted).to_numpy(zero_copy_only=False))
+            topics = pa.array(sorted(self.topics), type=pa.string())
+            restrict(pc.is_in(records.topics, value_set=topics).to_numpy(zero_copy_only=False))
         return keep
 
     def excludes(self, first_ms: int | None, last_ms: int | None, slack_ms: int) -> bool:
@@ -198,12 +198,12 @@ def damage_batch(
         return None
     if where.max_offset is not None and damage.start > where.max_offset:
         return None
-    known: dict[str, Any] = {
+    values: dict[str, Any] = {
         "log": log,
         "segment": segment,
         "physical_offset": damage.start,
         "size": min(damage.end - damage.start, 2**31 - 1),
         "damage": damage.reason,
     }
-    arrays = [pa.array([known.get(name)], type=field.type) for name, field in zip(columns, schema, strict=True)]
+    arrays = [pa.array([values.get(name)], type=field.type) for name, field in zip(columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

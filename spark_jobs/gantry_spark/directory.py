@@ -85,10 +85,10 @@ def _segment_size(path: Path) -> int | None:
     if _NAME.fullmatch(path.name) is None:
         return None
     try:
-        found = path.stat()
+        status = path.stat()
     except FileNotFoundError:
         return None
-    return found.st_size if stat.S_ISREG(found.st_mode) and int(path.name) + found.st_size <= _MAX_OFFSET else None
+    return status.st_size if stat.S_ISREG(status.st_mode) and int(path.name) + status.st_size <= _MAX_OFFSET else None
 
 
 def _without_unrelated(folder: Path, sizes: dict[str, int]) -> dict[str, int]:

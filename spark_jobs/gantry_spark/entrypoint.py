@@ -71,15 +71,15 @@ def driver_arguments(argv: Sequence[str], environ: Mapping[str, str]) -> list[st
 
 def java_properties(text: str) -> dict[str, str]:
     """Return the entries of a properties file of Java. Raises ValueError for an escape that is none."""
-    found: dict[str, str] = {}
+    entries: dict[str, str] = {}
     for line in _LINES.findall(text):
         line = re.sub(r"\\(?:\r\n|\r|\n)[ \t\f]*", "", line).lstrip(" \t\f")
         if not line or line[0] in "#!":
             continue
         matched = _ENTRY.fullmatch(line)
         if matched is not None:
-            found[_unescaped(matched[1])] = _unescaped(matched[2])
-    return found
+            entries[_unescaped(matched[1])] = _unescaped(matched[2])
+    return entries
 
 
 def _unescaped(text: str) -> str:

@@ -36,17 +36,17 @@ class NoSuchTopic(SourceError):
 
 def error_name(error: BaseException) -> str:
     """Return the name of an error's class, also of an error from Spark's workers."""
-    found = [] if isinstance(error, GantrySparkError) else _OURS.findall(str(error))
-    return str(found[-1][0]) if found else type(error).__name__
+    named = [] if isinstance(error, GantrySparkError) else _OURS.findall(str(error))
+    return str(named[-1][0]) if named else type(error).__name__
 
 
 def error_message(error: BaseException) -> str:
     """Return the message for the user of an error, also of an error from Spark's workers."""
     if isinstance(error, GantrySparkError | ValueError):
         return str(error)
-    found = _OURS.findall(str(error))
-    if found:
-        return str(found[-1][1]).strip()
+    named = _OURS.findall(str(error))
+    if named:
+        return str(named[-1][1]).strip()
     if _SHUT_DOWN in str(error):
         return (
             "Spark has stopped because its executors failed too often. The logs of their pods name the reason (too "

@@ -46,8 +46,8 @@ def newest_hour(hours: Iterable[int], now_ms: int) -> int:
     A fast clock or a damaged header yields store times in the future.
     """
     present = now_ms // HOUR_MS
-    known = sorted(hours)
-    return max((h for h in known if h <= present), default=known[-1] if known else present)
+    ordered = sorted(hours)
+    return max((h for h in ordered if h <= present), default=ordered[-1] if ordered else present)
 
 
 def first_hour(hours: Iterable[int], default: int) -> int:

@@ -50,12 +50,12 @@ assert RECORD_HEADER.itemsize == FIXED_V4
 
 def gather_fixed(buf: Bytes, at: Ints, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """Return one item of `dtype` from each byte position in `at`. Positions need no alignment."""
-    wanted = np.dtype(dtype)
-    width = wanted.itemsize
+    item = np.dtype(dtype)
+    width = item.itemsize
     if not len(at):
-        return np.empty(0, dtype=wanted)
+        return np.empty(0, dtype=item)
     windows: npt.NDArray[Any] = np.ndarray((len(buf) - width + 1,), dtype=f"V{width}", buffer=buf, strides=(1,))
-    return windows[at].view(wanted)
+    return windows[at].view(item)
 
 
 def gather_slices(buf: Bytes, at: Ints, length: Ints) -> Any:

@@ -158,11 +158,11 @@ def _tiles(report: Mapping[str, Any]) -> str:
         (f"{format_bytes(growth['bytesPerHour'])}/h", "growth", ""),
         _disk_tile(growth),
     ]
-    made = "".join(
+    html = "".join(
         f'<div class="tile{" " * bool(kind)}{kind}"><b>{escape(big)}</b><span>{escape(small)}</span></div>'
         for big, small, kind in tiles
     )
-    return f'<div class="tiles">{made}</div>'
+    return f'<div class="tiles">{html}</div>'
 
 
 def _disk_tile(growth: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -196,11 +196,11 @@ def _cards(report: Mapping[str, Any]) -> str:
         ("Sizes", "Records by size.", plots.sizes(topics)),
     ]
     shown = [card for card in cards if card[2]]
-    made = "".join(
+    html = "".join(
         _section(*card, kind="wide" if index == len(shown) - 1 and index % 2 == 0 else "")
         for index, card in enumerate(shown)
     )
-    return f'<div class="cards">{made}</div>' if made else ""
+    return f'<div class="cards">{html}</div>' if html else ""
 
 
 def _versions_hint(topics: Sequence[Mapping[str, Any]]) -> str:
@@ -322,8 +322,8 @@ def _missing(parts: Sequence[str]) -> str:
     """Say first what the figures below leave out."""
     if not parts:
         return ""
-    said = f"This report lacks: {', '.join(parts)}. The notes at its end say why."
-    return f'<section class="bad"><h2>A part is missing</h2><p>{escape(said)}</p></section>'
+    text = f"This report lacks: {', '.join(parts)}. The notes at its end say why."
+    return f'<section class="bad"><h2>A part is missing</h2><p>{escape(text)}</p></section>'
 
 
 def _notes(notes: Sequence[str]) -> str:

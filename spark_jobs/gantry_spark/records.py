@@ -57,8 +57,8 @@ class CoreColumns:
 
     def where(self, mask: Any) -> CoreColumns:
         """Return the columns of the records that the mask selects."""
-        found = {name: column.filter(mask) for name, column in self.properties.items()}
-        return CoreColumns(self.data, self.topics.filter(mask), found)
+        properties = {name: column.filter(mask) for name, column in self.properties.items()}
+        return CoreColumns(self.data, self.topics.filter(mask), properties)
 
 
 class Records:
@@ -91,8 +91,8 @@ class Records:
         return self._flagged(SysFlag.STORE_HOST_V6)
 
     def _flagged(self, bit: int) -> Bools:
-        found: Bools = (self.rows[4] & bit) != 0
-        return found
+        flags: Bools = (self.rows[4] & bit) != 0
+        return flags
 
     @property
     def topics(self) -> Any:
@@ -110,8 +110,8 @@ class Records:
     def field(self, name: str) -> Ints:
         """Return a field of the header by its name in `layout.RECORD_HEADER`, also for IPv6 hosts."""
         if name in _ROW_OF_FIELD:
-            known: Ints = self.rows[_ROW_OF_FIELD[name]]
-            return known
+            values: Ints = self.rows[_ROW_OF_FIELD[name]]
+            return values
         kind, place = RECORD_HEADER.fields[name][:2] if RECORD_HEADER.fields else (np.dtype(">i8"), 0)
         at = self.at + place
         if name in ("reconsume", "prepared"):

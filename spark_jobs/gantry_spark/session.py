@@ -54,9 +54,9 @@ def check_java(environ: Mapping[str, str] | None = None) -> str:
         output = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NoJava(f"{java} does not start: {error}. {INSTALL}") from None
-    found = _VERSION.search(output.stderr + output.stdout)
-    if found is None or int(found[1]) not in JAVA_VERSIONS:
-        raise NoJava(f"{java} is version {found[1] if found else 'unknown'}. {INSTALL}")
+    version = _VERSION.search(output.stderr + output.stdout)
+    if version is None or int(version[1]) not in JAVA_VERSIONS:
+        raise NoJava(f"{java} is version {version[1] if version else 'unknown'}. {INSTALL}")
     modules = subprocess.run([java, "--list-modules"], capture_output=True, text=True, timeout=30, check=False).stdout
     if modules and "jdk.incubator.vector" not in modules:
         raise NoJava(f"{java} lacks the module jdk.incubator.vector. {INSTALL}")

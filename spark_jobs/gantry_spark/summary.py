@@ -102,7 +102,7 @@ def with_unread_queues(
 
     `unknown`: logs whose offsets could not be read.
     """
-    known = {(o.group, o.log, o.topic, o.queue_id) for o in offsets}
+    committed = {(o.group, o.log, o.topic, o.queue_id) for o in offsets}
     queues: dict[str, list[Row]] = {}
     for span in spans:
         queues.setdefault(span["topic"], []).append(span)
@@ -112,7 +112,7 @@ def with_unread_queues(
             GroupOffset(group, q["log"], topic, q["queue_id"], q["min_qo"])
             for group, topic in sorted({(o.group, o.topic) for o in offsets})
             for q in queues.get(topic, ())
-            if (group, q["log"], topic, q["queue_id"]) not in known and q["log"] not in unknown
+            if (group, q["log"], topic, q["queue_id"]) not in committed and q["log"] not in unknown
         ),
     ]
 
@@ -166,7 +166,7 @@ def summarize(rows: DataFrame) -> Summary:
     small = rows.filter(f.col("kind").isin("count", "size", "damage"))
     small.createOrReplaceTempView("gantry_small")
     session = rows.sparkSession
-    found = session.sql(
+    sums_of_sets = session.sql(
         f"""select kind, log, topic, queue_id, hour, bucket, segment, phys, reason, {sums}, min(min_qo) as min_qo,
               max(max_qo) as max_qo, min(min_ms) as min_ms, max(max_ms) as max_ms,
               grouping_id(kind, log, topic, queue_id, hour, bucket, segment, phys, reason) as grouped
@@ -175,13 +175,13 @@ def summarize(rows: DataFrame) -> Summary:
                                     (kind, log, segment, phys, reason))"""
     )
     by_queue, by_hour, by_size, by_damage = 0b000011111, 0b010101111, 0b010110111, 0b001111000
-    wanted = (
+    in_report = (
         ((f.col("kind") == "count") & f.col("grouped").isin(by_queue, by_hour))
         | ((f.col("kind") == "size") & (f.col("grouped") == by_size))
         | ((f.col("kind") == "damage") & (f.col("grouped") == by_damage))
     )
     lists = {by_queue: result.queues, by_hour: result.hours, by_size: result.sizes, by_damage: result.damage}
-    for row in _rows(found.filter(wanted)):
+    for row in _rows(sums_of_sets.filter(in_report)):
         lists[row["grouped"]].append(row)
     result.damage.sort(key=lambda d: (d["log"], d["phys"]))
     return result
@@ -223,7 +223,7 @@ def _summarize_keys(result: Summary, keys: DataFrame, tombstone_cutoff_ms: int, 
         f.col("n").alias("versions"), "size",
     )  # fmt: skip
     classified.createOrReplaceTempView("gantry_keys")
-    found = keys.sparkSession.sql(
+    sums_of_sets = keys.sparkSession.sql(
         """select topic, log, queue_id, hour, bucket,
              count(*) as keys, sum(versions) as n, sum(size) as newest_bytes, sum(is_tombstone) as tombstones,
              sum(ambiguous) as ambiguous,
@@ -238,7 +238,7 @@ def _summarize_keys(result: Summary, keys: DataFrame, tombstone_cutoff_ms: int, 
         0b01101: result.kept_hours,
         0b01110: result.versions,
     }
-    for row in _rows(found):
+    for row in _rows(sums_of_sets):
         lists[row["grouped"]].append(row)
     _count_keys_of_queues(result, keys)
     # Spark keeps only the first `top` rows of each task before the shuffle, so one topic may have all the keys.

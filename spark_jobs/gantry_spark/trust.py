@@ -57,8 +57,8 @@ PLAINTEXT: Final = Trust()
 @cache
 def _credentials(file: str) -> Credentials:
     try:
-        found = loads(Path(file).read_bytes())
-        keys = found.get("accessKey"), found.get("secretKey")
+        content = loads(Path(file).read_bytes())
+        keys = content.get("accessKey"), content.get("secretKey")
     except OSError as error:
         raise SourceError(f"option credentialsFile: {file} cannot be read: {error.strerror}") from None
     except (JsonError, AttributeError):

@@ -18,7 +18,7 @@ MUTANTS = tuple(
             2, "a_member_of_an_earlier_epoch_cuts", upload,
             "if view.epochs[-1].epoch < state.epochs[-1].epoch:", "if False:",
         ),
-        (2, "another_log_goes_on", archiver, "if False in found and True not in found:", "if False:"),
+        (2, "another_log_goes_on", archiver, "if False in agree and True not in agree:", "if False:"),
         (
             3, "a_new_log_undoes_all", archiver,
             "if isinstance(step, Begin) and state.parts and self._first_ms(view) > state.last_ms:", "if False:",

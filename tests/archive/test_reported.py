@@ -92,7 +92,7 @@ async def test_an_orderly_pop_is_given_again_by_as_many_reads_as_messages(
     prepared = 0
     real = old.reads.prepare
 
-    async def counted(wanted: archive_reads.Wanted, patience_s: float = 8.0) -> None:
+    async def counted(wanted: archive_reads.ArchiveQuery, patience_s: float = 8.0) -> None:
         nonlocal prepared
         prepared += 1
         await real(wanted, patience_s)

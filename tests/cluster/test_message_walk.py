@@ -11,7 +11,7 @@ from gantry_broker.protocol.codes import Prop
 from gantry_broker.protocol.fastjson import MessageQueue
 from gantry_broker.protocol.message import decode_record, encode_record, format_properties, pack_host
 from gantry_operator.cluster import message_walk
-from gantry_operator.cluster.message_walk import PAGE, Place, QueueRange, Walk, Wanted, place_of
+from gantry_operator.cluster.message_walk import PAGE, Filters, Place, QueueRange, Walk, place_of
 
 Make = Callable[[MessageQueue, int], tuple[int, str, bytes]]
 """Store time, tag and body of the message with an offset."""
@@ -69,7 +69,7 @@ def queue(number: int, broker: str = "a") -> MessageQueue:
     return MessageQueue("T", broker, number)
 
 
-async def all_pages(reader: Queues, wanted: Wanted, begin: Place | None, older: bool) -> list[list[Place]]:
+async def all_pages(reader: Queues, wanted: Filters, begin: Place | None, older: bool) -> list[list[Place]]:
     pages = []
     while True:
         page = await Walk(reader, wanted, begin, older=older).page()
@@ -97,7 +97,7 @@ async def test_pages_in_both_directions_have_every_message_once_in_order(seed: i
         choose.choice((5, 32)),
     )
     tags, text = choose.choice(("", "a", "a || b", "none")), choose.choice(("", "DY 3"))
-    wanted = Wanted(tags, choose.choice(("", "kind", "kind=A")), text)
+    wanted = Filters(tags, choose.choice(("", "kind", "kind=A")), text)
     chosen = {tag.strip() for tag in tags.split("||") if tag.strip()}
     everything = [reader.message(q, n) for q in queues for n in range(ranges[q].first, ranges[q].end)]
     expected = sorted(
@@ -126,7 +126,7 @@ async def test_a_page_of_ten_million_messages_reads_no_more_than_one_of_a_thousa
 
     async def cost(total: int, begin: Place | None, older: bool) -> tuple[int, int]:
         reader = reader_of(total)
-        page = await Walk(reader, Wanted(), begin, older=older).page()
+        page = await Walk(reader, Filters(), begin, older=older).page()
         assert len(page.messages) == PAGE
         return reader.requests, reader.read
 
@@ -142,18 +142,18 @@ async def test_a_search_that_finds_nothing_ends_and_goes_on_from_there(monkeypat
     monkeypatch.setattr(message_walk, "READS", 20)
     total = 2_000
     reader = Queues({queue(0): QueueRange(0, total, total)}, lambda q, n: (n, "a", b"needle" if n == 3 else b"hay"))
-    first = await Walk(reader, Wanted(text="needle"), None, older=True).page()
+    first = await Walk(reader, Filters(text="needle"), None, older=True).page()
     assert not first.messages
     assert 0 < first.looked_at < total
     assert first.stopped_at == first.older == Place(total - first.looked_at, "a", 0, total - first.looked_at)
-    pages = await all_pages(reader, Wanted(text="needle"), None, older=True)
+    pages = await all_pages(reader, Filters(text="needle"), None, older=True)
     assert [place.offset for page in pages for place in page] == [3]
 
 
 async def test_a_rare_tag_is_found_by_the_broker_without_reading_the_others() -> None:
     total = 50_000
     reader = Queues({queue(0): QueueRange(0, total, total)}, lambda q, n: (n, "rare" if n == 7 else "a", b"x"))
-    pages = await all_pages(reader, Wanted(tags="rare"), None, older=True)
+    pages = await all_pages(reader, Filters(tags="rare"), None, older=True)
     assert [place.offset for page in pages for place in page] == [7]
     assert reader.read < 400
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from gantry_operator.cluster.message_walk import Wanted
+from gantry_operator.cluster.message_walk import Filters
 from gantry_operator.console.collector import Collector
 from gantry_operator.console.health import health_of
 from gantry_operator.console.operations import OperationError, find_by_key, preview_reset, walk
@@ -99,8 +99,8 @@ async def test_what_is_not_known_is_said(two: Cluster) -> None:
             assert last_line(done).startswith("error: "), command
             assert done.stderr.count("error") == 1, command
         for found in (
-            find_by_key(source, "Orders", "k", Wanted(), None),
-            walk(source, "Orders", Wanted(), None, older=True),
+            find_by_key(source, "Orders", "k", Filters(), None),
+            walk(source, "Orders", Filters(), None, older=True),
         ):
             with pytest.raises(OperationError, match="group a has no master: cannot tell"):
                 await found

@@ -95,7 +95,7 @@ def test_every_record_of_a_recorded_store_is_listed_and_nothing_is_written(name:
     start = plan_start(files)
     assert start.plan.foreign
     assert start.plan.clean == name.endswith("clean")
-    assert (start.found.end, start.confirmed, start.damage) == (end, end, None)
+    assert (start.scanned.end, start.confirmed, start.damage) == (end, end, None)
     assert describe_epochs(files, start) == [f"epoch 0: 0 to {end}, {end} bytes, written by RocketMQ"]
     assert content(root) == before
 
@@ -168,7 +168,7 @@ def test_a_start_does_what_its_description_says(quick_dir: Path, small: BrokerSe
     store = MessageStore.open(StoreConfig(quick_dir, small))
     assert (store.state.was_clean, store.log.end, store.state.confirmed) == (
         start.plan.clean,
-        start.found.end,
+        start.scanned.end,
         start.confirmed,
     )
     assert (store.epoch_cache.epochs, store.state.damage) == (start.epochs, start.damage)

@@ -48,7 +48,7 @@ class Guesses:
 
 def _place(address: str) -> str | int:
     try:
-        found = ip_address(address)
+        ip = ip_address(address)
     except ValueError:
         return address
-    return int(found) >> 64 if isinstance(found, IPv6Address) and found.ipv4_mapped is None else address
+    return int(ip) >> 64 if isinstance(ip, IPv6Address) and ip.ipv4_mapped is None else address

@@ -85,18 +85,18 @@ def user_of(name: str, key: str, admin: bool, rules: Sequence[Rule], where: str)
         return User(name=name, keys=(key,), super=admin, rules=tuple(rules))
     except ValidationError as error:
         field = str(error.errors()[0]["loc"][0])
-        wanted = {
+        expected = {
             "name": "accessKey must have 1 to 128 of A-Z, a-z, 0-9, '.', '_' and '-'",
             "keys": "secretKey must have 8 to 256 characters",
         }
-        raise ValueError(f"{where}: {wanted.get(field, f'{field}: ' + error.errors()[0]['msg'])}") from None
+        raise ValueError(f"{where}: {expected.get(field, f'{field}: ' + error.errors()[0]['msg'])}") from None
 
 
 def _names(account: Mapping[str, Any], field: str, where: str) -> list[str]:
-    found = account.get(field) or []
-    if not isinstance(found, list):
+    entries = account.get(field) or []
+    if not isinstance(entries, list):
         raise ValueError(f"{where}: {field} is not a list; entries as 'name=PUB|SUB' are expected")
-    return [str(item) for item in found]
+    return [str(item) for item in entries]
 
 
 def rules_of(*, topics: Sequence[str], groups: Sequence[str], every_topic: str, every_group: str) -> list[Rule]:
@@ -130,12 +130,12 @@ def narrowed(rules: Sequence[Rule]) -> list[Rule]:
             defaults.setdefault(rule.type, set()).update(rule.actions)
         elif rule.pattern == "Literal":
             own.setdefault((rule.type, rule.name), set()).update(rule.actions)
-    found = []
+    denials = []
     for (kind, name), actions in own.items():
         missing = () if "Any" in actions else tuple(sorted(defaults.get(kind, set()) - actions))
         if missing:
-            found.append(_rule(kind, name, "Literal", missing, deny=True))
-    return found
+            denials.append(_rule(kind, name, "Literal", missing, deny=True))
+    return denials
 
 
 def _actions(perm: str, entry: str) -> tuple[str, ...]:

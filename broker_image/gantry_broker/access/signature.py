@@ -152,14 +152,14 @@ def repeated(
             if len(ext) != count:
                 break
             try:
-                found = values(ext)
-                text = join(found).encode()
+                fields = values(ext)
+                text = join(fields).encode()
                 given = ext["Signature"].encode()
             except (KeyError, UnicodeEncodeError):
                 break
-            if found[user_at] != user:
+            if fields[user_at] != user:
                 break
-            name = found[name_at] if about is None else about(found)
+            name = fields[name_at] if about is None else about(fields)
             if name != last:
                 if name not in allowed:
                     break

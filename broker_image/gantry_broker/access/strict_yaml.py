@@ -26,8 +26,8 @@ def load_all(text: str) -> list[Any]:
                     where = f"lines {lines[name]} and {line}" if lines[name] != line else f"line {line}"
                     raise NotYaml(f"{key.value[:80]} is written twice, in {where}: write it once")
                 lines[name] = line
-            found: dict[Any, Any] = super().construct_mapping(node, deep)
-            return found
+            mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+            return mapping
 
     try:
         return list(yaml.load_all(text, Loader))

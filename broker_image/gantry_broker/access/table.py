@@ -139,11 +139,11 @@ def _user(at: int, value: Any) -> User:
 
 def faults(error: ValidationError, at: str = "") -> str:
     """Return the first faults with their fields, never with their values. `at`: the field that was read."""
-    found = []
+    lines = []
     for fault in error.errors()[:5]:
         place = ".".join([*([at] if at else []), *map(str, fault["loc"])]) or "table"
-        found.append(f"{place}: {fault['msg']}")
-    return "; ".join(found)
+        lines.append(f"{place}: {fault['msg']}")
+    return "; ".join(lines)
 
 
 def table_json(table: AccessTable) -> bytes:

@@ -480,10 +480,10 @@ class Archiver:
             return
         # One place may be damaged on the disk.
         places = [(part, at) for at in (end - 1, first) if (part := state.part_at(at)) is not None]
-        found = [self._has_bytes_of(state, part, at, end, view) for part, at in places]
-        if False in found and True not in found:
+        agree = [self._has_bytes_of(state, part, at, end, view) for part, at in places]
+        if False in agree and True not in agree:
             raise ArchiveError(_another_log(state, first))
-        self._compared_log = True in found
+        self._compared_log = True in agree
 
     def _has_bytes_of(self, state: State, part: Part, at: int, end: int, view: View) -> bool | None:
         """Return whether the disk has the bytes below `end` of the block of a part that has an offset; None: the part
@@ -707,10 +707,10 @@ class Archiver:
         """Suspect what a new verification names, and once in `CLEAN_S` what the manifest names: somebody may have
         brought the object back.
         """
-        now, found = time.monotonic(), self._verification
-        if found is not None and found.number != self._examined:
-            self._examined = found.number
-            self._suspects += found.damaged
+        now, verification = time.monotonic(), self._verification
+        if verification is not None and verification.number != self._examined:
+            self._examined = verification.number
+            self._suspects += verification.damaged
         if state.damaged and now - self._suspected_at >= CLEAN_S:
             self._suspected_at = now
             self._suspects += sorted(state.damaged)

@@ -119,21 +119,21 @@ class _Folder:
 
     def numbered(self, digits: int, after: str = "") -> Iterator[tuple[int, Found]]:
         """Yield the objects whose names are numbers of so many digits, in any order. Raises ArchiveError."""
-        for found in self._objects.list(self._prefix, after):
-            number = whole_number(found.name.removeprefix(self._prefix).removesuffix(".json"), 1)
-            if number is not None and found.name == f"{self._prefix}{number:0{digits}d}.json":
-                yield number, found
+        for item in self._objects.list(self._prefix, after):
+            number = whole_number(item.name.removeprefix(self._prefix).removesuffix(".json"), 1)
+            if number is not None and item.name == f"{self._prefix}{number:0{digits}d}.json":
+                yield number, item
             else:
-                self._note(found.name)
+                self._note(item.name)
 
     def named(self, pattern: re.Pattern[str]) -> Iterator[tuple[str, Found]]:
         """Yield the objects whose names below the folder match, in any order. Raises ArchiveError."""
-        for found in self._objects.list(self._prefix):
-            name = found.name.removeprefix(self._prefix)
+        for item in self._objects.list(self._prefix):
+            name = item.name.removeprefix(self._prefix)
             if pattern.fullmatch(name):
-                yield name, found
+                yield name, item
             else:
-                self._note(found.name)
+                self._note(item.name)
 
     def _note(self, name: str) -> None:
         if name not in self._strangers and len(self._strangers) < MAX_STRANGERS:
@@ -226,7 +226,7 @@ class Archive:
 
     def groups(self) -> list[str]:
         """Return the names of the groups. Raises ArchiveError."""
-        paths = (found.name.split("/") for found in self.objects.list(GROUPS))
+        paths = (item.name.split("/") for item in self.objects.list(GROUPS))
         names = {p[1] for p in paths if len(p) == 4 and p[2] in ("manifest", "parts")}
         return sorted(name for name in names if _NAME.fullmatch(name))
 
@@ -252,23 +252,23 @@ class GroupArchive:
 
     # Manifest
 
-    def load(self, known: State | None = None, *, checked: bool = True) -> State:
-        """Return the newest state, from `known` on if it is given. An archive without entries gives `State()`.
+    def load(self, former: State | None = None, *, checked: bool = True) -> State:
+        """Return the newest state, from `former` on if it is given. An archive without entries gives `State()`.
 
-        Without `checked` it may be an old one where `known` is older than what `forget_entries` keeps: for a writer,
+        Without `checked` it may be an old one where `former` is older than what `forget_entries` keeps: for a writer,
         whose `append` finds that out. Raises ArchiveError.
         """
-        state = known
+        state = former
         if state is None or state.n == 0 or (checked and self._is_forgotten(state.n)):
             state = self._load_from_listing()
         for _ in range(MAX_PROBES):
             try:
                 data = self._objects.get(self._entry(state.n + 1), MAX_ENTRY)
             except Missing:
-                if known is not None and state.n < known.n:
+                if former is not None and state.n < former.n:
                     raise Unavailable(
                         f"group {self.name}: the object store answers entry {state.n} of the manifest as the newest "
-                        f"one, and has answered {known.n} before"
+                        f"one, and has answered {former.n} before"
                     ) from None
                 return state
             state = manifest.follow(state, data)
@@ -293,7 +293,7 @@ class GroupArchive:
         """Whether there are entries behind `n`. If entry `n + 1` is not one of them, `forget_entries` has removed it: a
         member that knew `n` last has slept since, and must not write at a number that was used.
         """
-        return any(found > n for found, _ in self._manifest.numbered(12, after=self._entry(n)))
+        return any(number > n for number, _ in self._manifest.numbered(12, after=self._entry(n)))
 
     def append(self, state: State, change: Change, epochs: Sequence[EpochStart]) -> None:
         """Write the entry that leads to `state`. Raises Overtaken when another entry has its number, or had it until it
@@ -327,8 +327,8 @@ class GroupArchive:
         Returns how many. Raises ArchiveError.
         """
         entries = list(self._manifest.numbered(12))
-        keep = max((n for n, found in entries if n % WHOLE_EVERY == 0 and found.modified_ms < before_ms), default=0)
-        forgotten = [found.name for n, found in entries if n < keep]
+        keep = max((n for n, item in entries if n % WHOLE_EVERY == 0 and item.modified_ms < before_ms), default=0)
+        forgotten = [item.name for n, item in entries if n < keep]
         for name in forgotten:
             self._objects.delete(name)
         return len(forgotten)
@@ -367,10 +367,10 @@ class GroupArchive:
 
     def directory_of(self, part: Part) -> Directory:
         """Read the directory of a part. Raises Damaged for that of another object, ArchiveError."""
-        found = self.reader(part).directory()
-        if (found.start, found.end) != (part.start, part.end):
-            raise Damaged(f"{part.name}: it has {found.start} to {found.end} of the log")
-        return found
+        directory = self.reader(part).directory()
+        if (directory.start, directory.end) != (part.start, part.end):
+            raise Damaged(f"{part.name}: it has {directory.start} to {directory.end} of the log")
+        return directory
 
     def range_of(self, name: str, at: int, size: int) -> bytes:
         """Return bytes of a part's object, fewer at its end. Raises ArchiveError."""
@@ -393,9 +393,9 @@ class GroupArchive:
         """Return names of objects that the manifest does not have and that were written before `before_ms` of the
         store's clock: uploads that were broken off, and parts that were replaced. Raises ArchiveError.
         """
-        known = {p.name for p in state.parts}
+        in_manifest = {p.name for p in state.parts}
         listed = self._parts.named(_PART)
-        return [name for name, found in listed if name not in known and found.modified_ms < before_ms]
+        return [name for name, item in listed if name not in in_manifest and item.modified_ms < before_ms]
 
     def clock_ms(self) -> int:
         """Return the store's time, Unix ms: what is removed because of its age is removed by this clock, since a
@@ -412,34 +412,34 @@ class GroupArchive:
 
     def forget_clocks(self, before_ms: int) -> None:
         """Remove what `clock_ms` wrote before this time and could not remove. Raises ArchiveError."""
-        for name in [found.name for _, found in self._clocks.named(_CLOCK) if found.modified_ms < before_ms]:
+        for name in [item.name for _, item in self._clocks.named(_CLOCK) if item.modified_ms < before_ms]:
             self._objects.delete(name)
 
     # Verifications
 
     def note_verification(self, result: Verification) -> None:
         """Write what a verification found behind all other results, and remove the oldest ones. Raises ArchiveError."""
-        known = self._verifications()
-        first = known[-1] + 1 if known else 1
+        numbers = self._verifications()
+        first = numbers[-1] + 1 if numbers else 1
         for number in range(first, first + MAX_PROBES):  # Another run may end now, and the listing may lag behind.
             name = self._verification(number)
             if self._objects.create(name, self.sealer.seal(result.to_json(), name.encode())):
                 break
         else:
             raise ArchiveError(f"group {self.name}: it has over {MAX_PROBES} verifications that no listing has")
-        for old in known[: max(len(known) + 1 - VERIFICATIONS, 0)]:
+        for old in numbers[: max(len(numbers) + 1 - VERIFICATIONS, 0)]:
             self._objects.delete(self._verification(old))
 
-    def last_verification(self, known: Verification | None = None) -> Verification | None:
-        """Return what the last verification found; None: there was none. `known` is not read again. Raises
+    def last_verification(self, last_read: Verification | None = None) -> Verification | None:
+        """Return what the last verification found; None: there was none. `last_read` is not read again. Raises
         ArchiveError.
         """
         numbers = self._verifications()
         if not numbers:
             return None
         number = numbers[-1]
-        if known is not None and known.number == number:
-            return known
+        if last_read is not None and last_read.number == number:
+            return last_read
         name = self._verification(number)
         data = self.sealer.open(self._objects.get(name, MAX_SIZE + SEALED), name.encode())
         return replace(Verification.from_json(name, data), number=number)

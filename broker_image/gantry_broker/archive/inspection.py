@@ -89,7 +89,7 @@ def verify(
         try:
             records += check_part(group, state, part)
         except (Damaged, Missing) as error:
-            if isinstance(error, Missing) and part.name not in {known.name for known in group.load(state).parts}:
+            if isinstance(error, Missing) and part.name not in {each.name for each in group.load(state).parts}:
                 continue  # It was merged with others, or retention has removed it, since the manifest was read.
             suspects.append(part)
         read += 1
@@ -142,9 +142,9 @@ def check_part(group: GroupArchive, state: State, part: Part) -> int:
             counts[topic, queue_id] = counts.get((topic, queue_id), 0) + 1
     records = sum(counts.values())
     for (topic, queue_id), count in counts.items():
-        found = len(reader.entries(directory, topic, queue_id))
-        if found != count:
-            raise Damaged(f"{part.name}: its index has {found} entries of {topic} {queue_id}, its log {count}")
+        entries = len(reader.entries(directory, topic, queue_id))
+        if entries != count:
+            raise Damaged(f"{part.name}: its index has {entries} entries of {topic} {queue_id}, its log {count}")
     return records
 
 

@@ -171,8 +171,8 @@ class State:
             state = replace(state, base=base)
             all_epochs = list(before)
             gaps = []
-        known = {p.name for p in parts}
-        if absent := removed - known - {p.name for p in self.parts}:
+        present = {p.name for p in parts}
+        if absent := removed - present - {p.name for p in self.parts}:
             raise ArchiveError(f"{min(absent)} is removed, but the archive does not have it")
         parts = [p for p in parts if p.name not in removed]
         if change.gap is not None:

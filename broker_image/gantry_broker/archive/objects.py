@@ -163,10 +163,10 @@ class ObjectStore:
         import obstore
 
         def read(store: Any) -> bytes:
-            found = obstore.get(store, name)
-            if (size := int(found.meta["size"])) > most:
+            answer = obstore.get(store, name)
+            if (size := int(answer.meta["size"])) > most:
                 raise Damaged(f"{name}: it has {size} bytes, the limit is {most}")
-            return bytes(found.bytes())
+            return bytes(answer.bytes())
 
         return self._call(read, f"read {name}")
 
@@ -252,22 +252,22 @@ class ObjectStore:
     def _credentials(self) -> dict[str, str]:
         """Return the credentials by setting, of the files that are there now. Raises ArchiveError."""
         folder = self._location.credentials
-        found: dict[str, str] = {}
+        values: dict[str, str] = {}
         if folder is None:
-            return found
+            return values
         for setting, names in _KEYS[self._scheme].items():
             for name in names:
                 try:
-                    found[setting] = (folder / name).read_text().strip()
+                    values[setting] = (folder / name).read_text().strip()
                     break
                 except FileNotFoundError:
                     continue
                 except (OSError, UnicodeDecodeError) as error:
                     raise ArchiveError(f"credentials: cannot read {folder / name}: {error}") from error
-        if not found and _KEYS[self._scheme]:
-            wanted = ", ".join(alternatives[0] for alternatives in _KEYS[self._scheme].values())
-            raise ArchiveError(f"credentials: {folder} has none of {wanted}")
-        return found
+        if not values and _KEYS[self._scheme]:
+            expected = ", ".join(alternatives[0] for alternatives in _KEYS[self._scheme].values())
+            raise ArchiveError(f"credentials: {folder} has none of {expected}")
+        return values
 
     def _build(self, values: dict[str, str]) -> Any:
         from obstore.store import AzureStore, GCSStore, LocalStore, S3Store
@@ -301,6 +301,6 @@ def _short(error: Exception) -> str:
     """Return the first line of an error without the library's debugging text, and what an S3 server says in its XML."""
     text = str(error).strip()
     lines = text.splitlines() or [type(error).__name__]
-    said = _SAID.search(text[:MAX_ERROR])
-    reason = "" if said is None else f" {said[1]}: {said[2]}"
+    s3_error = _SAID.search(text[:MAX_ERROR])
+    reason = "" if s3_error is None else f" {s3_error[1]}: {s3_error[2]}"
     return lines[0].partition("<?xml")[0].strip()[:500] + reason

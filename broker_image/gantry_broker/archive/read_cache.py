@@ -52,7 +52,7 @@ class ReadCache:
     def open(self) -> None:
         """Find what an earlier process left. Raises OSError."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        found = []
+        pieces = []
         with os.scandir(self._folder) as entries:
             for entry in entries:
                 if entry.name.endswith(".tmp") or _place_of(entry.name) is None:
@@ -61,9 +61,9 @@ class ReadCache:
                     continue
                 with contextlib.suppress(FileNotFoundError):
                     stat = entry.stat()
-                    found.append((stat.st_mtime, entry.name, stat.st_size + ENTRY_COST))
+                    pieces.append((stat.st_mtime, entry.name, stat.st_size + ENTRY_COST))
         with self._lock:
-            self._sizes = OrderedDict((name, size) for _, name, size in sorted(found))
+            self._sizes = OrderedDict((name, size) for _, name, size in sorted(pieces))
             self._total = sum(self._sizes.values())
         self._trim(0)
 
@@ -71,8 +71,8 @@ class ReadCache:
         """Return the bytes of a piece; None: it is not there, or has another size."""
         key = f"{name}@{at}"
         with self._lock:
-            known = self._sizes.get(key)
-            if known is None:
+            kept_size = self._sizes.get(key)
+            if kept_size is None:
                 return None
             self._sizes.move_to_end(key)
         try:

@@ -255,8 +255,8 @@ def _begun(mark: Path, goal: dict[str, object], log_dir: Path) -> tuple[int, obj
     folder with something else.
     """
     try:
-        found = orjson.loads(unseal(mark.read_bytes()))
-        upto, epochs = int(found.pop("upto")), found.pop("epochs", None)
+        former_goal = orjson.loads(unseal(mark.read_bytes()))
+        upto, epochs = int(former_goal.pop("upto")), former_goal.pop("epochs", None)
     except FileNotFoundError:
         if any(log_dir.iterdir()):
             raise ArchiveError(f"{log_dir} has a log already: a restore needs an empty folder") from None
@@ -264,8 +264,8 @@ def _begun(mark: Path, goal: dict[str, object], log_dir: Path) -> tuple[int, obj
         return 0, None
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ArchiveError(f"{mark} is invalid: {error!r}; empty the folder") from None
-    if found != goal:
-        raise ArchiveError(f"{mark} is of another restore: {found}; write the same again, or empty the folder")
+    if former_goal != goal:
+        raise ArchiveError(f"{mark} is of another restore: {former_goal}; write the same again, or empty the folder")
     return upto, epochs
 
 

@@ -159,13 +159,13 @@ class Directory:
     def blocks_of(self, start: int, end: int) -> list[Block]:
         """Return the blocks with bytes of [start, end)."""
         first = max(bisect_right(self.blocks, start, key=lambda b: b.start) - 1, 0)
-        found = []
+        blocks = []
         for block in self.blocks[first:]:
             if block.start >= end:
                 break
             if block.end > start:
-                found.append(block)
-        return found
+                blocks.append(block)
+        return blocks
 
 
 @dataclass(slots=True)
@@ -190,7 +190,7 @@ class _Queue:
 
 
 @dataclass(slots=True)
-class _Found:
+class _Contents:
     """What the records of one block add to an object."""
 
     runs: list[tuple[bytes, int, int, bytes]] = field(default_factory=list)
@@ -250,20 +250,20 @@ class SegmentWriter:
 
         Returns their bytes: 0 where not even the first one is whole. Raises Damaged: nothing is added then.
         """
-        found, size = self._read(data)
+        contents, size = self._read(data)
         if size == 0:
             return 0
-        for topic, queue_id, number, rows in found.runs:
+        for topic, queue_id, number, rows in contents.runs:
             queue = self._queues.get((topic, queue_id))
             if queue is None:
                 queue = self._queues[topic, queue_id] = _Queue(number)
             queue.add(number, rows)
-        for keys in found.keys:
+        for keys in contents.keys:
             self._keys += keys
-        self._epochs += found.epochs
-        self._records += found.records
-        self._first_ms = min(self._first_ms or found.low, found.low or self._first_ms)
-        self._last_ms = max(self._last_ms, found.high)
+        self._epochs += contents.epochs
+        self._records += contents.records
+        self._first_ms = min(self._first_ms or contents.low, contents.low or self._first_ms)
+        self._last_ms = max(self._last_ms, contents.high)
         end = self.end + size
         whole = data if size == len(data) else memoryview(data)[:size]  # A copy costs as much as reading the records.
         context = _context(self.start, "block", self.end)
@@ -272,7 +272,7 @@ class SegmentWriter:
             stored = self._stored(whole, context, done)
         else:
             stored = self._threads.submit(self._stored, whole, context, done)
-        self._added.append((self.end, end, found.low, found.high, stored))
+        self._added.append((self.end, end, contents.low, contents.high, stored))
         self.end = end
         if len(self._added) > BLOCKS_AHEAD and not isinstance(ahead := self._added[-1 - BLOCKS_AHEAD][-1], bytes):
             ahead.result()  # Blocks that wait for a thread are not compressed yet: a few of them are enough.
@@ -284,19 +284,19 @@ class SegmentWriter:
             done()
         return self._sealer.seal(compressed, context)
 
-    def _read(self, data: bytes | memoryview) -> tuple[_Found, int]:
+    def _read(self, data: bytes | memoryview) -> tuple[_Contents, int]:
         """Return what the whole records at `end` add, and their bytes. Raises Damaged."""
-        found = _Found()
+        contents = _Contents()
         base, have, done = self.end, len(data), 0
         try:
             while done < have:
                 done, runs, keys, records, low, high = archived_records(
                     data, done, base, self._segment_size, _UNUSUAL, MAX_KEYS
                 )
-                found.runs += runs
-                found.keys.append(keys)
-                found.records += records
-                found.note_ms(low, high)
+                contents.runs += runs
+                contents.keys.append(keys)
+                contents.records += records
+                contents.note_ms(low, high)
                 if done == have or is_cut(data, done):
                     break
                 data = bytes(data)  # Other records take bytes.
@@ -306,19 +306,19 @@ class SegmentWriter:
                         break
                     done += record
                     continue
-                self._note(record, found)
+                self._note(record, contents)
                 done += record.size
-            self._check_holes(found)
+            self._check_holes(contents)
         except (Damage, ValueError) as error:
             raise Damaged(f"the record at {base + done} of the log: {error}") from None
-        return found, done
+        return contents, done
 
-    def _check_holes(self, found: _Found) -> None:
+    def _check_holes(self, contents: _Contents) -> None:
         """Check that no queue offset is far behind the one before: the rows between would fill the memory.
         Raises Damage.
         """
         ends: dict[tuple[bytes, int], int] = {}
-        for topic, queue_id, number, rows in found.runs:
+        for topic, queue_id, number, rows in contents.runs:
             key = topic, queue_id
             if key not in ends and (queue := self._queues.get(key)) is not None:
                 ends[key] = queue.first + queue.count
@@ -328,21 +328,21 @@ class SegmentWriter:
                 )
             ends[key] = number + len(rows) // _NEW_ROW.size
 
-    def _note(self, record: Meta, found: _Found) -> None:
+    def _note(self, record: Meta, contents: _Contents) -> None:
         """Note a record that is not plain."""
         epoch = epoch_of(record)
         if epoch is not None:
-            found.epochs.append(EpochStart(epoch, record.phys))
+            contents.epochs.append(EpochStart(epoch, record.phys))
         ms = record.store_ms
         if in_queue(record.sys_flag):
             tag = _tag(record.topic, record.properties, ms, self._delays)
             row = _NEW_ROW.pack(record.phys, record.size, tag, ms)
-            found.runs.append((record.topic, record.queue_id, record.queue_offset, row))
+            contents.runs.append((record.topic, record.queue_id, record.queue_offset, row))
         if in_index(record.sys_flag) and record.topic != CONTROL_TOPIC.encode():
             topic = record.topic.decode("utf-8", "replace")
-            found.keys += [_NEW_KEY.pack(key_hash(topic, key), record.phys) for key in index_keys(record.properties)]
-        found.note_ms(ms, ms)
-        found.records += 1
+            contents.keys += [_NEW_KEY.pack(key_hash(topic, key), record.phys) for key in index_keys(record.properties)]
+        contents.note_ms(ms, ms)
+        contents.records += 1
 
     @property
     def first_ms(self) -> int:
@@ -469,11 +469,11 @@ class RangeReader:
 
     def entries(self, directory: Directory, topic: str, queue_id: int) -> list[Entry]:
         """Read the entries of a queue, in order, without its holes; [] without a record. Raises as `block`."""
-        found = self.columns(directory, topic, queue_id)
-        if found is None:
+        columns = self.columns(directory, topic, queue_id)
+        if columns is None:
             return []
-        numbers = range(found.first, found.first + len(found.places))
-        return [Entry(*row) for row in zip(numbers, *found[1:], strict=True) if row[1] >= 0]
+        numbers = range(columns.first, columns.first + len(columns.places))
+        return [Entry(*row) for row in zip(numbers, *columns[1:], strict=True) if row[1] >= 0]
 
     def keys(self, directory: Directory) -> tuple[array[int], array[int]]:
         """Read the hashes of all keys, in order, and the place of the record of each. Raises as `block`, and Missing
@@ -501,11 +501,11 @@ class RangeReader:
 
 def _compressor(level: int) -> zstandard.ZstdCompressor:
     """Return this thread's compressor: a new one for each block would cost as much as some of its work."""
-    found = getattr(_OF_THREAD, "compressor", None)
-    if found is None or found[0] != level:
-        found = _OF_THREAD.compressor = (level, zstandard.ZstdCompressor(level=level))
-    made: zstandard.ZstdCompressor = found[1]
-    return made
+    kept = getattr(_OF_THREAD, "compressor", None)
+    if kept is None or kept[0] != level:
+        kept = _OF_THREAD.compressor = (level, zstandard.ZstdCompressor(level=level))
+    compressor: zstandard.ZstdCompressor = kept[1]
+    return compressor
 
 
 def decompress(data: bytes, most: int, what: str) -> bytes:

@@ -84,13 +84,13 @@ def faults_left(result: Verification | None, state: State) -> tuple[int, str]:
     manifest names, and those that a verification found and that are still in the archive.
     """
     parts = {part.name for part in state.parts}
-    found = () if result is None else result.damaged
-    left = [name for name in found if name in parts]
+    damaged = () if result is None else result.damaged
+    left = [name for name in damaged if name in parts]
     more = sorted(state.damaged.difference(left))
-    unnamed = 0 if result is None else max(result.faults - len(found), 0)
+    unnamed = 0 if result is None else max(result.faults - len(damaged), 0)
     texts = () if result is None else result.first_faults
-    said = next((text for text in texts if not found or any(name in text for name in left)), "")
-    if not said and (left or more):
-        said = f"{(left or more)[0]} cannot be read back"
+    fault = next((fault for fault in texts if not damaged or any(name in fault for name in left)), "")
+    if not fault and (left or more):
+        fault = f"{(left or more)[0]} cannot be read back"
     count = len(left) + len(more) + unnamed
-    return count, said if count else ""
+    return count, fault if count else ""

@@ -125,13 +125,13 @@ class AccessControl:
     @property
     def users(self) -> dict[str, User]:
         """The users in force, by name: the table's, with the changes of this member."""
-        found = {} if self.table is None else {user.name: user for user in self.table.users}
+        users = {} if self.table is None else {user.name: user for user in self.table.users}
         for change in self.changes:
             if change.user is None:
-                found.pop(change.name, None)
+                users.pop(change.name, None)
             else:
-                found[change.name] = change.user
-        return found
+                users[change.name] = change.user
+        return users
 
     def load(self) -> None:
         """Read both files, before the ports open. A damaged file counts as none: then no one is let in."""
@@ -201,8 +201,8 @@ class AccessControl:
             # A member whose volume was lost knows its former changes by the table alone.
             merged = 0 if self.table is None else self.table.merged.get(self._name, 0)
             self._number = max(self._number, merged) + 1
-            made = Change(number=self._number, op=op, name=name, user=user, by=by, at_ms=time.time_ns() // 1_000_000)
-            self.changes = [*self.changes, made]
+            new = Change(number=self._number, op=op, name=name, user=user, by=by, at_ms=time.time_ns() // 1_000_000)
+            self.changes = [*self.changes, new]
             if (table := self.table) is not None:
                 users = self.users
                 policy = await beside_loop(lambda: _policy(table, users))

@@ -110,13 +110,13 @@ class ArchiveFill:
         block = opened.directory.blocks_of(end - 1, end)[0]
         data = await in_daemon_thread(partial(opened.reader.block, opened.directory, block))
         first = max(block.start, mine.start)
-        theirs, found = data[first - block.start : end - block.start], b""
+        theirs, ours = data[first - block.start : end - block.start], b""
         try:
-            while len(found) < len(theirs) and (more := mine.read_raw(first + len(found), len(theirs) - len(found))):
-                found += more
+            while len(ours) < len(theirs) and (more := mine.read_raw(first + len(ours), len(theirs) - len(ours))):
+                ours += more
         except ValueError:  # No record of this log begins there.
             return False
-        return found == theirs
+        return ours == theirs
 
     def _look_soon(self, group: GroupArchive) -> None:
         """Read the manifest, unless that was done a moment ago."""
@@ -188,8 +188,8 @@ class ArchiveFill:
         await asyncio.wait({self._opening}, timeout=WAIT_S)
         if not self._opening.done():
             return None
-        found, self._opening = self._opening, None
-        self._opened = found.result()
+        opening, self._opening = self._opening, None
+        self._opened = opening.result()
         return self._opened if self._opened.part.name == part.name else None
 
     def _get(self, part: Part) -> Opened:

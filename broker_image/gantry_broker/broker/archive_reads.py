@@ -67,7 +67,7 @@ MOST_TOPICS: Final = 10_000
 """Topics whose retention is looked at in one step."""
 
 
-class Wanted(NamedTuple):
+class ArchiveQuery(NamedTuple):
     """A read of a queue. `filter_key`: what `codes` and `condition` were made from."""
 
     topic: str
@@ -244,25 +244,25 @@ class ArchiveReads:
 
     # ---- reads
 
-    async def get(self, wanted: Wanted, owner: str) -> Got:
+    async def get(self, query: ArchiveQuery, owner: str) -> Got:
         """Read messages of a queue below the local log. `owner`: who pays for a place among those that wait.
 
         Raises RequestRejected with what a client understands.
         """
-        low, high = self._store.reader.bounds(wanted.topic, wanted.queue_id)
-        read = await self._read(wanted, self._below(wanted.topic, low), owner)
-        return self._got(wanted, read, low, high)
+        low, high = self._store.reader.bounds(query.topic, query.queue_id)
+        read = await self._read(query, self._below(query.topic, low), owner)
+        return self._got(query, read, low, high)
 
-    async def _read(self, wanted: Wanted, below: Below, owner: str) -> Read:
+    async def _read(self, query: ArchiveQuery, below: Below, owner: str) -> Read:
         tiered = self._tiered
         assert tiered is not None
         read = partial(
-            tiered.get, wanted.topic, wanted.queue_id, wanted.offset, below, wanted.most, wanted.max_bytes,
-            wanted.codes, wanted.condition,
+            tiered.get, query.topic, query.queue_id, query.offset, below, query.most, query.max_bytes,
+            query.codes, query.condition,
         )  # fmt: skip
         return await self._call(read, PULL_S, owner)
 
-    def ready(self, request: Wanted) -> Got | None:
+    def ready(self, request: ArchiveQuery) -> Got | None:
         """Return what `prepare` has read for a read; None: it has not."""
         read, mark = self._ready.get(request.key, (None, 0))
         if read is None:
@@ -279,37 +279,37 @@ class ArchiveReads:
         low, high = self._store.reader.bounds(request.topic, request.queue_id)
         return self._got(request, read, low, high)
 
-    def used(self, wanted: Wanted) -> None:
+    def used(self, query: ArchiveQuery) -> None:
         """Forget what was read for a read: a pop has taken it."""
-        self._ready.pop(wanted.key, None)
+        self._ready.pop(query.key, None)
 
-    async def prepare(self, wanted: Wanted, owner: str) -> None:
+    async def prepare(self, query: ArchiveQuery, owner: str) -> None:
         """Read for a step that cannot wait; `ready` has the result. `owner`: as for `get`; empty: nobody pays.
 
         Raises RequestRejected.
         """
-        if wanted.key in self._ready:
+        if query.key in self._ready:
             return
-        below = self._below(wanted.topic, self._store.reader.min_offset(wanted.topic, wanted.queue_id))
-        read = await self._read(wanted, below, owner)
-        self._ready[wanted.key] = read, below.visible_from
+        below = self._below(query.topic, self._store.reader.min_offset(query.topic, query.queue_id))
+        read = await self._read(query, below, owner)
+        self._ready[query.key] = read, below.visible_from
         while len(self._ready) > MOST_READY:
             self._ready.popitem(last=False)
 
-    def prepare_soon(self, wanted: Wanted) -> None:
+    def prepare_soon(self, query: ArchiveQuery) -> None:
         """As `prepare`, without waiting for it."""
-        if wanted.key in self._preparing or len(self._preparing) >= MOST_READY:
+        if query.key in self._preparing or len(self._preparing) >= MOST_READY:
             return
 
         async def work() -> None:
             try:
-                await self.prepare(wanted, "")  # Of these there are few at once.
+                await self.prepare(query, "")  # Of these there are few at once.
             except RequestRejected:
                 pass  # The next step asks again.
             finally:
-                self._preparing.discard(wanted.key)
+                self._preparing.discard(query.key)
 
-        self._preparing.add(wanted.key)
+        self._preparing.add(query.key)
         task = self._loop.create_task(work())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -388,11 +388,11 @@ class ArchiveReads:
     def _below(self, topic: str, low: int) -> Below:
         return Below(low, self._store.queues.deletion_watermarks.get(topic, 0), self._store.log.start)
 
-    def _got(self, wanted: Wanted, read: Read, low: int, high: int) -> Got:
-        floor = self.floor(wanted.topic, wanted.queue_id)
+    def _got(self, query: ArchiveQuery, read: Read, low: int, high: int) -> Got:
+        floor = self.floor(query.topic, query.queue_id)
         low = low if floor is None else min(floor, low)
         status = GetStatus.FOUND if read.count else GetStatus.NO_MATCHED_MESSAGE
-        self._note(wanted.topic, read)
+        self._note(query.topic, read)
         return Got(status, read.data, read.count, read.next_offset, low, high)
 
     def _note(self, topic: str, read: Read) -> None:

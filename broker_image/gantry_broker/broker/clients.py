@@ -235,11 +235,11 @@ class ClientTable:
         if entry is None:
             entry = self.consumers[group] = ConsumerGroup(group)
         entry.consume_type, entry.message_model, entry.consume_from = consume_type, message_model, consume_from
-        known = entry.clients.get(client.conn)
+        former = entry.clients.get(client.conn)
         owner = self._owner_of.get(client.conn, "")
-        if known is None:
+        if former is None:
             self._weigh(owner, 1)
-        changed = known is None or known.client_id != client.client_id
+        changed = former is None or former.client_id != client.client_id
         entry.clients[client.conn] = client
         self._groups_of.setdefault(client.conn, set()).add(group)
         if partial:
@@ -275,11 +275,11 @@ class ClientTable:
 
     def heartbeat_producer(self, group: str, client: Client) -> None:
         members = self.producers.setdefault(group, {})
-        known = members.get(client.conn)
-        if known is None:
+        former = members.get(client.conn)
+        if former is None:
             self._weigh(self._owner_of.get(client.conn, ""), 1)
-        elif known.client_id != client.client_id:
-            self._forget_client(known)
+        elif former.client_id != client.client_id:
+            self._forget_client(former)
         members[client.conn] = client
         self._producing.setdefault(client.conn, set()).add(group)
         self._clients.setdefault(client.client_id, {})[client.conn] = client
@@ -371,9 +371,9 @@ class ClientTable:
         """Return the producer's connection with that client id, for the push of a reply message: of several, the open
         one with the last heartbeat.
         """
-        known = [client for client in self._clients.get(client_id, {}).values() if not client.conn.closed]
-        return max(known, key=lambda client: client.last_ms, default=None)
+        candidates = [client for client in self._clients.get(client_id, {}).values() if not client.conn.closed]
+        return max(candidates, key=lambda client: client.last_ms, default=None)
 
     def groups_of_topic(self, topic: str) -> list[str]:
-        found = {g.name for g in self.consumers.values() if topic in g.subscriptions}
-        return sorted(found | self.proxied.groups_of_topic(topic))
+        subscribed = {g.name for g in self.consumers.values() if topic in g.subscriptions}
+        return sorted(subscribed | self.proxied.groups_of_topic(topic))

@@ -173,8 +173,8 @@ class Compaction:
 
     def saved(self, topic: str) -> Saved:
         """Return what compaction has done to a topic so far."""
-        found = [self._store.compaction.rows(topic, number) for number in self._store.queues.queue_numbers(topic)]
-        rows = [each for each in found if each is not None]
+        queue_rows = [self._store.compaction.rows(topic, number) for number in self._store.queues.queue_numbers(topic)]
+        rows = [each for each in queue_rows if each is not None]
         return Saved(
             sum(each.seen for each in rows),
             sum(each.seen_bytes for each in rows),
@@ -296,9 +296,9 @@ class Compaction:
             )
 
         with Segments(store.log.path_of, store.log.segment_size, Pace()) as segments:
-            found = bodies(work, segments)
+            pieces = bodies(work, segments)
             while True:
-                reading = self._loop.create_task(in_daemon_thread(partial(next, found, None)))
+                reading = self._loop.create_task(in_daemon_thread(partial(next, pieces, None)))
                 try:
                     body = await asyncio.shield(reading)
                 except asyncio.CancelledError:

@@ -268,16 +268,16 @@ class WaitingMessages:
                 if at >= store.reader.max_offset(topic, queue_id):
                     self._places.pop((topic, queue_id), None)
                     continue
-                known = self._places.get((topic, queue_id))
-                if known is None or known[0] != at or known[1] < store.log.start:
+                cached = self._places.get((topic, queue_id))
+                if cached is None or cached[0] != at or cached[1] < store.log.start:
                     if left == 0:
                         return False, None
                     left -= 1
                     place = store.reader.place(topic, queue_id, at)
                     if place is None:
                         continue
-                    known = self._places[topic, queue_id] = at, place
-                lowest = known[1] if lowest is None else min(lowest, known[1])
+                    cached = self._places[topic, queue_id] = at, place
+                lowest = cached[1] if lowest is None else min(lowest, cached[1])
         return True, lowest
 
 

@@ -50,10 +50,10 @@ class Fence:
 def fenced_in(file: Path) -> bool | None:
     """Return what a config file says; None: it cannot be read."""
     try:
-        found = json.loads(file.read_bytes()).get("fenced", False)
+        fenced = json.loads(file.read_bytes()).get("fenced", False)
     except (OSError, ValueError, AttributeError):
         return None
-    return found if isinstance(found, bool) else None
+    return fenced if isinstance(fenced, bool) else None
 
 
 async def wait(config: BrokerConfig, fence: Fence) -> None:

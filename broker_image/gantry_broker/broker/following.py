@@ -268,8 +268,8 @@ class Following:
 
     def _read(self) -> tuple[Identity | None, State, tuple[str, ...], tuple[str, ...]]:
         identity, state, groups = self._archive.identity(), self._group.load(self._state), self._archive.groups()
-        wanted = groups if state.closed else []
-        same = (name for name in wanted if self._archive.group(name).load().closed == state.closed)
+        closed_groups = groups if state.closed else []
+        same = (name for name in closed_groups if self._archive.group(name).load().closed == state.closed)
         return identity, state, tuple(groups), tuple(same)
 
     async def take_over(self, uid: str, cluster: str, token: str, *, accept_loss: bool) -> int:

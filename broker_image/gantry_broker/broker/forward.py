@@ -185,8 +185,8 @@ class Forwarder:
         now = asyncio.get_running_loop().time()
         buffered = self._drain()
         _answer_all([p for p in buffered if p.due <= now], TOO_LATE)
-        wanted = [p for p in buffered if p.frame.is_oneway or (p.due > now and not p.conn.closed)]
-        for conn, run in groupby(wanted, key=lambda p: p.conn):
+        in_time = [p for p in buffered if p.frame.is_oneway or (p.due > now and not p.conn.closed)]
+        for conn, run in groupby(in_time, key=lambda p: p.conn):
             self._process(conn, [buffered.frame for buffered in run])
 
     # ---- forwarding
@@ -264,19 +264,19 @@ class Forwarder:
         The target may have lost the role to this member. Then it answers at once if it can, or has died, and the writes
         of all other clients must not wait for it.
         """
-        asked = asyncio.ensure_future(self._client.request(target, request, timeout_s))
+        answering = asyncio.ensure_future(self._client.request(target, request, timeout_s))
         try:
             leads_since = 0.0
             while True:
-                await asyncio.wait({asked}, timeout=LOOK_S)
-                if asked.done():
-                    return asked.result()
+                await asyncio.wait({answering}, timeout=LOOK_S)
+                if answering.done():
+                    return answering.result()
                 now = asyncio.get_running_loop().time()
                 leads_since = (leads_since or now) if self._role.may_append else 0.0
                 if leads_since and now - leads_since >= GIVE_UP_S:
                     raise ConnectionLost(f"{target} lost the role and did not answer")
         finally:
-            asked.cancel()
+            answering.cancel()
 
     async def close(self) -> None:
         if self._late_timer is not None:

@@ -128,10 +128,10 @@ class SendTimes:
 
 def sampled_trace(properties: bytes) -> tuple[str, str] | None:
     """Return the ids of trace and span of a message, if its sender samples the trace. `properties`: as stored."""
-    found = _TRACE.search(properties)
-    if found is None or not int(found[3], 16) & 1 or not found[1].strip(b"0") or not found[2].strip(b"0"):
+    match = _TRACE.search(properties)
+    if match is None or not int(match[3], 16) & 1 or not match[1].strip(b"0") or not match[2].strip(b"0"):
         return None
-    return found[1].decode(), found[2].decode()
+    return match[1].decode(), match[2].decode()
 
 
 @dataclass(slots=True)

@@ -54,12 +54,12 @@ def resolved_host(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     try:
-        found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+        infos = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
     except OSError:
         log.warning("%s cannot be resolved: message ids will name 127.0.0.1", address)
         return "127.0.0.1", int(port)
-    found.sort(key=lambda f: f[0] != socket.AF_INET)
-    return str(found[0][4][0]), int(port)
+    infos.sort(key=lambda f: f[0] != socket.AF_INET)
+    return str(infos[0][4][0]), int(port)
 
 
 class BrokerProcess:

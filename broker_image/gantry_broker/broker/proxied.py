@@ -61,12 +61,12 @@ class ProxiedClients:
 
     def of_group(self, group: str) -> list[ProxiedClient]:
         """Return each client once: one that is connected to several proxies as the last of them said."""
-        found: dict[tuple[str, str], tuple[ProxiedClient, int]] = {}
+        newest: dict[tuple[str, str], tuple[ProxiedClient, int]] = {}
         for (_, user, client_id), (client, at) in self._groups.get(group, {}).items():
-            before = found.get((user, client_id))
+            before = newest.get((user, client_id))
             if before is None or at >= before[1]:
-                found[user, client_id] = client, at
-        return [client for client, _ in found.values()]
+                newest[user, client_id] = client, at
+        return [client for client, _ in newest.values()]
 
     def groups(self) -> list[str]:
         return list(self._groups)

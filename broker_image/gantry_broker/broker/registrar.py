@@ -189,10 +189,10 @@ class Registrar:
             event.set()
 
     async def _keep(self, address: str) -> None:
-        wanted = self._wanted[address]
+        due_now = self._wanted[address]
         # Not `while True`: Python 3.11's wait_for can lose a cancellation that comes together with its result.
         while not self._closing:
-            wanted.clear()
+            due_now.clear()
             waiting, self._waiting[address] = self._waiting[address], []
             delay = self._settings.registerNameServerPeriod / 1000
             try:
@@ -216,15 +216,15 @@ class Registrar:
             if self._closing:
                 return
             if address in self._sources:
-                await self._until_lacking(address, wanted, delay)
+                await self._until_lacking(address, due_now, delay)
             else:
-                await set_within(wanted, delay)
+                await set_within(due_now, delay)
 
-    async def _until_lacking(self, address: str, wanted: asyncio.Event, delay: float) -> None:
+    async def _until_lacking(self, address: str, due_now: asyncio.Event, delay: float) -> None:
         """Wait until the next registration at a source's NameServer is due, or the NameServer lacks this leader."""
         loop = asyncio.get_running_loop()
         until = loop.time() + delay
-        while (left := until - loop.time()) > 0 and not await set_within(wanted, min(left, ASK_S)):
+        while (left := until - loop.time()) > 0 and not await set_within(due_now, min(left, ASK_S)):
             try:
                 if self._role.leading and not await self._is_listed(address):
                     return

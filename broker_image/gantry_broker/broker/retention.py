@@ -124,9 +124,9 @@ class TopicRetention:
             self._rest = self._look(self._age.unix_ms(self._clock.now_ms(), self._clock.unix_ms()))
         ends = time.perf_counter() + SLICE_S
         try:
-            for found in self._rest:
-                if found is not None:
-                    self._expired[found[0]] = found[1]
+            for row in self._rest:
+                if row is not None:
+                    self._expired[row[0]] = row[1]
                 if len(self._expired) >= TOPICS:
                     self._write()
                 if time.perf_counter() > ends:

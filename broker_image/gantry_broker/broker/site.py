@@ -131,8 +131,8 @@ def mark_origin(store: Path, site: Site, end: int, last_epoch: int) -> None:
     atomic_write(path, seal(orjson.dumps({"origin": site.origin, "end": end, "epoch": epoch})), durable=True)
 
 
-def next_site(held: Site, asked: Site) -> Site:
+def next_site(held: Site, requested: Site) -> Site:
     """Return what a member holds after a request: an older one changes nothing."""
-    if asked.generation <= held.generation:
+    if requested.generation <= held.generation:
         return held
-    return replace(asked, superseded="")
+    return replace(requested, superseded="")

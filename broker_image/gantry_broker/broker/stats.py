@@ -197,10 +197,10 @@ class MessageCounts:
 
     def _sum(self, topic: str, count: int, size: int) -> Histogram | None:
         """Add messages and their bytes to the counters of a topic; returns the histogram of the sizes, if any."""
-        known = self._put_counters.get(topic)
-        if known is None:
-            known = self._put_counters[topic] = self._counters_of(topic)
-        numbers, totals, histogram = known
+        counters = self._put_counters.get(topic)
+        if counters is None:
+            counters = self._put_counters[topic] = self._counters_of(topic)
+        numbers, totals, histogram = counters
         for counter in numbers:
             counter.value += count
             counter.times += count

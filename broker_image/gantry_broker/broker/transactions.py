@@ -437,7 +437,7 @@ class Transactions:
         self._writer.appended(None)
         if link is None or not asks:
             return
-        asked = props.get(Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX, "")
+        unique_key = props.get(Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX, "")
         topic, queue_id = real_target(half)
         body = encode_record(
             topic=topic.encode(),
@@ -461,10 +461,10 @@ class Transactions:
                 2,
                 {
                     "commitLogOffset": str(stored.phys_offset),
-                    "msgId": asked,
+                    "msgId": unique_key,
                     "offsetMsgId": f"{self._store_host.hex().upper()}{stored.phys_offset:016X}",
                     "tranStateTableOffset": str(stored.queue_offset),
-                    "transactionId": asked,
+                    "transactionId": unique_key,
                     "bname": self._group,
                 },
                 body,

@@ -195,9 +195,9 @@ class _Clients:
             read = await self.admin.consume_stats(self.group(topic), topic)
         except (NoRoute, BrokerError):
             read = {}  # no worker has read yet
-        known = {queue: offset.consumer_offset for queue, offset in read.items()}
+        read_to = {queue: offset.consumer_offset for queue, offset in read.items()}
         return sum(
-            max(offset.max_offset - max(known.get(queue, 0), offset.min_offset), 0) for queue, offset in stats.items()
+            max(offset.max_offset - max(read_to.get(queue, 0), offset.min_offset), 0) for queue, offset in stats.items()
         )
 
     async def purge(self, topic: str) -> int:

@@ -357,8 +357,8 @@ class Consumer(Started):
                 asyncio.get_running_loop().call_later(1.0, self._rebalance_now.set)
 
     async def _apply_allocation(self, topic: str, mine: Sequence[MessageQueue]) -> bool:
-        wanted = set(mine)
-        await self._stop_queues([queue for queue in self._assigned if queue.topic == topic and queue not in wanted])
+        allocated = set(mine)
+        await self._stop_queues([queue for queue in self._assigned if queue.topic == topic and queue not in allocated])
         return await self._start_queues([queue for queue in mine if queue not in self._assigned])
 
     async def _start_queues(self, queues: Sequence[MessageQueue]) -> bool:

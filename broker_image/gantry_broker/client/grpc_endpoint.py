@@ -522,8 +522,8 @@ class GrpcSender:
     async def queues(self, topic: str) -> list[MessageQueue]:
         """Return the writable queues of a topic. Raises as `GrpcEndpoint.route`."""
         writable = (Permission.WRITE, Permission.READ_WRITE)
-        found = await self.endpoint.route(topic)
-        return [MessageQueue(topic, q.broker.name, q.id) for q in found if q.permission in writable]
+        route = await self.endpoint.route(topic)
+        return [MessageQueue(topic, q.broker.name, q.id) for q in route if q.permission in writable]
 
 
 # Receiving
@@ -578,8 +578,8 @@ class GrpcReceiver:
         answer = await self.endpoint.call("QueryAssignment", request)
         if answer.status.code != Code.OK:
             raise refusal(f"queues of {topic}", answer.status)
-        found = [assignment.message_queue for assignment in answer.assignments]
-        return sorted({MessageQueue(topic, queue.broker.name, queue.id) for queue in found})
+        assigned = [assignment.message_queue for assignment in answer.assignments]
+        return sorted({MessageQueue(topic, queue.broker.name, queue.id) for queue in assigned})
 
     async def pop(
         self, queue: MessageQueue, most: int, invisible_s: float | None, wait_s: float, attempt: str = ""
@@ -603,14 +603,14 @@ class GrpcReceiver:
             request.attempt_id = attempt
         wait_s = max(wait_s, LEAST_POLL_S)
         request.long_polling_timeout.FromMilliseconds(int(wait_s * 1000))
-        found: list[tuple[Record, str]] = []
+        messages: list[tuple[Record, str]] = []
         async for part in self.endpoint.receive(request, wait_s + CALL_S):
             kind = part.WhichOneof("content")
             if kind == "message":
-                found.append((record_of(part.message), str(part.message.system_properties.receipt_handle)))
+                messages.append((record_of(part.message), str(part.message.system_properties.receipt_handle)))
             elif kind == "status" and part.status.code not in (Code.OK, Code.MESSAGE_NOT_FOUND):
                 raise refusal(f"receive from {topic}", part.status)
-        return found
+        return messages
 
     async def ack(self, topic: str, entries: list[tuple[str, str]]) -> list[str]:
         """Acknowledge (message id, receipt handle), and return the handles that were too late. Raises as `pop`."""

@@ -170,15 +170,15 @@ class GrpcPush:
             complete = True
             for topic in list(self._receiver.subscriptions):
                 try:
-                    found = await self._receiver.queues(topic)
+                    assigned = await self._receiver.queues(topic)
                 except _FAILURES as error:
                     refused = isinstance(error, BrokerError) and error.code not in _AGAIN
                     level = logging.WARNING if refused else logging.INFO
                     log.log(level, "%s: the queues of %s are unchanged: %s", self._receiver.group, topic, error)
                     complete = complete and refused  # What is refused is refused a second later, too.
                     continue
-                await self._stop([queue for queue in self._queues if queue.topic == topic and queue not in found])
-                for queue in found:
+                await self._stop([queue for queue in self._queues if queue.topic == topic and queue not in assigned])
+                for queue in assigned:
                     if queue not in self._queues and topic in self._receiver.subscriptions:
                         self._start(queue)
             await self._stop([queue for queue in self._queues if queue.topic not in self._receiver.subscriptions])
@@ -201,7 +201,7 @@ class GrpcPush:
                 await reading.room.wait()
             begun_ns = time.time_ns()
             try:
-                found = await self._receiver.pop(queue, MOST, None, POLL_S, attempt)
+                given = await self._receiver.pop(queue, MOST, None, POLL_S, attempt)
             except _FAILURES as error:
                 busy = not isinstance(error, BrokerError) or error.code in _AGAIN
                 log.log(logging.INFO if busy else logging.WARNING, "%s: %s: %s", self._receiver.group, queue, error)
@@ -209,7 +209,7 @@ class GrpcPush:
                 pause = next_backoff(pause) if busy else min(pause * 2, REFUSED_S)
                 continue
             pause, attempt = BACKOFF_FIRST, uuid.uuid4().hex
-            messages = [(ReceivedMessage(record, queue.broker, queue.topic), handle) for record, handle in found]
+            messages = [(ReceivedMessage(record, queue.broker, queue.topic), handle) for record, handle in given]
             if messages and self.spans is not None:
                 self.spans.received(queue.topic, [message for message, _ in messages], begun_ns)
             for message, _ in messages:

@@ -94,8 +94,8 @@ class OrderedConsumer(Consumer):
         """
         held: set[MessageQueue] = set()
         for broker in sorted({queue.broker for queue in queues}):
-            wanted = [queue for queue in queues if queue.broker == broker]
-            body = fastjson.dumps(LockRequest(self.group, self.session.client_id, wanted).to_json())
+            of_broker = [queue for queue in queues if queue.broker == broker]
+            body = fastjson.dumps(LockRequest(self.group, self.session.client_id, of_broker).to_json())
             try:
                 address = await self.session.master(broker)
                 frame = Frame(RequestCode.LOCK_BATCH_MQ, body=body)
@@ -105,7 +105,7 @@ class OrderedConsumer(Consumer):
                 log.info("%s: locks at %s: %s", self.group, broker, error)
                 continue
             now = time.monotonic()
-            for queue in wanted:
+            for queue in of_broker:
                 if queue in granted:
                     self._locked[queue] = now
                     held.add(queue)

@@ -71,9 +71,9 @@ class ProcessQueue:
 
     def done(self, message: ReceivedMessage, now_ms: int = 0) -> None:
         """Remove a message after it was consumed or sent back."""
-        known = self._in_flight.pop(message.queue_offset, None)
-        if known is not None:
-            self._bytes -= known.record.size
+        in_flight = self._in_flight.pop(message.queue_offset, None)
+        if in_flight is not None:
+            self._bytes -= in_flight.record.size
             self.consumed += 1
             self.consumed_ms = now_ms
 

@@ -479,12 +479,12 @@ class Producer(Started):
     async def _queues(self, topic: str, *, failed: bool = False) -> list[MessageQueue]:
         """Return the queues of a topic; `failed`: fetch the route again. Raises NoRoute, RemotingError."""
         if not failed:
-            known = self.session.cached_route(topic)
+            route = self.session.cached_route(topic)
             cached = self._cache.get(topic)
-            if cached is not None and cached[0] is known:
+            if cached is not None and cached[0] is route:
                 return cached[1]
             until, assumed = self._auto_created.get(topic, (0.0, []))
-            if known is None and time.monotonic() < until:
+            if route is None and time.monotonic() < until:
                 return assumed
         self._auto_created.pop(topic, None)
         ask = self.session.route_after_failure if failed else self.session.route

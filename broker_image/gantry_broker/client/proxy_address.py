@@ -18,13 +18,13 @@ def proxy_of(given: object) -> str | None:
     """Return host:port of a proxy, several joined by commas; None: the address is no `grpc://`. Raises ValueError."""
     parts = [given] if isinstance(given, str) else list(given) if isinstance(given, Sequence) else []
     texts = [part.strip() for text in parts if isinstance(text, str) for part in text.replace(",", ";").split(";")]
-    found = [text.removeprefix(SCHEME) for text in texts if text.startswith(SCHEME)]
-    if not found:
+    addresses = [text.removeprefix(SCHEME) for text in texts if text.startswith(SCHEME)]
+    if not addresses:
         return None
-    if len(found) != len([text for text in texts if text]):
+    if len(addresses) != len([text for text in texts if text]):
         raise ValueError(f"{given!r} has addresses of proxies and of NameServers: write {SCHEME} before all or none")
-    for address in found:
+    for address in addresses:
         host, _, port = address.rpartition(":")
         if not host or whole_number(port, 1, 65_535) is None:
             raise ValueError(f"{SCHEME}{address} is no address of a proxy: write {SCHEME}HOST:PORT")
-    return ",".join(found)
+    return ",".join(addresses)

@@ -81,8 +81,8 @@ class Spans:
         """Record a span of a pull that brought messages. `begun_ns`: Unix nanoseconds."""
         attributes = self._attributes("receive", "receive", topic)
         attributes["messaging.batch.message_count"] = len(messages)
-        found = (self._creation(message) for message in messages[:MOST_LINKS])
-        links = [self._trace.Link(context) for context in found if context is not None]
+        contexts = (self._creation(message) for message in messages[:MOST_LINKS])
+        links = [self._trace.Link(context) for context in contexts if context is not None]
         kind = self._trace.SpanKind.CONSUMER
         self._tracer.start_span(
             f"receive {topic}", kind=kind, attributes=attributes, links=links, start_time=begun_ns
@@ -133,5 +133,5 @@ class Spans:
         return self._propagate.extract(properties)
 
     def _creation(self, message: ReceivedMessage) -> SpanContext | None:
-        found = self._trace.get_current_span(self._context(message)).get_span_context()
-        return found if found.is_valid else None
+        context = self._trace.get_current_span(self._context(message)).get_span_context()
+        return context if context.is_valid else None

@@ -96,8 +96,8 @@ class _Facade(Generic[Client]):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         async def make() -> Client:
-            made: Client = self.kind(*args, **options)
-            return made
+            client: Client = self.kind(*args, **options)
+            return client
 
         self.client = LOOP.run(make())
 

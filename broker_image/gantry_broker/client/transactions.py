@@ -83,13 +83,13 @@ class TransactionProducer(Producer):
         if self._grpc is not None:
             return await self._send_half_by_grpc(self._grpc, message, work, timeout or self.timeout)
         extra = {Prop.TRANSACTION_PREPARED: "true", Prop.PRODUCER_GROUP: self.group}
-        known = set(self.session.remoting.addresses)
+        connected = set(self.session.remoting.addresses)
         async with self._watched([message], half=True) as watch:
             frame, unique_key = self._frame(message, extra | watch.properties, SysFlag.TRANSACTION_PREPARED)
             result = await self._deliver(frame, message, unique_key, None, None, None, timeout or self.timeout)
             watch.result = result
         address = await self.session.master(result.queue.broker, message.topic)
-        if address not in known:
+        if address not in connected:
             await self.session.send_heartbeats([address])  # so that the broker knows this client and can ask it
         transaction_id = result.transaction_id or unique_key
         state = await _outcome(result, message, transaction_id, work)

@@ -144,8 +144,8 @@ def to_text(report: RunReport, limit: int) -> str:
         packed = base64.b85encode(zlib.compress(plain.encode(), 9)).decode()
         if len(packed) <= limit:
             return packed
-    said = f"the run had {len(report.tables)} tables, too many for one report"
-    return RunReport(run=report.run, problem=said).model_dump_json()
+    problem = f"the run had {len(report.tables)} tables, too many for one report"
+    return RunReport(run=report.run, problem=problem).model_dump_json()
 
 
 def from_text(text: str | None) -> RunReport | None:

@@ -61,11 +61,11 @@ class Guard:
                 await self._answer(scope, send, 421, "host", self._hosts.refusal(host.decode("latin-1")))
                 return
         if scope["path"] not in self._open_paths and self._token is not None:
-            wanted = await self._token.current()
-            if wanted is None:
+            expected = await self._token.current()
+            if expected is None:
                 await self._answer(scope, send, 503, "token", self._token.problem)
                 return
-            if not shows(headers.get(b"authorization", []), wanted):
+            if not shows(headers.get(b"authorization", []), expected):
                 await self._answer(scope, send, 401, "token", "Authorization: Bearer TOKEN is expected")
                 return
             self._trust(scope)
@@ -95,12 +95,12 @@ class Guard:
         await send({"type": "http.response.body", "body": body})
 
 
-def shows(given: list[bytes], wanted: str) -> bool:
+def shows(given: list[bytes], expected: str) -> bool:
     """Whether the values of `Authorization` are one, and carry this token. Takes as long for any other token."""
     if len(given) != 1:
         return False
     scheme, _, token = given[0].partition(b" ")
-    return scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), wanted.encode())
+    return scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), expected.encode())
 
 
 def announced(headers: Mapping[bytes, list[bytes]]) -> int:

@@ -19,10 +19,10 @@ _HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]{2,45})\]|([A-Za-z0-9._-]{1,253})
 
 def host_of(header: str) -> str | None:
     """Return the name or address in a Host header, in lower case and without its port; None: it is invalid."""
-    found = _HOST.fullmatch(header)
-    if found is None:
+    match = _HOST.fullmatch(header)
+    if match is None:
         return None
-    return (found[1] or found[2]).lower().removesuffix(".")
+    return (match[1] or match[2]).lower().removesuffix(".")
 
 
 def is_address(host: str) -> bool:
@@ -37,8 +37,8 @@ class AllowedHosts:
     """Allows loopback, this machine's own name, every address, and `names` (with or without a port)."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        known = (host_of(name) for name in (*LOOPBACK_NAMES, socket.gethostname(), *names))
-        self.names = frozenset(name for name in known if name)
+        hosts = (host_of(name) for name in (*LOOPBACK_NAMES, socket.gethostname(), *names))
+        self.names = frozenset(name for name in hosts if name)
 
     def allows(self, header: str) -> bool:
         host = host_of(header)

@@ -28,18 +28,18 @@ _END: Final = b"# EOF\n"
 def metric(family: Family) -> Metric:
     """Return a family as `prometheus_client` has it."""
     name = family.name.removesuffix("_total") if family.kind == "counter" else family.name
-    made = Metric(name, family.text, family.kind)
+    out = Metric(name, family.text, family.kind)
     for labels, value in family.rows:
-        made.add_sample(family.name, labels, value)
+        out.add_sample(family.name, labels, value)
     for labels, histogram in family.histograms:
         for number, (bound, count) in enumerate(histogram.cumulative()):
             example = histogram.exemplars.get(number)
-            made.add_sample(
+            out.add_sample(
                 f"{name}_bucket", {**labels, "le": bound}, count, exemplar=None if example is None else _shown(example)
             )
-        made.add_sample(f"{name}_count", labels, histogram.count)
-        made.add_sample(f"{name}_sum", labels, histogram.sum)
-    return made
+        out.add_sample(f"{name}_count", labels, histogram.count)
+        out.add_sample(f"{name}_sum", labels, histogram.sum)
+    return out
 
 
 def _shown(example: Exemplar) -> LibraryExemplar:

@@ -39,8 +39,8 @@ def metrics_data(metrics: Iterable[Metric], resource: Mapping[str, str], begun_n
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-    found = [made for metric in metrics if (made := _converted(metric, begun_ns, now_ns)) is not None]
-    scope = ScopeMetrics(InstrumentationScope("gantry", VERSION), found, "")
+    converted = [data for metric in metrics if (data := _converted(metric, begun_ns, now_ns)) is not None]
+    scope = ScopeMetrics(InstrumentationScope("gantry", VERSION), converted, "")
     return MetricsData([ResourceMetrics(Resource(dict(resource)), [scope], "")])
 
 

@@ -93,12 +93,12 @@ class PageServer:
         if kept is not None and loop.time() < kept[1]:
             return kept[0]
         begun, used_s = slices.clock(), slices.used_s
-        made = self.pages[path]()
+        page = self.pages[path]()
         slices.spent(begun, used_s)
-        if not isinstance(made, Page):
-            return await made
-        self._kept[path] = made, loop.time() + (slices.clock() - begun) / SHARE
-        return made
+        if not isinstance(page, Page):
+            return await page
+        self._kept[path] = page, loop.time() + (slices.clock() - begun) / SHARE
+        return page
 
     def close(self) -> None:
         self.connections.close()
@@ -192,8 +192,8 @@ class _Connection(asyncio.Protocol):
         if words[0] not in ("GET", "HEAD"):
             self._answer(Page(TEXT, b"only GET is answered\n", "405 Method Not Allowed"))
         elif path not in self._server.pages:
-            known = " ".join(sorted(self._server.pages))
-            self._answer(Page(TEXT, f"nothing here; try {known}\n".encode(), "404 Not Found"))
+            paths = " ".join(sorted(self._server.pages))
+            self._answer(Page(TEXT, f"nothing here; try {paths}\n".encode(), "404 Not Found"))
         elif path in self._server.closed and (refusal := await self._without_token(fields)) is not None:
             self._server.connections.refuse("token")
             self._answer(refusal)
@@ -208,12 +208,12 @@ class _Connection(asyncio.Protocol):
     async def _without_token(self, fields: list[tuple[str, str, str]]) -> Page | None:
         """Return the refusal of a request without the token; None: it has it."""
         token = self._server.token
-        wanted = None if token is None else await token.current()
-        if token is None or wanted is None:
+        expected = None if token is None else await token.current()
+        if token is None or expected is None:
             problem = "" if token is None else token.problem
             return Page(TEXT, f"{problem}\n".encode(), "503 Service Unavailable")
         given = [value.strip().encode() for name, _, value in fields if name.strip().lower() == "authorization"]
-        if shows(given, wanted):
+        if shows(given, expected):
             return None
         return Page(TEXT, b"Authorization: Bearer TOKEN is expected\n", "401 Unauthorized")
 

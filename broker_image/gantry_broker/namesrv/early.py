@@ -39,6 +39,6 @@ class EarlyQuestions(Generic[T]):
 
     def due(self, now_ms: int, *, anybody: bool) -> list[T]:
         """Return the requests to answer now, with the present routes."""
-        found = [question for until, question in self._waiting if anybody or now_ms >= until]
+        questions = [question for until, question in self._waiting if anybody or now_ms >= until]
         self._waiting = [] if anybody else [(u, q) for u, q in self._waiting if now_ms < u]
-        return found
+        return questions

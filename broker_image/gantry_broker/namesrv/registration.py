@@ -26,9 +26,9 @@ _SEPARATOR: Final = " "
 
 def decode_registration(body: bytes, *, compressed: bool) -> RegisterBody:
     """Return the whole body, read in one step. Raises BodyError."""
-    for found in registration_steps(body, compressed=compressed):
-        if found is not None:
-            return found
+    for whole in registration_steps(body, compressed=compressed):
+        if whole is not None:
+            return whole
     raise BodyError("registration: it does not end")
 
 

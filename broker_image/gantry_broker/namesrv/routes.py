@@ -400,5 +400,5 @@ def _addresses(group: Group, listener: str) -> dict[int, str]:
     return addresses
 
 
-def _matches(flags: int, bit: int, wanted: bool | None) -> bool:
-    return wanted is None or bool(flags & bit) == wanted
+def _matches(flags: int, bit: int, expected: bool | None) -> bool:
+    return expected is None or bool(flags & bit) == expected

@@ -360,9 +360,9 @@ class NameService:
         header = QueryDataVersionHeader.parse(frame)
         _check_name(conn, header.clusterName, header.brokerName)
         registration = DataVersion.from_json(fastjson_body(frame))
-        known = self.routes.touch(header.brokerName, header.brokerId, header.brokerAddr, self._clock())
-        changed = known is None or known != registration
-        body = b"" if known is None else fastjson.dumps(known.to_json())
+        registered = self.routes.touch(header.brokerName, header.brokerId, header.brokerAddr, self._clock())
+        changed = registered is None or registered != registration
+        body = b"" if registered is None else fastjson.dumps(registered.to_json())
         ext = {"changed": "true" if changed else "false"}
         return Frame.response_to(frame, ResponseCode.SUCCESS, ext=ext, body=body)
 

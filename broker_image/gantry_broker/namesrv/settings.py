@@ -155,14 +155,14 @@ def _internal_tls(fields: Fields) -> InternalTlsSettings | None:
     return InternalTlsSettings(Path(tls.text("cert_file")), Path(tls.text("key_file")), Path(tls.text("ca_file")))
 
 
-def _nested(fields: Fields, name: str, known: set[str]) -> Fields | None:
-    found = fields.map(name)
-    if not found:
+def _nested(fields: Fields, name: str, allowed: set[str]) -> Fields | None:
+    value = fields.map(name)
+    if not value:
         return None
-    nested = Fields(found, f"config.{name}")
-    unknown = nested.names() - known
+    nested = Fields(value, f"config.{name}")
+    unknown = nested.names() - allowed
     if unknown:
-        raise BodyError(f"{name} has the unknown field {sorted(unknown)[0]!r}; known are {', '.join(sorted(known))}")
+        raise BodyError(f"{name} has the unknown field {sorted(unknown)[0]!r}; known are {', '.join(sorted(allowed))}")
     return nested
 
 

@@ -44,11 +44,11 @@ def by_machine_room(rooms: Sequence[str]) -> Strategy:
         if me not in members:
             return []
         index = members.index(me)
-        wanted = [queue for queue in queues if len(parts := queue.broker.split("@")) == 2 and parts[0] in rooms]
-        share, rest = divmod(len(wanted), len(members))
-        mine = wanted[index * share : (index + 1) * share]
+        in_rooms = [queue for queue in queues if len(parts := queue.broker.split("@")) == 2 and parts[0] in rooms]
+        share, rest = divmod(len(in_rooms), len(members))
+        mine = in_rooms[index * share : (index + 1) * share]
         if rest > index:
-            mine.append(wanted[index + share * len(members)])
+            mine.append(in_rooms[index + share * len(members)])
         return mine
 
     return allocate

@@ -115,12 +115,12 @@ def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
         return _array(text, at + 1, depth)
     number = _NUMBER.match(text, at)
     if number:
-        found = number.group()
+        digits = number.group()
         if number.group(1) or number.group(2):
-            return float(found), number.end()
-        if len(found) > 24:
-            raise JsonError(f"number of {len(found)} digits at {at}")
-        return int(found), number.end()
+            return float(digits), number.end()
+        if len(digits) > 24:
+            raise JsonError(f"number of {len(digits)} digits at {at}")
+        return int(digits), number.end()
     word = _WORD.match(text, at)
     if word:
         return _WORDS[word.group()], word.end()

@@ -83,14 +83,14 @@ class Fields:
 
     def attributes(self, name: str) -> dict[str, str]:
         """Texts by name. A number counts as its digits."""
-        found = {}
+        texts = {}
         for key, value in self.map(name).items():
             if not isinstance(key, str) or not isinstance(value, str | int):
                 if self._stored:
                     continue
                 raise BodyError(f"the field {self._where}.{name} has {short(key)}: {short(value)}; texts are expected")
-            found[key] = str(value)
-        return found
+            texts[key] = str(value)
+        return texts
 
     def real(self, name: str, default: float = 0.0) -> float:
         value = self._map.get(name)

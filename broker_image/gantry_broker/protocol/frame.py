@@ -198,8 +198,8 @@ class Sends(NamedTuple):
 
     def sizes(self, topic: str) -> list[int]:
         """Return the bytes of the records of a topic, one by one."""
-        wanted = {group for group, at in enumerate(self.topic_of) if self.topics[at][0] == topic}
-        return [size for size, group in _ROW.iter_unpack(self.rows) if group in wanted]
+        of_topic = {group for group, at in enumerate(self.topic_of) if self.topics[at][0] == topic}
+        return [size for size, group in _ROW.iter_unpack(self.rows) if group in of_topic]
 
     def frames(self) -> list[Frame]:
         """Return the requests one by one."""
@@ -389,10 +389,10 @@ class FrameDecoder:
                 stop = position + 4 + length
                 size = mark & 0xFFFFFF
                 if length > small or size > length - 4 or size > small_header:
-                    known, wanted = self._admit(data, position, length, mark)
-                    if not known:
+                    header_read, keep = self._admit(data, position, length, mark)
+                    if not header_read:
                         break
-                    if not wanted:
+                    if not keep:
                         self._skip = max(stop - end, 0)
                         position = min(stop, end)
                         continue
@@ -402,8 +402,8 @@ class FrameDecoder:
                 start = position + 8
                 body_start = start + size
                 if mark >> 24 == _JSON:
-                    if layout is not None and body_start == stop and (found := layout.match(data, start, stop)):
-                        groups = found.groups()
+                    if layout is not None and body_start == stop and (match := layout.match(data, start, stop)):
+                        groups = match.groups()
                         template = templates.get(groups[::2])
                         if template is not None:
                             append(RepeatedPull(template, groups))

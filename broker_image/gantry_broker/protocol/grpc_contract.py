@@ -328,8 +328,8 @@ def _set_type(
 
 def _classes() -> Any:
     pool = descriptor_pool.DescriptorPool()
-    for known in (timestamp_pb2, duration_pb2):
-        pool.AddSerializedFile(known.DESCRIPTOR.serialized_pb)
+    for module in (timestamp_pb2, duration_pb2):
+        pool.AddSerializedFile(module.DESCRIPTOR.serialized_pb)
     file = describe()
     pool.AddSerializedFile(file.SerializeToString())
     return SimpleNamespace(

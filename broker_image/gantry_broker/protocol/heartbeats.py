@@ -35,11 +35,11 @@ def heartbeat_fault(value: Any) -> str | None:
         return fault
     subscriptions = tags = characters = 0
     for consumer in consumers:
-        found = _array(consumer, "subscriptionDataSet")
-        subscriptions += len(found)
+        listed = _array(consumer, "subscriptionDataSet")
+        subscriptions += len(listed)
         if subscriptions > MAX_SUBSCRIPTIONS:
             return f"the heartbeat has over {MAX_SUBSCRIPTIONS} subscriptions, which is the limit"
-        for subscription in found:
+        for subscription in listed:
             for name, most in (("topic", MAX_TOPIC), ("expressionType", MAX_ID)):
                 if fault := long_text(subscription, name, most):
                     return fault
@@ -64,5 +64,5 @@ def long_text(value: Any, name: str, most: int) -> str:
 
 
 def _array(value: Any, name: str) -> list[Any]:
-    found = value.get(name) if isinstance(value, Mapping) else None
-    return found if isinstance(found, list) else []
+    array = value.get(name) if isinstance(value, Mapping) else None
+    return array if isinstance(array, list) else []

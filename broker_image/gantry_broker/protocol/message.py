@@ -306,12 +306,12 @@ def unpack_host(packed: bytes) -> tuple[str, int]:
 def parse_properties(properties: bytes | str) -> dict[str, str]:
     """Parse `name 0x01 value 0x02 ...`. It replaces bytes that are not UTF-8, and ignores pieces without a name."""
     text = properties if isinstance(properties, str) else properties.decode("utf-8", "replace")
-    found = {}
+    values = {}
     for piece in text.split(PROPERTY_SEPARATOR):
         name, separator, value = piece.partition(NAME_VALUE_SEPARATOR)
         if separator and name:
-            found[name] = value
-    return found
+            values[name] = value
+    return values
 
 
 def format_properties(properties: Mapping[str, str]) -> bytes:

@@ -47,20 +47,20 @@ def without_effect(batch: BatchAcks, answer: Frame) -> set[Handle] | None:
     text = answer.ext.get(NO_EFFECT)
     if text is None:
         return None
-    found = set()
+    handles = set()
     for part in text.split(";") if text else ():
         number, _, offset = part.partition(":")
         place, at = whole_number(number, 0, len(batch.acks) - 1), whole_number(offset)
         if place is None or at is None:
             raise ValueError(f"the batch has no entry {part[:40]!r}")
         entry = batch.acks[place]
-        found.add(
+        handles.add(
             Handle(
                 entry.start_offset, entry.pop_ms, entry.invisible_ms, entry.revive_queue, entry.kind, batch.broker,
                 entry.queue_id, at,
             )
         )  # fmt: skip
-    return found
+    return handles
 
 
 def named(places: Iterable[tuple[int, int]]) -> str:

@@ -97,8 +97,8 @@ def learn(header: bytes) -> Layout | None:
             return None
         layout = _layouts[pattern] = Layout(pattern, names)
     texts = tuple([text for _, text, _ in parts])
-    found = layout.match(header, 0, len(header))
-    if found is not None and found.groups()[::2] == texts:
+    match = layout.match(header, 0, len(header))
+    if match is not None and match.groups()[::2] == texts:
         if len(templates) >= MAX_TEMPLATES:
             templates.clear()
         templates[texts] = Template(head["code"], layout)

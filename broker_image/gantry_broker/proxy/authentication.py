@@ -176,12 +176,12 @@ class TableFile(WatchedFiles):
     def read(self) -> None:
         """Blocks for a read of the file."""
         try:
-            found = self._path.stat()
-            stamp = found.st_ino, found.st_size, found.st_mtime_ns
+            stat = self._path.stat()
+            stamp = stat.st_ino, stat.st_size, stat.st_mtime_ns
             if stamp == self._stamp:
                 return
-            if found.st_size > MAX_ACCESS:
-                raise ValueError(f"it has {found.st_size} bytes, the limit is {MAX_ACCESS}")
+            if stat.st_size > MAX_ACCESS:
+                raise ValueError(f"it has {stat.st_size} bytes, the limit is {MAX_ACCESS}")
             table = read_table(self._path.read_bytes())
         except FileNotFoundError:
             return

@@ -16,10 +16,10 @@ _ADDRESS: Final = re.compile(r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]{1,253}):([0-9]
 
 def split_endpoint(address: str) -> tuple[str, int]:
     """Return host and port of "host:port". Raises ValueError."""
-    found = _ADDRESS.match(address)
-    if found is None or not 0 < int(found[2]) < 65_536:
+    match = _ADDRESS.match(address)
+    if match is None or not 0 < int(match[2]) < 65_536:
         raise ValueError(f"{address[:100]!r} is no address: write host:port, for instance 127.0.0.1:8081")
-    return found[1].strip("[]"), int(found[2])
+    return match[1].strip("[]"), int(match[2])
 
 
 class BrokerTls(FileConfig):

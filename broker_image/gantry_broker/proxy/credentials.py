@@ -36,12 +36,12 @@ class FileCredentials(WatchedFiles):
     def look(self) -> None:
         """Keep the former key while a new one cannot be read. Blocks for a look at the file."""
         try:
-            found = self._path.stat()
-            stamp = found.st_ino, found.st_size, found.st_mtime_ns
+            stat = self._path.stat()
+            stamp = stat.st_ino, stat.st_size, stat.st_mtime_ns
             if stamp == self._stamp:
                 return
-            if found.st_size > MAX_BYTES:
-                raise ValueError(f"it has {found.st_size} bytes, and a key has 256 at most")
+            if stat.st_size > MAX_BYTES:
+                raise ValueError(f"it has {stat.st_size} bytes, and a key has 256 at most")
             self._credentials = Credentials(self._access_key, self._path.read_text("ascii").strip())
             self._stamp, self._problem = stamp, ""
         except (OSError, ValueError) as error:

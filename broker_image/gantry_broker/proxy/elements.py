@@ -29,13 +29,13 @@ def layout_of(message_class: Any) -> Layout:
 
 
 def _layout(descriptor: Descriptor) -> Layout:
-    found: Layout = {}
+    layout: Layout = {}
     for field in descriptor.fields:
         if field.type == FieldDescriptor.TYPE_MESSAGE:
-            found[field.number] = _layout(field.message_type)
+            layout[field.number] = _layout(field.message_type)
         elif field.is_repeated and field.type not in _TEXTS:
-            found[field.number] = None
-    return found
+            layout[field.number] = None
+    return layout
 
 
 def check(data: bytes, layout: Layout, most: int) -> None:
@@ -48,7 +48,7 @@ def check(data: bytes, layout: Layout, most: int) -> None:
     left = most
     parts: list[tuple[int, int, Layout]] = [(0, len(data), layout)]
     while parts:
-        at, end, known = parts.pop()
+        at, end, inner_layout = parts.pop()
         while at < end:
             left -= 1
             if left < 0:
@@ -69,8 +69,8 @@ def check(data: bytes, layout: Layout, most: int) -> None:
                 if stop > end:
                     raise DecodeError("the message is cut off")
                 number = tag >> 3
-                if number in known:
-                    inner = known[number]
+                if number in inner_layout:
+                    inner = inner_layout[number]
                     if inner is None:
                         left -= size
                         if left < 0:

@@ -23,10 +23,10 @@ def families(service: Service, endpoint: Endpoint) -> list[Family]:
         if place not in clients and len(clients) >= MAX_KINDS:
             place = client.kind.name, "other", "other"
         clients[place] = clients.get(place, 0) + 1
-    found: list[Family] = []
+    rows: list[Family] = []
 
     def add(name: str, kind: Kind, text: str, values: list[tuple[dict[str, str], float]]) -> None:
-        found.append(Family(name, kind, text, values))
+        rows.append(Family(name, kind, text, values))
 
     add("gantry_proxy_connections", "gauge", "Connections of gRPC clients.", [({}, len(endpoint.connections))])
     add(
@@ -88,4 +88,4 @@ def families(service: Service, endpoint: Endpoint) -> list[Family]:
         "Refused requests by reason.",
         [({"reason": reason}, count) for reason, count in sorted(service.authentication.refused.items())],
     )
-    return [*found, build_info("proxy")]
+    return [*rows, build_info("proxy")]

@@ -31,8 +31,8 @@ def resource_name(resource: Any) -> str:
 
 def named(resource: Any) -> bytes:
     """Return the bytes of a `Resource` as its client names it, without fields that are not known."""
-    found: bytes = v2.Resource(resource_namespace=resource.resource_namespace, name=resource.name).SerializeToString()
-    return found
+    data: bytes = v2.Resource(resource_namespace=resource.resource_namespace, name=resource.name).SerializeToString()
+    return data
 
 
 def topic_name(resource: Any) -> str:

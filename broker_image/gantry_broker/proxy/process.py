@@ -183,8 +183,8 @@ class Proxy(Started):
             Family(name, kind, text, [({}, value)])
             for name, kind, text, value in loop_families(self._watch.holds, "gantry_proxy")
         ]
-        found = [*families(self.service, self.endpoint), *self._http_tls.families({}), *loop]
-        return Page("text/plain; version=0.0.4; charset=utf-8", text_page(found).encode())
+        rows = [*families(self.service, self.endpoint), *self._http_tls.families({}), *loop]
+        return Page("text/plain; version=0.0.4; charset=utf-8", text_page(rows).encode())
 
     async def _clients(self) -> Page:
         described = [client.describe() for client in self.service.clients][:10_000]

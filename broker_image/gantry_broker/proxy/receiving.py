@@ -147,11 +147,11 @@ class Popped:
         self.invisible_ms = invisible_ms
 
 
-def polling_ms(asked: int | None, request_timeout_ms: int, left_ms: int | None, version: str) -> int:
+def polling_ms(client_ms: int | None, request_timeout_ms: int, left_ms: int | None, version: str) -> int:
     """Return how long a receive waits for messages. Raises Refusal. Pure."""
     if left_ms is None:
-        return min(max(MAX_POLL_MS if asked is None else asked, MIN_POLL_MS), MAX_POLL_MS)
-    poll_ms = left_ms - request_timeout_ms // 2 if asked is None else asked
+        return min(max(MAX_POLL_MS if client_ms is None else client_ms, MIN_POLL_MS), MAX_POLL_MS)
+    poll_ms = left_ms - request_timeout_ms // 2 if client_ms is None else client_ms
     poll_ms = min(max(poll_ms, MIN_POLL_MS), MAX_POLL_MS)
     if poll_ms <= left_ms:
         return poll_ms

@@ -118,9 +118,9 @@ class Renewals:
 
     def due(self, now_ms: int, most: int = 1_000) -> list[Due]:
         """Return renewals to make now; the caller reports their end by `renewed` or `failed`."""
-        found: list[Due] = []
+        due_now: list[Due] = []
         times = self._times
-        while times and times[0][0] <= now_ms and len(found) < most:
+        while times and times[0][0] <= now_ms and len(due_now) < most:
             _, _, held = heapq.heappop(times)
             if held.done or held.busy:
                 continue
@@ -129,10 +129,10 @@ class Renewals:
                 continue
             held.busy = True
             if now_ms - held.since_ms >= LONGEST_MS:
-                found.append(Due(held, None))
+                due_now.append(Due(held, None))
             else:
-                found.append(Due(held, STEPS_MS[min(held.renewed, len(STEPS_MS) - 1)]))
-        return found
+                due_now.append(Due(held, STEPS_MS[min(held.renewed, len(STEPS_MS) - 1)]))
+        return due_now
 
     def renewed(self, due: Due, handle: str, expires_ms: int) -> None:
         held = due.held

@@ -22,10 +22,10 @@ _NO_TIME: Final = "its validity has no time"
 
 def not_after(pem: bytes) -> datetime:
     """Return when the first certificate of a PEM text ends. Raises ValueError for anything that is none."""
-    found = _PEM.search(pem)
-    if found is None:
+    match = _PEM.search(pem)
+    if match is None:
         raise ValueError("there is no certificate in PEM form")
-    der = base64.b64decode(b"".join(found[2].split()), validate=True)
+    der = base64.b64decode(b"".join(match[2].split()), validate=True)
     _, inner, _ = _element(der, _SEQUENCE)
     _, fields, _ = _element(inner, _SEQUENCE)
     tag, _, rest = _element(fields)

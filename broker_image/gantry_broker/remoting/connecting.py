@@ -38,8 +38,8 @@ Lookup = Callable[[str, int], Awaitable[list[str]]]
 
 async def look_up(host: str, port: int) -> list[str]:
     """Look the host up with the system's resolver."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
+    infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in infos))
 
 
 class Resolver:
@@ -58,13 +58,13 @@ class Resolver:
         if asking is None:
             asking = self._asking[host] = asyncio.create_task(self._ask(host, port))
             asking.add_done_callback(lambda done: self._answered(host, done))
-        known, at = self._known.get(host, ([], 0.0))
-        if not known or time.monotonic() - at > REMEMBER_S:
+        remembered, at = self._known.get(host, ([], 0.0))
+        if not remembered or time.monotonic() - at > REMEMBER_S:
             return await asyncio.shield(asking)
         await asyncio.wait({asking}, timeout=LATE_S)
         if asking.done() and (asking.exception() is None or not _temporary(asking.exception())):
             return asking.result()
-        return known
+        return remembered
 
     async def _ask(self, host: str, port: int) -> list[str]:
         return await first_of([host], lambda name: self._lookup(name, port), lambda _: None, LOOKUPS)

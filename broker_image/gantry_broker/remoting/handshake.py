@@ -246,12 +246,12 @@ def _bytes(frame: Frame, step: str, name: str, size: int) -> bytes:
     if frame.ext.get("step") != step or len(text) != 2 * size or not text.isascii():
         raise HandshakeError("malformed", f"expected {step} with {size} bytes of {name}")
     try:
-        found = bytes.fromhex(text)
+        value = bytes.fromhex(text)
     except ValueError:
-        found = b""
-    if len(found) != size:  # fromhex skips spaces
+        value = b""
+    if len(value) != size:  # fromhex skips spaces
         raise HandshakeError("malformed", f"{step}: {name} is not hexadecimal")
-    return found
+    return value
 
 
 def _next_frame(decoder: FrameDecoder, data: bytes, *, done: bool) -> Frame | None:

@@ -35,5 +35,5 @@ def smallest(info: bytes) -> int:
     at = _MIN_RTT_AT if len(info) >= _MIN_RTT_AT + 4 else _RTT_AT
     if len(info) < at + 4:
         return UNKNOWN
-    (found,) = struct.unpack_from("=I", info, at)
-    return UNKNOWN if found in (0, _NEVER) else int(found)
+    (micros,) = struct.unpack_from("=I", info, at)
+    return UNKNOWN if micros in (0, _NEVER) else int(micros)

@@ -135,10 +135,10 @@ def expiry(cert_file: Path) -> float:
 def stamp(files: list[Path]) -> _Stamp | None:
     """Return a mark that differs once a file was replaced; None: one is missing."""
     try:
-        found = [os.stat(path) for path in files]
+        statuses = [os.stat(path) for path in files]
     except OSError:
         return None
-    return tuple((status.st_ino, status.st_size, status.st_mtime_ns) for status in found)
+    return tuple((status.st_ino, status.st_size, status.st_mtime_ns) for status in statuses)
 
 
 class Certificates(WatchedFiles):

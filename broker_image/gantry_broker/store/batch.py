@@ -121,7 +121,7 @@ def read_batch(
     hashes = bytearray()
     batch.keys = hashes if keys else None
     most = KEYS_AT_ONCE * KEY.size
-    known = queues.by_bytes
+    topics = queues.by_bytes
     try:
         while done < have:
             if len(hashes) > most and keys:
@@ -130,20 +130,20 @@ def read_batch(
                     break
                 batch.keys, keys = None, False
             room = (most - len(hashes)) // KEY.size if keys else None
-            done, runs, found, first_ms, last_ms, steps = plain_records(
+            done, runs, new_hashes, first_ms, last_ms, steps = plain_records(
                 data, done, start, segment_size, check, _UNUSUAL, MAX_KEYS, room, last_ms
             )
             batch.first_ms = batch.first_ms or first_ms
             batch.steps += steps
             for name, queue_id, number, packed in runs:
                 (at,) = phys_of(packed)
-                topic = known.get(name) or queues.topic_of(name)
+                topic = topics.get(name) or queues.topic_of(name)
                 queue = topic.queues.get(queue_id)
                 if queue is None or queue.next < 0:
                     queue = queues.queue(topic, queue_id)
                 entries.append((queue, number, packed))
                 batch.in_runs += len(packed) // ENTRY_SIZE - 1
-            hashes += found
+            hashes += new_hashes
             at = start + done
             if done == have or (len(hashes) > most and keys):
                 continue

@@ -315,7 +315,7 @@ class Start:
     """What a start of a broker would do with the store as it is now."""
 
     plan: Plan
-    found: Scan
+    scanned: Scan
     confirmed: int
     epochs: LeaderEpochs
     damage: LostRecords | None
@@ -343,7 +343,7 @@ def plan_start(files: StoreFiles) -> Start:
 def epochs_to_json(files: StoreFiles, start: Start) -> list[dict[str, Any]]:
     """Return the leader epochs and their ranges, oldest first. `inFile`: config/epochs.json has the epoch."""
     listed = files.epoch_file.epochs if files.epoch_file else ()
-    stops = [*(epoch.start for epoch in start.epochs), start.found.end][1:]
+    stops = [*(epoch.start for epoch in start.epochs), start.scanned.end][1:]
     return [
         {
             "epoch": epoch.epoch,
@@ -404,11 +404,11 @@ def checkpoint_to_json(files: StoreFiles, start: Start) -> dict[str, Any]:
             "scanFrom": plan.scan_from,
             "queuesFrom": plan.trusted,
             "indexFrom": plan.trusted_index,
-            "records": start.found.records,
+            "records": start.scanned.records,
             "begin": files.start,
-            "end": start.found.end,
+            "end": start.scanned.end,
             "confirmed": start.confirmed,
-            "reason": start.found.reason,
+            "reason": start.scanned.reason,
             "damage": None
             if damage is None
             else {"at": damage.at, "reason": damage.reason, "flushed": damage.flushed, "confirmed": damage.confirmed},
@@ -469,7 +469,7 @@ def _describe_times(files: StoreFiles) -> list[Fact]:
 
 
 def _describe_start(files: StoreFiles, start: Start) -> list[Fact]:
-    plan, scanned = start.plan, start.found
+    plan, scanned = start.plan, start.scanned
     refused = f"refused while process {files.holder} has the store open; then " if files.holder else ""
     if not files.bases:
         return [("a start would be", refused + "one with an empty log")]

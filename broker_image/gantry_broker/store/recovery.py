@@ -83,16 +83,16 @@ class Recovery:
         log.start = recovery_plan.first_offset(bases, log.segment_size)
         state.verified_from = plan.scan_from
         lost_from = recovery_plan.lost_from(plan, point)
-        found = scan(log, plan.scan_from, lost_from=lost_from) if bases else Scan(0, "an empty store")
-        log.end = found.end
+        scanned = scan(log, plan.scan_from, lost_from=lost_from) if bases else Scan(0, "an empty store")
+        log.end = scanned.end
         before = point or RecoveryPoint()
         # Before the truncation, which zeros the bytes that show the damage. A kill in between must not hide it.
-        self._find_damage(found, point, epoch_file)
+        self._find_damage(scanned, point, epoch_file)
         if bases:
-            log.truncate(found.end)
-        state.last_store_ms = found.last_ms
+            log.truncate(scanned.end)
+        state.last_store_ms = scanned.last_ms
         state.was_clean = plan.clean or not bases
-        self._recover_epochs(plan, found, epoch_file, lost=epochs_lost)
+        self._recover_epochs(plan, scanned, epoch_file, lost=epochs_lost)
         state.confirmed = recovery_plan.confirmed_after(plan, point, log.start, log.end)
         # From here on queues change: a kill must not look like a clean stop to the next start.
         self._mark_open()
@@ -251,10 +251,10 @@ class Recovery:
         state.queues_rebuilt += len(damaged)
         _log.warning("%d consume queues were built from the log", len(damaged))
 
-    def _recover_epochs(self, plan: Plan, found: Scan, epoch_file: EpochFile | None, *, lost: bool) -> None:
+    def _recover_epochs(self, plan: Plan, scanned: Scan, epoch_file: EpochFile | None, *, lost: bool) -> None:
         """Set the epochs, and the file that keeps them."""
-        epochs = recovery_plan.epochs_after(plan, found, epoch_file)
-        if lost and found.end and not (epochs and epochs[0].start == 0):
+        epochs = recovery_plan.epochs_after(plan, scanned, epoch_file)
+        if lost and scanned.end and not (epochs and epochs[0].start == 0):
             epochs = extend_epochs(FOREIGN, epochs)  # RocketMQ wrote the beginning of the log.
         self._epochs.epochs = epochs
         if epoch_file is None or lost:
@@ -270,12 +270,14 @@ class Recovery:
         if self._index is not None:
             self._index.unsynced.update(self._index.files_since(point.durable_index))
 
-    def _find_damage(self, found: Scan, point: RecoveryPoint | None, epoch_file: EpochFile | None) -> None:
+    def _find_damage(self, scanned: Scan, point: RecoveryPoint | None, epoch_file: EpochFile | None) -> None:
         """Set `damage` when acknowledged records are missing; a file keeps it until `acknowledge_damage`."""
         state, mark = self._state, self._damaged
-        state.damage = recovery_plan.find_damage(self._log, found, point, epoch_file)
+        state.damage = recovery_plan.find_damage(self._log, scanned, point, epoch_file)
         if state.damage is not None:
-            _log.error("the log ends at %d (%s), below acknowledged records: %s", found.end, found.reason, state.damage)
+            _log.error(
+                "the log ends at %d (%s), below acknowledged records: %s", scanned.end, scanned.reason, state.damage
+            )
             try:
                 atomic_write(mark, b"{}")
             except OSError as error:
@@ -284,7 +286,7 @@ class Recovery:
                 _log.warning("cannot write %s: %s", mark, error)
         elif is_there(mark):
             before = point or RecoveryPoint()
-            state.damage = Damage(found.end, "found at an earlier start", before.flushed, before.confirmed)
+            state.damage = Damage(scanned.end, "found at an earlier start", before.flushed, before.confirmed)
 
     def acknowledge_damage(self) -> None:
         """Remove the file that keeps `damage`. Raises OSError."""

@@ -45,21 +45,21 @@ class Scrubber:
         """Whether records from this place on need no check: they count as still in memory."""
         return phys >= max(self._state.verified_from, self._state.confirmed - CACHED_BYTES)
 
-    def count_valid(self, wanted: list[tuple[int, int]], data: list[bytes]) -> int:
-        """How many of the records `wanted` (offset, size) are valid, counted up to the first damaged one.
+    def count_valid(self, records: list[tuple[int, int]], data: list[bytes]) -> int:
+        """How many of the records `records` (offset, size) are valid, counted up to the first damaged one.
 
         `data`: one piece for each record, or one for all.
         """
-        if self.counts_as_valid(wanted[0][0]):
-            return len(wanted)
+        if self.counts_as_valid(records[0][0]):
+            return len(records)
         together = len(data) == 1
         at = 0
-        for number, (phys, size) in enumerate(wanted):
+        for number, (phys, size) in enumerate(records):
             if not is_valid_record(data[0] if together else data[number], at, phys, size):
                 return number
             if together:
                 at += size
-        return len(wanted)
+        return len(records)
 
     def verify(self, at: int, max_bytes: int) -> int:
         """Verify about `max_bytes` of confirmed records from the boundary `at` on; returns the next boundary.
@@ -138,9 +138,9 @@ class Scrubber:
                     raise
                 at += _SEARCHED
                 continue
-            for found in _MAGIC.finditer(data):
-                place = at + found.start() - 4
-                if found.start() >= 4 and self._begins(place, end):
+            for match in _MAGIC.finditer(data):
+                place = at + match.start() - 4
+                if match.start() >= 4 and self._begins(place, end):
                     return place
             at += max(len(data) - FILLER_MIN + 1, 1)
         return end

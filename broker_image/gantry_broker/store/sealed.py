@@ -34,10 +34,10 @@ def fault_of(error: Exception) -> str:
 def unseal(data: bytes) -> bytes:
     """Return the JSON without its checksum. Raises ValueError when the checksum is not that of the content."""
     data = data.rstrip()  # A file may have room behind its content (`files.ReservedFile`).
-    found = _SEAL.search(data[-200:])
-    if found is None:
+    seal = _SEAL.search(data[-200:])
+    if seal is None:
         return data
-    content = data[: len(data) - len(found.group(0))]
-    if crc32(content) != int(found.group(2)):
+    content = data[: len(data) - len(seal.group(0))]
+    if crc32(content) != int(seal.group(2)):
         raise ValueError("its checksum does not match: the file was changed or damaged")
-    return content + found.group(4)
+    return content + seal.group(4)

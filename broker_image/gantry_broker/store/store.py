@@ -103,8 +103,8 @@ class MessageStore:
             epochs = EpochFile.load(root / "config" / "epochs.json")
             lost = None if epochs else lost_epochs(root)
             epochs = epochs or lost
-            found = epochs.segment_size if epochs else segment_size(root)
-            store = cls(config, found or config.settings.mappedFileSizeCommitLog, known=epochs is not None)
+            stored_size = epochs.segment_size if epochs else segment_size(root)
+            store = cls(config, stored_size or config.settings.mappedFileSizeCommitLog, known=epochs is not None)
         except BaseException:
             os.close(lock)
             raise

@@ -60,12 +60,12 @@ class UnconfirmedBuffer:
 
     def gaps(self, start: int, stop: int) -> list[tuple[int, int]]:
         """Return the parts of [start, stop) that the buffer does not have."""
-        found = []
+        missing = []
         for batch in self.batches:
             if start < batch.start < stop:
-                found.append((start, batch.start))
+                missing.append((start, batch.start))
             start = max(start, batch.end)
-        return [*found, (start, stop)] if start < stop else found
+        return [*missing, (start, stop)] if start < stop else missing
 
     def clear(self) -> None:
         """Drop all batches."""

@@ -31,24 +31,26 @@ def merge(
     """
     users = {str(u["name"]): dict(u) for u in made}
     numbers = dict(merged)
-    said = []
+    unmerged = []
     valid: list[tuple[str, Change]] = []
-    for member, found in changes.items():
-        for raw in found:
+    for member, reported in changes.items():
+        for raw in reported:
             try:
                 change = Change.model_validate(raw)
             except ValidationError:
-                said.append(f"a change of mqadmin at {member} is not understood")
+                unmerged.append(f"a change of mqadmin at {member} is not understood")
                 continue
             if change.number > merged.get(member, 0):
                 valid.append((member, change))
     for member, change in sorted(valid, key=lambda pair: (pair[1].at_ms, pair[0], pair[1].number)):
         numbers[member] = max(numbers.get(member, 0), change.number)
         if change.name in managed:
-            said.append(f"{change.op} of {change.name} by mqadmin at {member} is undone: change its BrokerUser instead")
+            unmerged.append(
+                f"{change.op} of {change.name} by mqadmin at {member} is undone: change its BrokerUser instead"
+            )
         elif change.user is None:
             users.pop(change.name, None)
         else:
             users[change.name] = change.user.model_dump(mode="json")
     kept = [users[name] for name in sorted(users) if name not in managed]
-    return kept, numbers, said
+    return kept, numbers, unmerged

@@ -146,11 +146,11 @@ def _add_fitting(users: list[dict[str, Any]], created: Sequence[dict[str, Any]])
     return left_out
 
 
-def _precedence(wanted: WantedUser, state: AccessState) -> tuple[bool, bool, str, str]:
+def _precedence(user: WantedUser, state: AccessState) -> tuple[bool, bool, str, str]:
     """Of two users with one AccessKey the first keeps it: the cluster itself, the one that had it, the older one."""
-    former = state.users.get(wanted.name)
-    had = former is not None and former.access_key == wanted.access_key
-    return wanted.name not in (ADMIN_NAME, PROXY_NAME), not had, wanted.created, wanted.name
+    former = state.users.get(user.name)
+    had = former is not None and former.access_key == user.access_key
+    return user.name not in (ADMIN_NAME, PROXY_NAME), not had, user.created, user.name
 
 
 class _Refusal(NamedTuple):
@@ -158,61 +158,59 @@ class _Refusal(NamedTuple):
     message: str
 
 
-def _refusal(cluster: str, wanted: WantedUser, first: str, users: Sequence[Mapping[str, Any]]) -> _Refusal | None:
+def _refusal(cluster: str, user: WantedUser, first: str, users: Sequence[Mapping[str, Any]]) -> _Refusal | None:
     """Why the user is left out of the table. `first`: the owner of its AccessKey; `users`: those in the table."""
-    if first != wanted.name and first == ADMIN_NAME:
+    if first != user.name and first == ADMIN_NAME:
         return _Refusal(
             "AccessKeyTaken", f"accessKey {ADMIN} is the super user's of {cluster}: write another accessKey"
         )
-    if first != wanted.name and first == PROXY_NAME:
+    if first != user.name and first == PROXY_NAME:
         return _Refusal("AccessKeyTaken", f"accessKey {PROXY} is that of {cluster}'s proxies: write another accessKey")
-    if first != wanted.name:
-        message = f"accessKey {wanted.access_key} belongs to BrokerUser {first}: write another accessKey"
+    if first != user.name:
+        message = f"accessKey {user.access_key} belongs to BrokerUser {first}: write another accessKey"
         return _Refusal("AccessKeyTaken", message)
     if len(users) >= MAX_USERS:
         return _Refusal("TooManyUsers", f"the cluster has {MAX_USERS} users: delete another one first")
-    if sum(len(u["rules"]) for u in users) + len(wanted.rules) > MAX_ALL_RULES:
+    if sum(len(u["rules"]) for u in users) + len(user.rules) > MAX_ALL_RULES:
         return _Refusal("TooManyRules", f"all users together have more than {MAX_ALL_RULES} rules: delete some first")
     return None
 
 
-def _key_in(secrets: Mapping[str, Mapping[str, str]], wanted: WantedUser) -> str | None:
-    value = secrets.get(wanted.secret, {}).get(wanted.secret_key)
+def _key_in(secrets: Mapping[str, Mapping[str, str]], user: WantedUser) -> str | None:
+    value = secrets.get(user.secret, {}).get(user.secret_key)
     return None if value is None else value.rstrip("\r\n")
 
 
-def _names_another(secrets: Mapping[str, Mapping[str, str]], wanted: WantedUser) -> bool:
-    secret = secrets.get(wanted.secret)
-    return secret is not None and secret.get(ACCESS_KEY) != wanted.access_key
+def _names_another(secrets: Mapping[str, Mapping[str, str]], user: WantedUser) -> bool:
+    secret = secrets.get(user.secret)
+    return secret is not None and secret.get(ACCESS_KEY) != user.access_key
 
 
-def _rotated(wanted: WantedUser) -> str:
+def _rotated(user: WantedUser) -> str:
     return (
-        f"accessKey {wanted.access_key} has a new secret key in Secret {wanted.secret}; the former one stays valid for "
-        f"{wanted.overlap_s:g} s"
+        f"accessKey {user.access_key} has a new secret key in Secret {user.secret}; the former one stays valid for "
+        f"{user.overlap_s:g} s"
     )
 
 
-def _accepted(wanted: WantedUser, plan: KeyPlan, valid: int, end: float | None) -> UserResult:
+def _accepted(user: WantedUser, plan: KeyPlan, valid: int, end: float | None) -> UserResult:
     if plan.problem:
         # The members keep the last key: a Secret that disappears for a moment must not stop clients.
-        return UserResult(
-            True, "SecretNotUsable", f"{plan.problem}; the last key stays valid", wanted.secret, valid, end
-        )
-    message = plan.waits or ("the user is disabled: its requests are refused" if not wanted.enabled else "")
-    return UserResult(True, "Accepted", message, wanted.secret, valid, end)
+        return UserResult(True, "SecretNotUsable", f"{plan.problem}; the last key stays valid", user.secret, valid, end)
+    message = plan.waits or ("the user is disabled: its requests are refused" if not user.enabled else "")
+    return UserResult(True, "Accepted", message, user.secret, valid, end)
 
 
-def _user(wanted: WantedUser, keys: Sequence[str]) -> dict[str, Any]:
+def _user(user: WantedUser, keys: Sequence[str]) -> dict[str, Any]:
     """Return the user in the form of the table."""
-    quotas = wanted.quotas
+    quotas = user.quotas
     return {
-        "name": wanted.access_key,
+        "name": user.access_key,
         "keys": list(keys),
-        "super": wanted.super_user,
-        "enabled": wanted.enabled,
+        "super": user.super_user,
+        "enabled": user.enabled,
         "bytesPerSecond": quotas.get("bytesPerSecond"),
         "messagesPerSecond": quotas.get("messagesPerSecond"),
         "connections": quotas.get("connections"),
-        "rules": [dict(r) for r in wanted.rules],
+        "rules": [dict(r) for r in user.rules],
     }

@@ -124,10 +124,10 @@ async def _chosen(dead: DeadLetters, choice: Choice) -> AsyncGenerator[Page, Non
     """Pages with only the selected letters. The last one may be shorter than the page that was read."""
     if choice.ids:
         for message_id in choice.ids:
-            found = await dead.find(choice.group, message_id)
-            if not found:
+            letters = await dead.find(choice.group, message_id)
+            if not letters:
                 raise ActionError(f"group {choice.group} has no dead letter with the id {message_id}")
-            yield Page(found[0].queue, found[-1:], 0)
+            yield Page(letters[0].queue, letters[-1:], 0)
         return
     left = choice.count
     async with aclosing(dead.pages(choice.group, waiting_only=choice.waiting_only)) as pages:

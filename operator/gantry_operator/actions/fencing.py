@@ -22,8 +22,8 @@ def why_not_fence(resource: Mapping[str, Any], name: str) -> str:
     spec, rows = resource.get("spec") or {}, (resource.get("status") or {}).get("members") or []
     row = next((r for r in rows if r["name"] == name), None)
     if row is None:
-        known = ", ".join(r["name"] for r in rows) or "none"
-        raise ActionError(f"{resource['metadata']['name']} has no member {name!r}, but {known}", Cause.BAD_INPUT)
+        names = ", ".join(r["name"] for r in rows) or "none"
+        raise ActionError(f"{resource['metadata']['name']} has no member {name!r}, but {names}", Cause.BAD_INPUT)
     group = [r for r in rows if r["group"] == row["group"]]
     others = [r for r in group if r["name"] != name and r.get("inSync")]
     needed = len(group) // 2 + 1 if spec.get("mode") == "Raft" else max(1, int(spec.get("minInSyncReplicas") or 1))

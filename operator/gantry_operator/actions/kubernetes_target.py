@@ -57,8 +57,8 @@ class KubernetesTarget:
 
     async def preview(self, wanted: BrokerCluster | None, image: str) -> dict[str, Any]:
         async with self._open() as target:
-            found: dict[str, Any] = await target.preview(wanted, image)
-            return found
+            effect: dict[str, Any] = await target.preview(wanted, image)
+            return effect
 
     async def switchover(self, group: str, to: str | None) -> str:
         async with self._open() as target:

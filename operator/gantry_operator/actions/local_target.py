@@ -173,8 +173,8 @@ class LocalTarget:
         from gantry_operator.platforms.local import control
 
         try:
-            found = (await control.ask(self.folder, "network", NETWORK_S, limitMs=limit_ms))["links"]
-            return [Link(**link) for link in found]
+            links = (await control.ask(self.folder, "network", NETWORK_S, limitMs=limit_ms))["links"]
+            return [Link(**link) for link in links]
         except (control.ControlError, KeyError, TypeError):  # None answers, or it is of another version.
             from gantry_operator.cluster.network_look import look
 

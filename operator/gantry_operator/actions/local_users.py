@@ -149,10 +149,10 @@ class LocalUsers:
             raise ActionError(str(error)) from None
 
 
-def keep_local(folder: ClusterFolder, wanted: Sequence[BrokerUser]) -> None:
+def keep_local(folder: ClusterFolder, users_of_manifest: Sequence[BrokerUser]) -> None:
     """Add or change users of a manifest. Raises ActionError."""
     with readable(folder.users), users.changed_users(folder) as users_file:
-        for user in wanted:
+        for user in users_of_manifest:
             former = users_file.users.get(user.name)
             if former is not None:
                 # A request for a rotation stays answered.

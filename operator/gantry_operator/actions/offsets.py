@@ -63,7 +63,7 @@ async def reset_offsets(admin: Admin, group: str, topic: str, to_ms: int) -> int
 def time_of_place(text: str) -> int:
     """Milliseconds since 1970; -1: the end. Raises ActionError."""
     try:
-        found = parse_time(text)
+        time_ms = parse_time(text)
     except BadReset as error:
         raise ActionError(str(error), Cause.BAD_INPUT) from None
-    return -1 if found is None else found
+    return -1 if time_ms is None else time_ms

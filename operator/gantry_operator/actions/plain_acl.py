@@ -62,24 +62,24 @@ def account_of(user: User) -> Account:
 
 
 def accounts_of(
-    users: Mapping[str, User], known: Mapping[str, str], taken: Collection[str]
+    users: Mapping[str, User], broker_users: Mapping[str, str], taken: Collection[str]
 ) -> tuple[list[Account], dict[str, str]]:
     """Return users as accounts, and by name why others cannot be some.
 
-    `known`: the BrokerUsers that are there, by access key. `taken`: names that no new one can have. Those whose names
-    differ by their case only get a number.
+    `broker_users`: the BrokerUsers that are there, by access key. `taken`: names that no new one can have. Those whose
+    names differ by their case only get a number.
     """
     accounts: dict[str, Account] = {}
     left_out: dict[str, str] = {}
-    used = {ADMIN, *taken, *known.values()}
+    used = {ADMIN, *taken, *broker_users.values()}
     for _, user in sorted(users.items()):
         try:
             account, number = account_of(user), 2
         except PlainAclError as error:
             left_out[user.name] = str(error)
             continue
-        name = known.get(user.name, account.name)
-        while user.name not in known and name in used:
+        name = broker_users.get(user.name, account.name)
+        while user.name not in broker_users and name in used:
             name = f"{account.name[:55]}-{number}"
             number += 1
         used.add(name)

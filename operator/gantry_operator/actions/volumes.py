@@ -9,8 +9,8 @@ from gantry_operator.cluster.volume import Volume
 
 async def list_volumes(target: Target, gone: bool) -> list[Volume]:
     """Return the disks by name; `gone`: only those of members that are gone. Raises ActionError."""
-    found = await target.volumes()
-    return sorted((v for v in found if not (gone and v.used_by)), key=lambda v: v.name)
+    volumes = await target.volumes()
+    return sorted((v for v in volumes if not (gone and v.used_by)), key=lambda v: v.name)
 
 
 async def delete_volume(target: Target, name: str, *, confirm: bool) -> tuple[Volume, bool]:
@@ -18,8 +18,8 @@ async def delete_volume(target: Target, name: str, *, confirm: bool) -> tuple[Vo
 
     Without `confirm` nothing is deleted. Raises ActionError for a disk that is used, or that is not there.
     """
-    found = {v.name: v for v in await target.volumes()}
-    volume = found.get(name) or next((v for v in found.values() if v.member == name), None)
+    by_name = {v.name: v for v in await target.volumes()}
+    volume = by_name.get(name) or next((v for v in by_name.values() if v.member == name), None)
     if volume is None:
         raise ActionError(f"there is no volume {name!r}: `gantry volume list` shows those that exist", Cause.BAD_INPUT)
     if volume.used_by:

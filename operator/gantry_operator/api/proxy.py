@@ -73,13 +73,13 @@ def without_cpu(proxy: Proxy) -> list[str]:
     """Sidecars that request no CPU: with one of them an autoscaler knows no percentage, and does nothing."""
     if proxy.autoscaling is None or proxy.podTemplate is None:
         return []
-    found = []
+    names = []
     for container in proxy.podTemplate.spec.get("containers") or []:
         resources = container.get("resources")
         parts = [resources.get(p) for p in ("requests", "limits")] if isinstance(resources, Mapping) else []
         if container["name"] != "proxy" and not any(isinstance(p, Mapping) and p.get("cpu") for p in parts):
-            found.append(str(container["name"]))
-    return found
+            names.append(str(container["name"]))
+    return names
 
 
 class Proxy(Model):

@@ -139,21 +139,21 @@ class Table(Model):
     @model_serializer(mode="wrap")
     def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """With the field's name as users write it, whatever the caller asks for."""
-        found: dict[str, Any] = handler(self)
-        return {"schema" if name == "schema_" else name: value for name, value in found.items()}
+        fields: dict[str, Any] = handler(self)
+        return {"schema" if name == "schema_" else name: value for name, value in fields.items()}
 
     @field_validator("jsonSchema", "avroSchema")
     @classmethod
     def _is_json(cls, value: str | None) -> str | None:
         if value is not None:
             try:
-                found = json.loads(value)
+                schema = json.loads(value)
             except ValueError as error:
-                said = f"this is no JSON ({error}): write the schema as JSON"
-                raise PydanticCustomError("rule", "{message}", {"message": said, "field": ""}) from None
-            if not isinstance(found, dict):
-                said = 'this is no JSON object: write a schema like {"type": ...}'
-                raise PydanticCustomError("rule", "{message}", {"message": said, "field": ""})
+                problem = f"this is no JSON ({error}): write the schema as JSON"
+                raise PydanticCustomError("rule", "{message}", {"message": problem, "field": ""}) from None
+            if not isinstance(schema, dict):
+                problem = 'this is no JSON object: write a schema like {"type": ...}'
+                raise PydanticCustomError("rule", "{message}", {"message": problem, "field": ""})
         return value
 
     rules: ClassVar[tuple[Rule, ...]] = (

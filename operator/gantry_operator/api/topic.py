@@ -55,8 +55,8 @@ MessageType = Literal["Normal", "FIFO", "Delay", "Transaction", "Mixed"]
 
 def permission_name(perm: int) -> str:
     """Return the permission in words; another combination of bits as RocketMQ's tools print it."""
-    known = perm & (Perm.READ | Perm.WRITE)
-    return next((name for name, bits in PERMISSIONS.items() if bits == known), "None")
+    bits_set = perm & (Perm.READ | Perm.WRITE)
+    return next((name for name, bits in PERMISSIONS.items() if bits == bits_set), "None")
 
 
 _OWN_FIELDS = {
@@ -208,13 +208,13 @@ class BrokerTopic(BesideCluster):
     def attributes(self) -> dict[str, str]:
         """All attributes of the spec."""
         kind, retention = self.spec.messageType, self.spec.retention
-        found = dict(self.spec.config)
+        values = dict(self.spec.config)
         if kind is not None:
-            found[MESSAGE_TYPE] = kind.upper()
+            values[MESSAGE_TYPE] = kind.upper()
         if retention is not None:
-            found[RETENTION] = str(int(parse_duration(retention) * 1000))
+            values[RETENTION] = str(int(parse_duration(retention) * 1000))
         if self.spec.cleanupPolicy is not None:
-            found[CLEANUP] = CLEANUP_VALUES[self.spec.cleanupPolicy]
+            values[CLEANUP] = CLEANUP_VALUES[self.spec.cleanupPolicy]
         if self.spec.tombstoneRetention is not None:
-            found[TOMBSTONES] = str(int(parse_duration(self.spec.tombstoneRetention) * 1000))
-        return found
+            values[TOMBSTONES] = str(int(parse_duration(self.spec.tombstoneRetention) * 1000))
+        return values

@@ -71,8 +71,8 @@ def _refusal(resource: dict[str, Any]) -> str:
     status = resource.get("status") or {}
     if status.get("phase") != "Refused" or status.get("observedGeneration") != resource["metadata"].get("generation"):
         return ""
-    said = [c.get("message", "") for c in status.get("conditions") or [] if c.get("reason") == "InvalidSpec"]
-    return f"no report is made: {said[0] if said else 'the spec is refused'}"
+    messages = [c.get("message", "") for c in status.get("conditions") or [] if c.get("reason") == "InvalidSpec"]
+    return f"no report is made: {messages[0] if messages else 'the spec is refused'}"
 
 
 async def _wait(

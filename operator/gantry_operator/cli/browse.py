@@ -12,7 +12,17 @@ from gantry_operator.actions.target import Target
 from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.output import json_text, note, print_table, say_incomplete
 from gantry_operator.cli.target import run_async
-from gantry_operator.cluster.message_walk import AdminReader, Page, Place, Walk, Wanted, body_of, by_id, by_key, time_of
+from gantry_operator.cluster.message_walk import (
+    AdminReader,
+    Filters,
+    Page,
+    Place,
+    Walk,
+    body_of,
+    by_id,
+    by_key,
+    time_of,
+)
 from gantry_operator.cluster.reach import leave_out_silent
 from gantry_operator.cluster.timestamps import utc
 
@@ -25,7 +35,7 @@ class Look:
     """Which messages. `begin`: a place or a time; towards newer messages if not `older`."""
 
     topic: str
-    wanted: Wanted
+    filters: Filters
     key: str
     id: str
     begin: Place | None
@@ -45,7 +55,7 @@ def look_of(
         begin = Place(time_of(at)) if at else Place.parse(before or after) if before or after else None
     except ValueError as error:
         raise CliError(str(error), Exit.USAGE) from None
-    return Look(topic, Wanted(tags.strip(), prop.strip(), text), key, message_id, begin, not (at or after), count)
+    return Look(topic, Filters(tags.strip(), prop.strip(), text), key, message_id, begin, not (at or after), count)
 
 
 def show(target: Target, look: Look, as_json: bool) -> None:
@@ -94,6 +104,6 @@ async def _find(target: Target, look: Look) -> Page:
             except ValueError as error:
                 raise CliError(str(error), Exit.USAGE) from None
         if look.key:
-            return await by_key(admin, look.topic, look.key, look.wanted, look.begin)
+            return await by_key(admin, look.topic, look.key, look.filters, look.begin)
         reader = AdminReader(admin, look.topic)
-        return await Walk(reader, look.wanted, look.begin, older=look.older, count=look.count).page()
+        return await Walk(reader, look.filters, look.begin, older=look.older, count=look.count).page()

@@ -23,9 +23,9 @@ def topics(ctx: typer.Context, incomplete: str) -> list[str]:
     async def names(admin: Admin) -> list[str]:
         import asyncio
 
-        known, info = await asyncio.gather(admin.topics(), admin.cluster_info())
+        listed, info = await asyncio.gather(admin.topics(), admin.cluster_info())
         own = cluster_topics(info.clusters, info.brokers)
-        return [name for name in known if not reserved_topic(name) and name not in own]
+        return [name for name in listed if not reserved_topic(name) and name not in own]
 
     return _asked(ctx, incomplete, names)
 
@@ -37,8 +37,8 @@ def groups(ctx: typer.Context, incomplete: str) -> list[str]:
     async def names(admin: Admin) -> list[str]:
         import asyncio
 
-        known = await asyncio.gather(*(admin.groups(address) for address in (await admin.masters()).values()))
-        return [name for part in known for name in part if not reserved_group(name)]
+        by_broker = await asyncio.gather(*(admin.groups(address) for address in (await admin.masters()).values()))
+        return [name for part in by_broker for name in part if not reserved_group(name)]
 
     return _asked(ctx, incomplete, names)
 

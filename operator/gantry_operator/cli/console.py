@@ -68,10 +68,10 @@ def _sources(directory: Path | None, name: str | None):  # type: ignore[no-untyp
     from gantry_operator.platforms.local.folder import known_clusters, read_json
 
     if directory is None and name is None:
-        known = dict(known_clusters())
-        if not known:
+        running = dict(known_clusters())
+        if not running:
             raise CliError("no local cluster is running; start one with: gantry up", Exit.NO_CLUSTER)
-        return [LocalSource(folder, cluster, ("--cluster", cluster)) for cluster, folder in known.items()]
+        return [LocalSource(folder, cluster, ("--cluster", cluster)) for cluster, folder in running.items()]
     folder = find_local(directory, name)
     cluster = str((read_json(folder.manifest) or {}).get("metadata", {}).get("name", folder.root.name))
     chosen = ("--dir", str(folder.root)) if directory is not None else ("--cluster", cluster)
@@ -82,15 +82,15 @@ def _bind(port: int | None) -> socket.socket:
     """Bind the port of the console. Raises CliError when the port is taken."""
     from gantry_operator.console.serve import HOST
 
-    wanted = [PORT, 0] if port is None else [port]
-    for number in wanted:
+    ports = [PORT, 0] if port is None else [port]
+    for number in ports:
         bound = socket.socket()
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             bound.bind((HOST, number))
         except OSError as error:
             bound.close()
-            if number == wanted[-1]:
+            if number == ports[-1]:
                 raise CliError(f"--port {number} of {HOST} cannot be used: {error.strerror}", Exit.USAGE) from None
         else:
             return bound

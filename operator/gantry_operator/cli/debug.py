@@ -143,8 +143,8 @@ def _control(entry: Any) -> str | None:
     from gantry_broker.protocol.printable import printable
     from gantry_broker.replication.describe import describe_control
 
-    said = describe_control(entry.topic, entry.body) or describe_tables(entry.body)
-    return printable(said or "a body that this version does not know")
+    description = describe_control(entry.topic, entry.body) or describe_tables(entry.body)
+    return printable(description or "a body that this version does not know")
 
 
 def _line(entry: Any) -> str:
@@ -278,9 +278,9 @@ def _ask(url: str, token: Any, trusted: bytes) -> tuple[dict[str, Any] | None, s
             try:
                 answer = await client.get(f"{url}/v1/status", timeout=STATUS_S)
                 answer.raise_for_status()
-                said = answer.json()
+                status = answer.json()
             except (httpx.HTTPError, ValueError) as error:
                 return None, f"no status: {in_words(error)}; the member does not run or does not answer"
-        return (said, "") if isinstance(said, dict) else (None, "no status: the answer is no object")
+        return (status, "") if isinstance(status, dict) else (None, "no status: the answer is no object")
 
     return asyncio.run(ask())

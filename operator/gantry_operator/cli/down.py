@@ -51,23 +51,25 @@ def _stopped(name: str | None) -> ClusterFolder | None:
 def _end_all(folder: ClusterFolder, delete_data: bool) -> str:
     """Return a sentence about the result."""
     records = [r for r in map(load_record, sorted((folder.root / "run").glob("*.json"))) if r is not None]
-    known = {r.pid for r in records}
+    recorded = {r.pid for r in records}
     # A process without a record would go on with deleted files, and hold their locks against the next start.
-    records += [r for r in started_with(folder.configs, MODULES) if r.pid not in known]
+    records += [r for r in started_with(folder.configs, MODULES) if r.pid not in recorded]
     killed = end(records, PROCESSES_S)
     for path in (folder.root / "run").glob("*.json"):
         path.unlink()
     folder.supervisor.unlink(missing_ok=True)
     folder.forget()
-    said = f", {', '.join(killed)} had to be killed" if killed else ""
+    had_to_kill = f", {', '.join(killed)} had to be killed" if killed else ""
     if delete_data:
         try:
             shutil.rmtree(folder.root)
         except OSError as error:
             why = f"{error.filename or folder.root} cannot be deleted: {error.strerror or error}"
-            raise CliError(f"{len(records)} processes stopped{said}, but {why}; delete the rest yourself") from None
-        return f"{len(records)} processes stopped{said}; {folder.root} is deleted"
-    return f"{len(records)} processes stopped{said}; the messages are kept in {folder.root}"
+            raise CliError(
+                f"{len(records)} processes stopped{had_to_kill}, but {why}; delete the rest yourself"
+            ) from None
+        return f"{len(records)} processes stopped{had_to_kill}; {folder.root} is deleted"
+    return f"{len(records)} processes stopped{had_to_kill}; the messages are kept in {folder.root}"
 
 
 def _without_supervisor(folder: ClusterFolder) -> IO[str]:

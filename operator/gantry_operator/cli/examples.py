@@ -16,8 +16,8 @@ QUICKSTART = "quickstart"
 def examples() -> dict[str, Traversable]:
     """Return the manifests by name."""
     folder = resources.files("gantry_operator") / "examples"
-    found = {file.name.removesuffix(".yaml"): file for file in folder.iterdir() if file.name.endswith(".yaml")}
-    return dict(sorted(found.items()))
+    manifests = {file.name.removesuffix(".yaml"): file for file in folder.iterdir() if file.name.endswith(".yaml")}
+    return dict(sorted(manifests.items()))
 
 
 def summary(text: str) -> str:
@@ -32,14 +32,14 @@ def summary(text: str) -> str:
 
 def show_examples(name: str | None, as_json: bool) -> None:
     """Print one manifest, or list all. Raises CliError for an unknown name."""
-    known = examples()
+    manifests = examples()
     if name is not None:
-        if name not in known:
-            raise CliError(f"there is no example {name!r}; write one of {', '.join(known)}", Exit.USAGE)
-        print(known[name].read_text(encoding="utf-8"), end="")
+        if name not in manifests:
+            raise CliError(f"there is no example {name!r}; write one of {', '.join(manifests)}", Exit.USAGE)
+        print(manifests[name].read_text(encoding="utf-8"), end="")
         return
     listed: list[dict[str, Any]] = [
-        {"name": name, "about": summary(file.read_text(encoding="utf-8"))} for name, file in known.items()
+        {"name": name, "about": summary(file.read_text(encoding="utf-8"))} for name, file in manifests.items()
     ]
     if as_json:
         print_json(listed)

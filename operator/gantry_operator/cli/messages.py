@@ -67,13 +67,13 @@ class ProduceOptions:
 
 def properties_of(written: Iterable[str]) -> dict[str, str]:
     """Properties from texts like name=value. Raises CliError."""
-    found = {}
+    properties = {}
     for text in written:
         name, given, value = text.partition("=")
         if not given or not name.strip():
             raise CliError(f"--property {text!r}: write NAME=VALUE", Exit.USAGE)
-        found[name.strip()] = value.strip()
-    return found
+        properties[name.strip()] = value.strip()
+    return properties
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,10 +218,10 @@ async def _usable_group(session: Session, options: ConsumeOptions) -> None:
         try:
             if address is None or (await admin.broker_config(address)).get(AUTO_GROUP) != "false":
                 continue
-            known = options.group in await admin.groups(address)
+            exists = options.group in await admin.groups(address)
         except (BrokerError, RemotingError, BodyError):
             continue  # The consumer says what is wrong with this broker.
-        if not known:
+        if not exists:
             raise CliError(
                 f"there is no consumer group {options.group} on {broker.name}, and brokers create none: "
                 f"gantry group create {options.group}"

@@ -179,12 +179,12 @@ def next_steps(resource: Mapping[str, Any], where: Where) -> list[Step]:
         "logs": f"{folder}/log",
         "data": f"{folder}/data",
     }
-    found: dict[str, Step] = {}
+    steps: dict[str, Step] = {}
     for about, text, more in _wanted(resource, bool(where.folder)):
         do = " ".join(text.format(**names, **more).split())
         if do:
-            found.setdefault(do, Step(about, do))
-    return list(found.values())[:MAX_STEPS]
+            steps.setdefault(do, Step(about, do))
+    return list(steps.values())[:MAX_STEPS]
 
 
 def _wanted(resource: Mapping[str, Any], local: bool) -> Iterator[tuple[str, str, dict[str, str]]]:
@@ -217,9 +217,9 @@ def _wanted(resource: Mapping[str, Any], local: bool) -> Iterator[tuple[str, str
         elif r["role"] == "Slave" and r.get("inSync") is False:
             yield str(r["name"]), text(BEHIND), {}
     for c in status.get("conditions") or []:
-        known = CONDITIONS.get((c["type"], c["status"], c.get("reason", "")))
-        if known is not None:
-            yield str(c["type"]), text(known), {"first": _first(status, c["type"])}
+        of_condition = CONDITIONS.get((c["type"], c["status"], c.get("reason", "")))
+        if of_condition is not None:
+            yield str(c["type"]), text(of_condition), {"first": _first(status, c["type"])}
     if (status.get("analytics") or {}).get("lastResult") == "Failed":
         yield "analytics", ANALYTICS, {}
 

@@ -201,14 +201,14 @@ def _descriptors() -> int:
 
 def run(folder: Path, as_json: bool) -> None:
     """Measure and print. Raises CliError where the machine is not fit."""
-    found = judge(measure(folder))
-    said = verdict(found)
+    findings = judge(measure(folder))
+    summary = verdict(findings)
     if as_json:
-        print_json({"folder": str(folder), "verdict": said, "findings": [asdict(f) for f in found]})
+        print_json({"folder": str(folder), "verdict": summary, "findings": [asdict(f) for f in findings]})
     else:
         print_table(
-            ("SUBJECT", "VERDICT", "MEASURED", "MEANING"), [(f.subject, f.level, f.figure, f.words) for f in found]
+            ("SUBJECT", "VERDICT", "MEASURED", "MEANING"), [(f.subject, f.level, f.figure, f.words) for f in findings]
         )
-        note(f"{folder}: {said}")
-    if any(f.level == "bad" for f in found):
-        raise CliError(said)
+        note(f"{folder}: {summary}")
+    if any(f.level == "bad" for f in findings):
+        raise CliError(summary)

@@ -13,15 +13,15 @@ from gantry_operator.cluster.network import Link, verdict
 
 def run(target: Target, limit_ms: float, as_json: bool) -> None:
     """Ask all members and print. Raises CliError where a member does not reach another."""
-    found = run_async(target.network(limit_ms))
-    said = verdict(found)
+    links = run_async(target.network(limit_ms))
+    summary = verdict(links)
     if as_json:
-        print_json({"verdict": said, "limitMs": limit_ms, "links": [asdict(link) for link in found]})
+        print_json({"verdict": summary, "limitMs": limit_ms, "links": [asdict(link) for link in links]})
     else:
-        print_table(("FROM", "TO", "VERDICT", "ROUND TRIP", "MEANING"), [_row(link) for link in found])
-        note(said)
-    if any(link.level == "bad" for link in found):
-        raise CliError(said)
+        print_table(("FROM", "TO", "VERDICT", "ROUND TRIP", "MEANING"), [_row(link) for link in links])
+        note(summary)
+    if any(link.level == "bad" for link in links):
+        raise CliError(summary)
 
 
 def _row(link: Link) -> tuple[str, ...]:

@@ -117,10 +117,10 @@ def screen(
     return Text("\n", no_wrap=True).join(lines if height is None else lines[:height])
 
 
-def _said(label: str, said: str, width: int, style: str = "") -> list[Text]:
+def _said(label: str, sentence: str, width: int, style: str = "") -> list[Text]:
     """Return a sentence with a label, in at most `WRAPPED` lines."""
     indent = len(label) + 2
-    parts = wrap(said, max(width - indent, 20), max_lines=WRAPPED, placeholder=" …", break_on_hyphens=False)
+    parts = wrap(sentence, max(width - indent, 20), max_lines=WRAPPED, placeholder=" …", break_on_hyphens=False)
     return [
         Text.assemble((f"{label}  " if i == 0 else " " * indent, "dim"), (part, style)) for i, part in enumerate(parts)
     ]

@@ -109,9 +109,9 @@ def _refuse_foreign(folder: ClusterFolder, cluster: BrokerCluster, directory: Pa
 
     A folder without a manifest, after a full disk for example, is recognised by its lock.
     """
-    known = read_json(folder.manifest)
-    if isinstance(known, dict):
-        before = known.get("metadata", {}).get("name")
+    saved = read_json(folder.manifest)
+    if isinstance(saved, dict):
+        before = saved.get("metadata", {}).get("name")
         if before != cluster.name:
             raise CliError(f"{folder.root} holds the cluster {before!r}: use another --dir", Exit.USAGE)
     elif folder.root.is_dir() and any(folder.root.iterdir()) and not folder.lock.exists():

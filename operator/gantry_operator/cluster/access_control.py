@@ -204,10 +204,10 @@ class AccessControl:
         by_key = {u["name"]: u for u in decision.table["users"]}
         names = {w.name for w in seen.wanted}
         self._since = {name: since for name, since in self._since.items() if name in names}
-        for wanted in seen.wanted:
-            part = (by_key.get(wanted.access_key), decision.table["mode"])
-            if self._since.get(wanted.name, (None, 0))[0] != part:
-                self._since[wanted.name] = (part, decision.state.version)
+        for each in seen.wanted:
+            part = (by_key.get(each.access_key), decision.table["mode"])
+            if self._since.get(each.name, (None, 0))[0] != part:
+                self._since[each.name] = (part, decision.state.version)
         self._decision = decision
         self._body = orjson.dumps(decision.table)
 
@@ -258,8 +258,8 @@ class AccessControl:
             answer = await self._client.get(f"{watch.url}/v1/access/changes", timeout=SEND_TIMEOUT_S)
             if answer.status_code != 200 or len(answer.content) > CHANGES_LIMIT:
                 raise ValueError(f"it answered {answer.status_code} with {len(answer.content)} bytes")
-            found = answer.json()["changes"]
-            return watch.name, [c for c in found if isinstance(c, dict)]
+            changes = answer.json()["changes"]
+            return watch.name, [c for c in changes if isinstance(c, dict)]
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
             log.warning("the changes of mqadmin at %s cannot be read: %s", watch.name, error or repr(error))
             return watch.name, []

@@ -72,13 +72,13 @@ def with_schedule(
     if cluster is None or archive is None or archive.verify is None or cluster.spec.hibernate:
         return list(groups)
     since = {g.name: g.archive.verifySince for g in before if g.archive is not None}
-    found = []
+    rows = []
     for group in groups:
         row = group.archive or ArchiveRow()
         row = row.model_copy(update={"verifySince": since.get(group.name) or now})
         row = row.model_copy(update={"overdue": _overdue(row, archive.verify, datetime.fromisoformat(now))})
-        found.append(group.model_copy(update={"archive": row}))
-    return found
+        rows.append(group.model_copy(update={"archive": row}))
+    return rows
 
 
 def archive_condition(
@@ -107,8 +107,8 @@ def archive_condition(
         return "False", "Damaged", f"{'; '.join(damaged)}; see docs/runbooks.md"
     gaps = [f"group {n} lacks {r.gaps}" for n, r in rows.items() if r is not None and r.gaps]
     if gaps:
-        said = "records left the disks before their upload, so a restore ends before them or begins behind them"
-        return "False", "Gap", f"{', '.join(gaps)} ranges of the log: {said}"
+        meaning = "records left the disks before their upload, so a restore ends before them or begins behind them"
+        return "False", "Gap", f"{', '.join(gaps)} ranges of the log: {meaning}"
     overdue = [f"group {n} ({r.verified or 'never'})" for n, r in rows.items() if r is not None and r.overdue]
     if overdue:
         return "False", "NotVerified", f"the archive was not read back when it was due: {', '.join(overdue)}"

@@ -84,12 +84,12 @@ class GroupChanges:
         platform: RemovalPlatform,
         controllers: Mapping[str, GroupController],
         client: httpx.AsyncClient,
-        wanted: Callable[[], WantedGroups | None],
+        groups_now: Callable[[], WantedGroups | None],
         on_event: Callable[[Event], None],
         end: Callable[[str], Awaitable[None]],
         on_news: Callable[[], None] = lambda: None,
     ) -> None:
-        """`wanted`: the groups now; None: not known, or no change is allowed. `end`: ends the failover of a group.
+        """`groups_now`: the groups now; None: not known, or no change is allowed. `end`: ends the failover of a group.
 
         `on_news`: the status has changed.
         """
@@ -100,7 +100,7 @@ class GroupChanges:
         self._platform = platform
         self._controllers = controllers
         self._client = client
-        self._wanted = wanted
+        self._groups_now = groups_now
         self._on_event = on_event
         self._end = end
         self._on_news = on_news
@@ -134,30 +134,30 @@ class GroupChanges:
 
     async def _pass(self) -> bool:
         """Look and act once. True: there is more to do."""
-        wanted = self._wanted()
-        if wanted is None:
+        groups = self._groups_now()
+        if groups is None:
             return False
-        gone = {*self.drains, *self._memory, *self.progress} - {*wanted.staying, *wanted.leaving, *wanted.removing}
+        gone = {*self.drains, *self._memory, *self.progress} - {*groups.staying, *groups.leaving, *groups.removing}
         for group in gone:
             self.drains.pop(group, None)
             self._memory.pop(group, None)
             self._next_look.pop(group, None)
             self.progress.pop(group, None)
-        busy = await self._extend(wanted)
-        for group in wanted.staying:
+        busy = await self._extend(groups)
+        for group in groups.staying:
             busy = await self._stay(group) or busy
-        for group in wanted.leaving:
-            await self._drain(group, wanted)
-        for group in wanted.removing:
+        for group in groups.leaving:
+            await self._drain(group, groups)
+        for group in groups.removing:
             await self._remove(group)
-        return busy or bool(wanted.leaving or wanted.removing)
+        return busy or bool(groups.leaving or groups.removing)
 
     # ---- groups that come
 
-    async def _extend(self, wanted: WantedGroups) -> bool:
+    async def _extend(self, groups: WantedGroups) -> bool:
         """Give new groups the topics and consumer groups of the others. True: it is not done yet."""
-        marks = {g: self._marks(g) for g in (*wanted.staying, *wanted.leaving)}
-        new = [g for g in wanted.staying if (m := marks[g]) is not None and not m.get("joined")]
+        marks = {g: self._marks(g) for g in (*groups.staying, *groups.leaving)}
+        new = [g for g in groups.staying if (m := marks[g]) is not None and not m.get("joined")]
         if not new:
             return False
         joined = [g for g, m in marks.items() if m is not None and m.get("joined")]
@@ -166,7 +166,7 @@ class GroupChanges:
                 await self._guarded("", self._first(new))
             return True
         for group in new:
-            await self._guarded(group, self._extend_to(group, joined, wanted, complete=None not in marks.values()))
+            await self._guarded(group, self._extend_to(group, joined, groups, complete=None not in marks.values()))
         return True
 
     async def _first(self, groups: Collection[str]) -> None:
@@ -178,14 +178,14 @@ class GroupChanges:
         for group in used or groups:
             await self._mark(group, joined=True)
 
-    async def _extend_to(self, group: str, joined: Collection[str], wanted: WantedGroups, complete: bool) -> None:
+    async def _extend_to(self, group: str, joined: Collection[str], groups: WantedGroups, complete: bool) -> None:
         """`complete`: every other group answers, so that nothing can be missing after this."""
-        if wanted.extend and wanted.managed is None:
+        if groups.extend and groups.managed is None:
             return
-        if wanted.extend:
+        if groups.extend:
             self.progress[group] = f"group {group} gets the topics of the cluster"
             others = [await self._configs(g) for g in joined]
-            missing = missing_on(await self._configs(group), others, wanted.managed or ())
+            missing = missing_on(await self._configs(group), others, groups.managed or ())
             await self._create(group, missing)
             if missing:
                 self._event(
@@ -195,7 +195,7 @@ class GroupChanges:
                     "are known",
                     group,
                 )
-        if complete or not wanted.extend:
+        if complete or not groups.extend:
             await self._mark(group, joined=True)
             self.progress.pop(group, None)
 
@@ -220,29 +220,29 @@ class GroupChanges:
 
     # ---- groups that go
 
-    async def _drain(self, group: str, wanted: WantedGroups) -> None:
+    async def _drain(self, group: str, groups: WantedGroups) -> None:
         if time.monotonic() < self._next_look.get(group, 0.0):
             return
         mark = self._platform.mark(group)
         report = await self._report(group)
         controller = self._controllers.get(group)
         leadership = None if controller is None else controller.leadership
-        others = self._others(wanted)
+        others = self._others(groups)
         missing: dict[str, Missing] = {}
         if report is not None:
             try:
-                missing = await self._homeless(group, wanted)
+                missing = await self._homeless(group, groups)
             except MemberRefused as error:
                 others = str(error)
         progress = self._memory.get(group, Progress())
         seen = LeavingGroup(
-            time.monotonic(), report, None if leadership is None else leadership.epoch, wanted.policy, others,
+            time.monotonic(), report, None if leadership is None else leadership.epoch, groups.policy, others,
             homeless=any(missing.values()),
             standby=controller is not None and controller.waits is not None and controller.waits.code == STANDBY,
         )  # fmt: skip
         self._memory[group], step = decide(progress, seen)
         if step.action == "remove" and report is not None:
-            step = await self._read_by_all(group, wanted, step, expired(report))
+            step = await self._read_by_all(group, groups, step, expired(report))
         if group not in self.drains:
             self._event("Normal", "DrainBegun", "the group left the spec; it goes once it is empty", group)
         self.drains[group] = self._row(group, step, report)
@@ -255,14 +255,14 @@ class GroupChanges:
         elif step.action in ("closing", "closed"):
             await self._guarded(group, self._mark(group, drain=step.action))
         elif step.action == "remove":
-            now = self._wanted()
+            now = self._groups_now()
             if now is None or group not in now.leaving:
                 return  # It was written back, or changes were paused, since this pass began.
             if await self._platform.begin_removal(group, mark):
                 self._event("Normal", "DrainDone", "the group is empty, so it is removed", group)
             self._memory.pop(group, None)
 
-    async def _read_by_all(self, group: str, wanted: WantedGroups, step: DrainStep, over: bool) -> DrainStep:
+    async def _read_by_all(self, group: str, groups: WantedGroups, step: DrainStep, over: bool) -> DrainStep:
         """Return the step, if nobody misses what is here: the consumer groups of the other broker groups have seen it
         or its retention is `over`, and no compacted topic has messages, which are a state and not a past.
         """
@@ -270,7 +270,7 @@ class GroupChanges:
             tables = await self._tables(group)
             obstacles = [compacted_obstacle(topic, group) for topic in tables.compacted()]
             if not over:
-                others = [await self._tables(g) for g in wanted.staying]
+                others = [await self._tables(g) for g in groups.staying]
                 unread = tables.never_read(others)
                 obstacles += [unread_obstacle(Unread(topic=t, consumer_group=g, messages=n)) for t, g, n in unread]
         except (BadTables, MemberRefused) as error:
@@ -316,9 +316,9 @@ class GroupChanges:
         else:
             self._reported.pop(group, None)
 
-    def _others(self, wanted: WantedGroups) -> str:
+    def _others(self, groups: WantedGroups) -> str:
         """Why the staying groups cannot take over now."""
-        for group in wanted.staying:
+        for group in groups.staying:
             watch, marks = self._leader(group), self._marks(group)
             if watch is None or watch.status is None or not watch.status.get("writable"):
                 return f"group {group} takes no messages now"
@@ -326,15 +326,15 @@ class GroupChanges:
                 return f"group {group} does not have all topics yet"
             if marks.get("drain"):
                 return f"group {group} is about to take messages again"
-        return "" if wanted.staying else "no other group is there"
+        return "" if groups.staying else "no other group is there"
 
-    async def _homeless(self, group: str, wanted: WantedGroups) -> dict[str, Missing]:
+    async def _homeless(self, group: str, groups: WantedGroups) -> dict[str, Missing]:
         """Return what each staying group must get before this one takes no messages. Raises MemberRefused."""
-        staying = {g: await self._configs(g) for g in wanted.staying}
+        staying = {g: await self._configs(g) for g in groups.staying}
         lacks = homeless(await self._configs(group), list(staying.values()))
         if not lacks:
             return {}
-        managed = [t.name for t in lacks.topics if wanted.managed is None or t.name in wanted.managed]
+        managed = [t.name for t in lacks.topics if groups.managed is None or t.name in groups.managed]
         if managed:
             raise MemberRefused(f"topic {managed[0]} has no queues in another group yet")
         wanted_topics, wanted_groups = {t.name: t for t in lacks.topics}, {g.name: g for g in lacks.groups}

@@ -72,7 +72,7 @@ def place_of(message: ReceivedMessage) -> Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Filters:
     """What a message must have. Empty: anything.
 
     `tags`: one of these, as "A || B"; `prop`: a property's name, or name=value; `text`: part of the body as UTF-8,
@@ -182,7 +182,7 @@ class Walk:
     def __init__(
         self,
         reader: TopicReader,
-        wanted: Wanted,
+        filters: Filters,
         begin: Place | None,
         *,
         older: bool,
@@ -192,7 +192,7 @@ class Walk:
     ) -> None:
         """Begin a page. `search_s`: seconds after which a search with filters ends it."""
         self._reader = reader
-        self._wanted = wanted
+        self._filters = filters
         self._begin = begin
         self._older = older
         self._count = count
@@ -209,7 +209,7 @@ class Walk:
         reads = max(READS, 4 * len(parts))
         page = Page()
         last: Place | None = None
-        filtered = self._wanted.by_content or bool(self._wanted.tags)
+        filtered = self._filters.by_content or bool(self._filters.tags)
         while len(page.messages) < self._count:
             ahead = self._ahead(parts)
             need = self._needed(parts, ahead)
@@ -227,8 +227,8 @@ class Walk:
             if message is None:
                 continue
             page.looked_at += 1
-            fits = self._wanted.fits
-            if await asyncio.to_thread(fits, message) if self._wanted.costly(message) else fits(message):
+            fits = self._filters.fits
+            if await asyncio.to_thread(fits, message) if self._filters.costly(message) else fits(message):
                 page.messages.append(message)
         rest = any(part.read or part.more for part in parts)
         self._links(page, last, rest)
@@ -292,10 +292,10 @@ class Walk:
         async with self._turn:
             # Every queue brings a share of the page, and double as much at once as it will likely need.
             share = min(max(2 * self._count // queues, 4), PART)
-            if self._wanted.tags:
+            if self._filters.tags:
                 await self._read_by_tag(part, share)
             else:
-                await self._read_all(part, PART if self._wanted.by_content else share)
+                await self._read_all(part, PART if self._filters.by_content else share)
         if part.read:
             part.bound = part.read[0][0].store_ms
 
@@ -324,7 +324,7 @@ class Walk:
         rows: list[tuple[Place, ReceivedMessage | None]] = []
         low = at
         while low < end:
-            some, behind = await self._pull(part.queue, low, PART, self._wanted.tags)
+            some, behind = await self._pull(part.queue, low, PART, self._filters.tags)
             rows += [(place_of(m), m) for m in some if m.queue_offset < end]
             if behind <= low:
                 break
@@ -377,16 +377,16 @@ class AdminReader:
         return (result.messages if result.status is PullStatus.FOUND else []), result.next_offset
 
 
-async def by_key(admin: Admin, topic: str, key: str, wanted: Wanted, before: Place | None) -> Page:
+async def by_key(admin: Admin, topic: str, key: str, filters: Filters, before: Place | None) -> Page:
     """Return a page of the messages with a key, from the index of the brokers: newest first, older than `before`."""
     limit = 64  # as RocketMQ's tools ask
     end_ms = MAX_LONG if before is None else before.store_ms
     hits = await admin.query(topic, key, count=limit, end_ms=end_ms)
-    tags = {tag.strip() for tag in wanted.tags.split("||") if tag.strip()} - {"*"}
+    tags = {tag.strip() for tag in filters.tags.split("||") if tag.strip()} - {"*"}
     ordered = sorted(hits, key=place_of, reverse=True)
     rest = [m for m in ordered if before is None or place_of(m) < before]
     page = Page(looked_at=len(rest))
-    page.messages = [m for m in rest if (not tags or m.tags in tags) and wanted.fits(m)][:PAGE]
+    page.messages = [m for m in rest if (not tags or m.tags in tags) and filters.fits(m)][:PAGE]
     full = len(hits) >= limit or len(page.messages) < len(rest)
     if rest and full:
         page.older = place_of(page.messages[-1] if len(page.messages) == PAGE else rest[-1])

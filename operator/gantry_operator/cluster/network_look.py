@@ -22,8 +22,8 @@ async def look(live: AbstractAsyncContextManager[Source], limit_ms: float) -> li
     """Return the links, by what each member says of itself, or why it does not."""
     async with live as source:
         places = (await source.facts()).members
-        said = await asyncio.gather(*(_status(source.client, place) for place in places))
-    return links(places, {place.name: one for place, one in zip(places, said, strict=True)}, limit_ms)
+        statuses = await asyncio.gather(*(_status(source.client, place) for place in places))
+    return links(places, {place.name: one for place, one in zip(places, statuses, strict=True)}, limit_ms)
 
 
 async def _status(client: httpx.AsyncClient, place: MemberPlace) -> MemberStatus | str:

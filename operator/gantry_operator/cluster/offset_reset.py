@@ -196,10 +196,10 @@ class Resets:
         return out
 
     def _topics_of(self, group: str, everything: list[BrokerTables]) -> set[str]:
-        found: set[str] = set()
+        topics: set[str] = set()
         for tables in everything:
-            found |= {*tables.topics_of(group), *tables.members(group).topics}
-        return {name for name in found if not name.startswith(RETRY_PREFIX)}
+            topics |= {*tables.topics_of(group), *tables.members(group).topics}
+        return {name for name in topics if not name.startswith(RETRY_PREFIX)}
 
     def _tables(self, group: str) -> BrokerTables:
         tables = self._seen.tables.get(group)

@@ -22,8 +22,8 @@ class CannotTell(Exception):
 
 def no_master(group: str, why: str = "") -> str:
     """Return the sentence about a broker group whose part of an answer is missing. `why`: what its last master does."""
-    said = CANNOT_TELL.format(group)
-    return f"{said} ({why})" if why else said
+    cannot_tell = CANNOT_TELL.format(group)
+    return f"{cannot_tell} ({why})" if why else cannot_tell
 
 
 async def leave_out_silent(admin: Admin, groups: Mapping[str, str]) -> list[str]:
@@ -39,11 +39,11 @@ async def leave_out_silent(admin: Admin, groups: Mapping[str, str]) -> list[str]
         raise CannotTell("no broker group has a master: cannot tell")
     problems = await asyncio.gather(*(_problem(admin, masters.get(broker)) for broker in names))
     silent = {broker: why for broker, why in zip(names, problems, strict=True) if why is not None}
-    said = [no_master(names[broker], why) for broker, why in sorted(silent.items())]
+    left_out = [no_master(names[broker], why) for broker, why in sorted(silent.items())]
     if len(silent) == len(names):
-        raise CannotTell("; ".join(said))
+        raise CannotTell("; ".join(left_out))
     admin.left_out = frozenset(silent)
-    return said
+    return left_out
 
 
 async def _problem(admin: Admin, address: str | None) -> str | None:

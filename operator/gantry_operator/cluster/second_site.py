@@ -154,8 +154,8 @@ class _Seen(Protocol):
 
 def members_sites(members: Iterable[_Seen]) -> list[MemberSite]:
     """Return what the members that answer say of their part."""
-    found = (member_site(m.name, m.group, m.status) for m in members if m.status is not None)
-    return [site for site in found if site is not None]
+    sites = (member_site(m.name, m.group, m.status) for m in members if m.status is not None)
+    return [site for site in sites if site is not None]
 
 
 def adopt(state: SiteState, members: Sequence[MemberSite], groups: Iterable[str] = ()) -> SiteState:
@@ -261,8 +261,8 @@ class Looked:
 
 def not_here(looked: Sequence[Looked]) -> list[str]:
     """Return the groups of the archive that this cluster lacks, as far as they were not handed over."""
-    known = {name for g in looked for name in g.groups} - {name for g in looked for name in g.handed_over}
-    return sorted(known - {g.group for g in looked})
+    archived = {name for g in looked for name in g.groups} - {name for g in looked for name in g.handed_over}
+    return sorted(archived - {g.group for g in looked})
 
 
 def promote(
@@ -321,9 +321,9 @@ def taken(
         if not have or have[0] < end:
             what = f"a member has it up to {have[0]}" if have else "no member answers"
             return f"group {group}: the archive ends at {end}, {what}"
-        whole, wanted = sum(at >= end for at in have), (needed or {}).get(group, 1)
-        if whole < wanted:
-            return f"group {group}: the archive ends at {end}, {whole} of {wanted} members have it"
+        whole, enough = sum(at >= end for at in have), (needed or {}).get(group, 1)
+        if whole < enough:
+            return f"group {group}: the archive ends at {end}, {whole} of {enough} members have it"
     return replace(
         state, role="Active", generation=state.generation + 1, token="", ends=dict(ends), accept_loss=False,
         at_ms=now_ms,

@@ -10,5 +10,5 @@ def unsupervised(status: Mapping[str, Any]) -> str:
     """Return the sentence about a cluster of this machine whose supervisor does not answer. `status`: of the resource,
     with `supervisor` as `Silence.to_json` has it.
     """
-    said = (status.get("supervisor") or {}).get("message") or "`gantry up` is not running"
-    return f"{said}: nothing is restarted and no failover happens"
+    reason = (status.get("supervisor") or {}).get("message") or "`gantry up` is not running"
+    return f"{reason}: nothing is restarted and no failover happens"

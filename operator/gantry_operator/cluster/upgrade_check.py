@@ -62,8 +62,8 @@ def why_not(members: Sequence[Running], target: str, operator: str) -> str:
         return f"the new version is {target}, and the operator's is {operator}: {_WAY.format('upgrade the operator')}"
     others = [m for m in members if not compatible(m.release, target)]
     if others:
-        said = ", ".join(f"{m.name} runs {m.release}" for m in others)
-        return f"the new version is {target}, and {said}: {_WAY.format('write an image of a version between them')}"
+        running = ", ".join(f"{m.name} runs {m.release}" for m in others)
+        return f"the new version is {target}, and {running}: {_WAY.format('write an image of a version between them')}"
     full = [f"{m.name} ({_free(m.disk):.0%} free)" for m in members if _free(m.disk) < MIN_FREE]
     if full:
         return (

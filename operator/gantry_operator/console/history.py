@@ -62,20 +62,20 @@ class FileHistory:
             return
 
 
-def points_of(known: Any, now: float) -> tuple[Point, ...]:
+def points_of(rows: Any, now: float) -> tuple[Point, ...]:
     """Return the points of rows that are not too old, in their order; none if a row is damaged."""
-    if not isinstance(known, list) or len(known) > MAX_POINTS:
+    if not isinstance(rows, list) or len(rows) > MAX_POINTS:
         return ()
-    found: list[Point] = []
-    for row in known:
+    points: list[Point] = []
+    for row in rows:
         if not isinstance(row, list) or len(row) != 3 or not all(type(n) in (int, float) for n in row):
             return ()
         if not all(math.isfinite(n) and n >= 0 for n in row):
             return ()
         point = Point(*map(float, row))
-        if now - max(WINDOWS.values()) <= point.at <= now and (not found or found[-1].at < point.at):
-            found.append(point)
-    return tuple(found)
+        if now - max(WINDOWS.values()) <= point.at <= now and (not points or points[-1].at < point.at):
+            points.append(point)
+    return tuple(points)
 
 
 def rows_of(points: Sequence[Point], apart_s: float = 0.0) -> list[list[float]]:

@@ -34,7 +34,7 @@ from gantry_operator.actions.dead_letters import Choice, letter_fields, read_let
 from gantry_operator.actions.errors import ActionError
 from gantry_operator.actions.offsets import preview_offsets, reset_offsets
 from gantry_operator.actions.queue_choice import is_by_key
-from gantry_operator.cluster.message_walk import AdminReader, Page, Place, Walk, Wanted, by_id, by_key
+from gantry_operator.cluster.message_walk import AdminReader, Filters, Page, Place, Walk, by_id, by_key
 from gantry_operator.cluster.reach import CannotTell, leave_out_silent
 from gantry_operator.cluster.timestamps import utc
 from gantry_operator.console.sources import Source
@@ -97,16 +97,16 @@ def gantry(source: Source, *words: str) -> str:
 # Messages
 
 
-async def find_by_key(source: Source, topic: str, key: str, wanted: Wanted, before: Place | None) -> Page:
+async def find_by_key(source: Source, topic: str, key: str, filters: Filters, before: Place | None) -> Page:
     """Find messages by a key. Raises OperationError."""
     async with one_line_errors(), _admin(source) as admin:
-        return await by_key(admin, topic, key, wanted, before)
+        return await by_key(admin, topic, key, filters, before)
 
 
-async def walk(source: Source, topic: str, wanted: Wanted, begin: Place | None, *, older: bool) -> Page:
+async def walk(source: Source, topic: str, filters: Filters, begin: Place | None, *, older: bool) -> Page:
     """Return a page of a topic, from `begin` on; None: from the newest message on. Raises OperationError."""
     async with one_line_errors(), _admin(source) as admin:
-        return await Walk(AdminReader(admin, topic), wanted, begin, older=older, search_s=SEARCH_S).page()
+        return await Walk(AdminReader(admin, topic), filters, begin, older=older, search_s=SEARCH_S).page()
 
 
 async def send(source: Source, message: Message) -> tuple[MessageQueue, int]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from gantry_broker.client import ReceivedMessage
 
-from gantry_operator.cluster.message_walk import Wanted
+from gantry_operator.cluster.message_walk import Filters
 from gantry_operator.console import operations as do
 from gantry_operator.console.last_answers import LastAnswers
 from gantry_operator.console.rows import ClientRow
@@ -64,7 +64,7 @@ class RecentSenders:
 
     async def _read(self, topic: str) -> Senders:
         try:
-            page = await do.walk(self._source, topic, Wanted(), None, older=True)
+            page = await do.walk(self._source, topic, Filters(), None, older=True)
         except do.OperationError as error:
             return Senders(self._clock(), problem=str(error))
         return Senders(self._clock(), senders_of(page.messages), len(page.messages))
@@ -76,8 +76,8 @@ def senders_of(messages: Iterable[ReceivedMessage]) -> list[Sender]:
     for message in messages:
         host, port = message.record.born_host
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        known = counts.get(address, Sender(address, 0, 0))
-        counts[address] = Sender(address, known.messages + 1, max(known.last_ms, message.store_ms))
+        former = counts.get(address, Sender(address, 0, 0))
+        counts[address] = Sender(address, former.messages + 1, max(former.last_ms, message.store_ms))
     return sorted(counts.values(), key=lambda s: (-s.last_ms, s.address))
 
 

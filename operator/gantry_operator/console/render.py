@@ -89,12 +89,12 @@ def labelled(table: Markup) -> Markup:
     labels = [_MARK.sub("", label).strip() for label in _HEADING.findall(head)]
     at = 0
 
-    def cell(found: re.Match[str]) -> str:
+    def cell(match: re.Match[str]) -> str:
         nonlocal at
         label = labels[at] if at < len(labels) else ""
-        span = _SPAN.search(found[2])
+        span = _SPAN.search(match[2])
         first, at = at == 0, at + (int(span[1]) if span else 1)
-        return found[0] if first or not label else f'<{found[1]} data-label="{label}"{found[2]}>'
+        return match[0] if first or not label else f'<{match[1]} data-label="{label}"{match[2]}>'
 
     rows = []
     for row in str(body).split("</tr>"):
@@ -136,8 +136,8 @@ def environment() -> Environment:
 
 def static_version() -> str:
     """Return a digest of the static files, so that browsers load changed ones again."""
-    found = hashlib.sha256(THEME.encode())
+    digest = hashlib.sha256(THEME.encode())
     for path in sorted(STATIC.rglob("*")):
         if path.is_file():
-            found.update(path.read_bytes())
-    return found.hexdigest()[:12]
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]

@@ -84,7 +84,7 @@ class ClusterRequest:
 def show(request: Request, template: str, status: int = 200, **values: Any) -> HTMLResponse:
     """Draw a template."""
     console = console_of(request)
-    known: dict[str, Any] = {
+    for_all: dict[str, Any] = {
         "request_path": _path_of(request),
         "static": f"/static/{{}}?v={console.version}",
         "place": None,
@@ -96,7 +96,7 @@ def show(request: Request, template: str, status: int = 200, **values: Any) -> H
         "live": False,
         "error": "",
     }
-    return HTMLResponse(console.templates.get_template(template).render(**(known | values)), status)
+    return HTMLResponse(console.templates.get_template(template).render(**(for_all | values)), status)
 
 
 def page(request: Request, place: ClusterRequest, template: str, section: str, **values: Any) -> HTMLResponse:
@@ -173,16 +173,16 @@ def number(form: Form, name: str, least: int, most: int) -> int:
     return value
 
 
-def absent(place: ClusterRequest, said: str) -> HTTPException:
-    """404 with `said`, unless a broker group does not answer, which may hold it."""
+def absent(place: ClusterRequest, text: str) -> HTTPException:
+    """404 with `text`, unless a broker group does not answer, which may hold it."""
     silent = place.snapshot.silent(place.now)
-    return HTTPException(503, "; ".join(map(no_master, silent))) if silent else HTTPException(404, said)
+    return HTTPException(503, "; ".join(map(no_master, silent))) if silent else HTTPException(404, text)
 
 
-def after_change(place: ClusterRequest, section: str, said: str, command: str, back: str) -> Response:
+def after_change(place: ClusterRequest, section: str, outcome: str, command: str, back: str) -> Response:
     """Send the browser to a page that shows what was done: a reload of it changes nothing."""
     path = place.snapshot.key.path
-    return RedirectResponse(f"{path}/done/{place.session.keep(Done(path, section, said, command, back))}", 303)
+    return RedirectResponse(f"{path}/done/{place.session.keep(Done(path, section, outcome, command, back))}", 303)
 
 
 def _path_of(request: Request) -> str:

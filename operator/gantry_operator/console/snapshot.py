@@ -135,7 +135,7 @@ class Snapshot:
 
     def serving(self) -> dict[str, MemberSeen]:
         """By broker group the member that answers for it: its master, and in a standby one that follows the archive."""
-        found: dict[str, tuple[tuple[bool, int, int], MemberSeen]] = {}
+        best: dict[str, tuple[tuple[bool, int, int], MemberSeen]] = {}
         for m in self.members.values():
             if m.status is None or m.problem:
                 continue
@@ -143,9 +143,9 @@ class Snapshot:
             if not leads and not follows_archive(m.status):
                 continue
             order = (leads, int(m.status["epoch"]), int(m.status["end"]))
-            if m.group not in found or order > found[m.group][0]:
-                found[m.group] = (order, m)
-        return {group: m for group, (_, m) in found.items()}
+            if m.group not in best or order > best[m.group][0]:
+                best[m.group] = (order, m)
+        return {group: m for group, (_, m) in best.items()}
 
     def silent(self, now: float) -> tuple[str, ...]:
         """Broker groups without a master that answers, and without figures of now: what they hold is not known."""
@@ -173,5 +173,5 @@ class Snapshot:
 
     @property
     def status(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.resource.get("status") or {}
-        return found
+        status: Mapping[str, Any] = self.resource.get("status") or {}
+        return status

@@ -42,9 +42,9 @@ class Missing:
         return bool(self.topics or self.groups)
 
 
-def _like(found: Sequence[TopicConfig]) -> TopicConfig:
+def _like(configs: Sequence[TopicConfig]) -> TopicConfig:
     """Return a topic for another group: as on the group with the most queues."""
-    largest = max(found, key=lambda t: (t.write_queues, t.read_queues))
+    largest = max(configs, key=lambda t: (t.write_queues, t.read_queues))
     return replace(largest, read_queues=largest.write_queues)
 
 
@@ -60,7 +60,7 @@ def missing_on(new: GroupConfigs, others: Sequence[GroupConfigs], managed: Colle
             if name not in new.groups:
                 groups.setdefault(name, group)
     return Missing(
-        tuple(_like(found) for _, found in sorted(topics.items())), tuple(g for _, g in sorted(groups.items()))
+        tuple(_like(configs) for _, configs in sorted(topics.items())), tuple(g for _, g in sorted(groups.items()))
     )
 
 
@@ -69,8 +69,8 @@ def homeless(leaving: GroupConfigs, staying: Sequence[GroupConfigs]) -> Missing:
     no staying group knows.
     """
     writable = {name for s in staying for name, topic in s.topics.items() if topic.perm & Perm.WRITE}
-    known = {name for s in staying for name in s.groups}
+    kept_groups = {name for s in staying for name in s.groups}
     return Missing(
         tuple(_like([t]) for name, t in sorted(leaving.topics.items()) if t.perm & Perm.WRITE and name not in writable),
-        tuple(g for name, g in sorted(leaving.groups.items()) if name not in known),
+        tuple(g for name, g in sorted(leaving.groups.items()) if name not in kept_groups),
     )

@@ -57,11 +57,11 @@ def proposal(
         present = {g: configs[g].write_queues for g in names if g in configs}
         if not present:
             continue
-        wanted = spread(sum(present.values()), names, present) if per_group is None else dict.fromkeys(names, per_group)
+        shares = spread(sum(present.values()), names, present) if per_group is None else dict.fromkeys(names, per_group)
         for group in names:
             config = configs.get(group)
             write, read = (0, 0) if config is None else (config.write_queues, config.read_queues)
-            out.append(Queues(topic, group, write, read, wanted[group]))
+            out.append(Queues(topic, group, write, read, shares[group]))
     return out
 
 
@@ -76,8 +76,8 @@ def changes(topics: Mapping[str, Mapping[str, TopicConfig]], rows: Iterable[Queu
     take: list[Change] = []
     for row in rows:
         configs = topics[row.topic]
-        known = configs.get(row.group)
-        config = known or max(configs.values(), key=lambda c: c.write_queues)
+        own = configs.get(row.group)
+        config = own or max(configs.values(), key=lambda c: c.write_queues)
         if row.write < row.wanted:
             # Queues that wait to be taken away are used again.
             read = max(row.read, row.wanted)
@@ -99,6 +99,6 @@ def surplus_is_empty(
     for queue, (first, end) in ends.items():
         if queue < config.read_queues or end == first:
             continue
-        if not readers or any(known.get(queue, -1) < end for known in readers):
+        if not readers or any(committed.get(queue, -1) < end for committed in readers):
             return False
     return True

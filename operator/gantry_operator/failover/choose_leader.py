@@ -78,8 +78,8 @@ def _with_leader(obs: Observation, leadership: LeadershipRecord, state: LeaderSt
     decisions = _assignments(obs, leadership, view)
     if state.state == "leading" and all(_refused_by_follower(obs, d, view) for d in decisions):
         waits: list[Decision] = []
-        for wanted in _handover_reasons(obs, leadership, view, leader):
-            step = _start_handover(obs, leadership, view, wanted)
+        for handover in _handover_reasons(obs, leadership, view, leader):
+            step = _start_handover(obs, leadership, view, handover)
             if isinstance(step, RequestHandover):
                 # The user still gets the reason why the other request waits.
                 return [step, *decisions, *waits]
@@ -127,9 +127,9 @@ def _without_leader(obs: Observation, leadership: LeadershipRecord, state: Leade
             next_leadership(obs, leadership, best.id, {best.id}), leadership.master, best.id, reason, kind="unproven"
         )
     if obs.settings.unclean:
-        found = unclean(obs, leadership)
-        if found is not None:
-            report, lost_bytes = found
+        lossy = unclean(obs, leadership)
+        if lossy is not None:
+            report, lost_bytes = lossy
             given_up = f"failover.unclean gives up at least {lost_bytes} bytes"
             reason = f"{state.reason}; no member of the in-sync set is left, {given_up}"
             new = next_leadership(obs, leadership, report.id, {report.id})

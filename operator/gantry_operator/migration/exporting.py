@@ -45,9 +45,9 @@ def best(stores: Sequence[Path]) -> Path:
     for store in stores:
         if (store / "commitlog").is_dir():
             start = plan_start(StoreFiles.load(store))
-            if start.damage is None and start.found.end:
+            if start.damage is None and start.scanned.end:
                 epoch = start.epochs[-1].epoch if start.epochs else 0
-                found.append((epoch, start.found.end, store))
+                found.append((epoch, start.scanned.end, store))
     if not found:
         raise Refused("no member of the group has an intact log")
     return max(found)[2]

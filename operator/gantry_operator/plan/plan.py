@@ -90,16 +90,16 @@ class Plan:
 
     def member_of(self, group: str, name: str) -> MemberPlan:
         """Like `member`, limited to this group. Raises KeyError."""
-        found = self.member(name)
-        if found.group != self.group(group).name:
-            raise KeyError(f"{found.name} is a member of group {found.group}, not of {group}")
-        return found
+        member = self.member(name)
+        if member.group != self.group(group).name:
+            raise KeyError(f"{member.name} is a member of group {member.group}, not of {group}")
+        return member
 
     def members_named(self, names: Sequence[str]) -> list[MemberPlan]:
         """Return the members with these names, and those of groups with these names; none: all. Raises KeyError."""
         groups = {g.name: list(g.members) for g in self.groups}
-        found = [m for name in names for m in groups.get(name) or [self.member(name)]]
-        return list(dict.fromkeys(found)) if names else list(self.members)
+        members = [m for name in names for m in groups.get(name) or [self.member(name)]]
+        return list(dict.fromkeys(members)) if names else list(self.members)
 
 
 def member_name(cluster: str, group: str, number: int) -> str:

@@ -29,7 +29,7 @@ def utc(time: datetime) -> str:
     return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def after_run(wanted: WantedTable, before: TableStatus, started: datetime, report: TableReport) -> TableStatus:
+def after_run(table: WantedTable, before: TableStatus, started: datetime, report: TableReport) -> TableStatus:
     """Return the status after a run that has taken the table. `started`: its start. What is not known stays."""
     good = report.reason in GOOD
     new: dict[str, object] = {
@@ -38,7 +38,7 @@ def after_run(wanted: WantedTable, before: TableStatus, started: datetime, repor
         "reason": report.reason,
         "message": report.message[:MAX_MESSAGE],
         "failures": 0 if good else before.failures + 1,
-        "observedGeneration": wanted.generation,
+        "observedGeneration": table.generation,
     }
     if report.reason == "Current" or report.success_ms is not None:
         at = started if report.success_ms is None else datetime.fromtimestamp(report.success_ms / 1000, UTC)
@@ -62,7 +62,7 @@ def after_run(wanted: WantedTable, before: TableStatus, started: datetime, repor
 
 
 def condition(
-    wanted: WantedTable,
+    table: WantedTable,
     state: TableStatus,
     now: datetime,
     every: str = DEFAULT_EVERY,
@@ -79,17 +79,17 @@ def condition(
     if problem:
         return TableCondition("Unknown", "NotStarted", problem)
     if state.lastRun is None:
-        due = next_run(wanted, state, now, every)
+        due = next_run(table, state, now, every)
         when = "has no time for it" if due is None else "now" if due <= now else f"at {utc(due)}"
         return TableCondition("Unknown", "Waiting", f"the first run starts {when}")
-    late = late_s(wanted, state, now, every)
+    late = late_s(table, state, now, every)
     if late is not None:
         return TableCondition(
             "False", "Late",
             f"the table has not caught up with its topic for {int(late) // 60} minutes: look at the last runs, and "
             "give them more room (spec.tables.executors and resources) or a longer spec.table.every",
         )  # fmt: skip
-    rejected = f"; {state.rejected:,} messages are in {wanted.topic}__rejected" if state.rejected else ""
-    lost = f"; {state.lost} losses of messages, see gantry table describe {wanted.topic}" if state.lost else ""
+    rejected = f"; {state.rejected:,} messages are in {table.topic}__rejected" if state.rejected else ""
+    lost = f"; {state.lost} losses of messages, see gantry table describe {table.topic}" if state.lost else ""
     more = f"; {state.message}" if state.message else ""
     return TableCondition("True", "Current", f"{state.rows or 0:,} rows{rejected}{lost}{more}")

@@ -76,9 +76,9 @@ def _time(text: str | None) -> datetime | None:
     return time if time is None or time.tzinfo is not None else time.replace(tzinfo=UTC)
 
 
-def maintenance_due(wanted: WantedTable, state: TableStatus, spec: TableMaintenance, now: datetime) -> bool:
+def maintenance_due(table: WantedTable, state: TableStatus, spec: TableMaintenance, now: datetime) -> bool:
     """Whether the next run of a table maintains it as well."""
-    due = cron.next_run(spec.schedule, spec.timeZone, _time(state.lastMaintenance) or wanted.created)
+    due = cron.next_run(spec.schedule, spec.timeZone, _time(state.lastMaintenance) or table.created)
     return due is not None and due <= now
 
 
@@ -105,7 +105,7 @@ def retry_s(failures: int) -> float:
     return min(FIRST_RETRY_S * float(1 << min(max(failures - 1, 0), 10)), LAST_RETRY_S)
 
 
-def next_run(wanted: WantedTable, state: TableStatus, now: datetime, every: str = DEFAULT_EVERY) -> datetime | None:
+def next_run(table: WantedTable, state: TableStatus, now: datetime, every: str = DEFAULT_EVERY) -> datetime | None:
     """Return the time from which the next run of a table may start; None: its schedule has no time any more.
 
     `every`: the cluster's default. A changed spec is tried at once if its last run failed.
@@ -114,13 +114,13 @@ def next_run(wanted: WantedTable, state: TableStatus, now: datetime, every: str 
     if last is not None and last > now + timedelta(minutes=5):
         return now  # The clock was set back. Its run writes the time of the present clock.
     if state.failures and last is not None:
-        if state.observedGeneration != wanted.generation:
+        if state.observedGeneration != table.generation:
             return now
         return last + timedelta(seconds=retry_s(state.failures))
-    given = _every(wanted.spec, every)
+    given = _every(table.spec, every)
     if given is None:
-        assert wanted.spec.schedule is not None
-        return cron.next_run(wanted.spec.schedule, wanted.spec.timeZone, last or wanted.created)
+        assert table.spec.schedule is not None
+        return cron.next_run(table.spec.schedule, table.spec.timeZone, last or table.created)
     if last is None or given == CONTINUOUS:
         return now
     return last + timedelta(seconds=min(parse_duration(given), LONGEST_S))
@@ -162,18 +162,18 @@ def wait_s(
     return None if not given else max(0.0, (min(given) - now).total_seconds())
 
 
-def late_s(wanted: WantedTable, state: TableStatus, now: datetime, every: str = DEFAULT_EVERY) -> float | None:
+def late_s(table: WantedTable, state: TableStatus, now: datetime, every: str = DEFAULT_EVERY) -> float | None:
     """Seconds since the last success of a table that is late; None: it is not late.
 
     A table with a schedule is late from the second time that it missed.
     """
-    last = _time(state.lastSuccess) or wanted.created
+    last = _time(state.lastSuccess) or table.created
     since = (now - last).total_seconds()
-    given = _every(wanted.spec, every)
+    given = _every(table.spec, every)
     if given is None:
-        assert wanted.spec.schedule is not None
-        first = cron.next_run(wanted.spec.schedule, wanted.spec.timeZone, last)
-        second = None if first is None else cron.next_run(wanted.spec.schedule, wanted.spec.timeZone, first)
+        assert table.spec.schedule is not None
+        first = cron.next_run(table.spec.schedule, table.spec.timeZone, last)
+        second = None if first is None else cron.next_run(table.spec.schedule, table.spec.timeZone, first)
         limit = None if second is None else (second - last).total_seconds() + LATE_S
         return since if limit is not None and since > limit else None
     interval = 0.0 if given == CONTINUOUS else parse_duration(given)

@@ -14,10 +14,10 @@ MAX_MESSAGE = 1_500
 
 def conditions(result: Result, generation: int | None) -> list[dict[str, Any]]:
     """Ready and Synced, and TableCurrent of a topic with a table."""
-    found = [_condition("Ready", result.ready, generation), _condition("Synced", result.synced, generation)]
+    rows = [_condition("Ready", result.ready, generation), _condition("Synced", result.synced, generation)]
     if result.table_current is not None:
-        found.append(_condition("TableCurrent", result.table_current, generation))
-    return found
+        rows.append(_condition("TableCurrent", result.table_current, generation))
+    return rows
 
 
 def _condition(kind: str, state: State, generation: int | None) -> dict[str, Any]:

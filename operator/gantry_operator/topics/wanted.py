@@ -23,11 +23,11 @@ def row_to_json(group: str, row: Row, fields: tuple[str, ...]) -> dict[str, Any]
 
 def _rows(listed: Any, fields: tuple[str, ...]) -> dict[str, Row]:
     """Rows of a status. One that cannot be read is left out: it was written by another version."""
-    found = {}
+    rows = {}
     for row in listed or ():
         if isinstance(row, Mapping) and all(f in row for f in ("name", *fields)):
-            found[str(row["name"])] = tuple(row[f] for f in fields)
-    return found
+            rows[str(row["name"])] = tuple(row[f] for f in fields)
+    return rows
 
 
 def recorded_of(status: Mapping[str, Any], fields: tuple[str, ...]) -> RecordedState:
@@ -44,9 +44,9 @@ def recorded_of(status: Mapping[str, Any], fields: tuple[str, ...]) -> RecordedS
 
 def _table_status(status: Mapping[str, Any]) -> TableStatus | None:
     """Return what a status says of the table; None: nothing, or what another version wrote."""
-    found = status.get("table")
+    written = status.get("table")
     try:
-        return None if found is None else TableStatus.model_validate(found)
+        return None if written is None else TableStatus.model_validate(written)
     except ValidationError:
         return None
 

@@ -51,10 +51,10 @@ def parse_parts(given: Sequence[str]) -> list[Part]:
     """Return the parts of a partitioning. Raises BadSchema."""
     if len(given) > MAX_PARTS:
         raise BadSchema(f"partitionBy has {len(given)} parts, and a table has at most {MAX_PARTS}")
-    found = [_parse(text) for text in given]
-    if len({part.name for part in found}) < len(found):
+    parts = [_parse(text) for text in given]
+    if len({part.name for part in parts}) < len(parts):
         raise BadSchema(f"partitionBy names a column twice in the same way: {', '.join(given)}")
-    return found
+    return parts
 
 
 def names_of(parts: Sequence[Part]) -> frozenset[str]:

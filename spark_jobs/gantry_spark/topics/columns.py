@@ -187,13 +187,13 @@ class _Builder:
         return pa.array(kept, type=pa.list_(pa.string()))
 
     def column_msgid(self) -> Any:
-        found = self.pairs.values("UNIQ_KEY")
-        if not found.null_count:
-            return found
+        ids = self.pairs.values("UNIQ_KEY")
+        if not ids.null_count:
+            return ids
         r = self.records
-        texts = found.to_pylist()
+        texts = ids.to_pylist()
         physical = r.field("phys")
-        for row in np.flatnonzero(found.is_null().to_numpy(zero_copy_only=False)).tolist():
+        for row in np.flatnonzero(ids.is_null().to_numpy(zero_copy_only=False)).tolist():
             at = int(r.at[row]) + 64 + 12 * int(r.born_v6[row])
             host, port = unpack_host(bytes(r.buf[at : at + (20 if r.store_v6[row] else 8)]))
             texts[row] = offset_message_id(host, port, int(physical[row]))

@@ -40,12 +40,12 @@ MAX_MS: Final = 253_402_300_799_999
 class Given:
     """Options by lower-case name, checked one by one. Raises SourceError with the option and what to write."""
 
-    def __init__(self, options: Mapping[str, str], known: tuple[str, ...]) -> None:
+    def __init__(self, options: Mapping[str, str], allowed: tuple[str, ...]) -> None:
         self.values = {name.lower(): value for name, value in options.items()}
-        names = {name.lower() for name in known}
+        names = {name.lower() for name in allowed}
         for name in self.values:
             if name not in names:
-                raise SourceError(f"option {name}: unknown; there are {', '.join(known)}")
+                raise SourceError(f"option {name}: unknown; there are {', '.join(allowed)}")
 
     def text(self, name: str, default: str = "") -> str:
         return self.values.get(name.lower(), default).strip()
@@ -102,11 +102,11 @@ def logs_of(given: Given) -> Logs:
     if url:
         from gantry_spark.archived import ArchivePlace, archive_url
 
-        found = archive_url(url)
-        if found is None:
+        archive = archive_url(url)
+        if archive is None:
             raise SourceError(f"option archive: {url[:80]!r} is no archive; write its URL, as s3://bucket/prefix")
         place = ArchivePlace(
-            found, given.text("endpoint") or None, given.text("region") or None, given.text("credentials") or None,
+            archive, given.text("endpoint") or None, given.text("region") or None, given.text("credentials") or None,
             given.text("keyFile") or None,
         )  # fmt: skip
     return Logs(via, place, given.text("tokenFile") or None)

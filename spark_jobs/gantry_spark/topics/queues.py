@@ -89,7 +89,7 @@ def ended_in(table: OffsetTable) -> frozenset[MessageQueue]:
 
 def from_table(table: Any, what: str, least: int = 0) -> Offsets:
     """Parse offsets. `what`: the option or the file, for errors; `least`: the smallest number. Raises SourceError."""
-    found: Offsets = {}
+    offsets: Offsets = {}
     if not isinstance(table, dict):
         raise SourceError(f'{what}: {str(table)[:80]!r}; write JSON as {{"topic": {{"group:0": 17}}}}')
     for topic, queues in table.items():
@@ -108,8 +108,8 @@ def from_table(table: Any, what: str, least: int = 0) -> Offsets:
                     f"{what}: {name} of topic {topic} has the offset {str(offset)[:40]!r}; write a whole number from 0 "
                     f"on{also}"
                 )
-            found[MessageQueue(topic, group, queue_id)] = offset
-    return found
+            offsets[MessageQueue(topic, group, queue_id)] = offset
+    return offsets
 
 
 def parse_position(text: str, option: str) -> int | Offsets:
@@ -134,7 +134,7 @@ def parse_position(text: str, option: str) -> int | Offsets:
 
 def resolve(position: int | Offsets, bounds: Mapping[MessageQueue, Bounds], option: str) -> Offsets:
     """Return the offset of each queue of a position. Raises SourceError, also for a queue that it does not name."""
-    found: Offsets = {}
+    offsets: Offsets = {}
     if isinstance(position, dict):
         topics = {queue.topic for queue in bounds}
         unknown = sorted(position.keys() - bounds.keys())
@@ -154,8 +154,8 @@ def resolve(position: int | Offsets, bounds: Mapping[MessageQueue, Bounds], opti
             )
     for queue, bound in bounds.items():
         offset = position[queue] if isinstance(position, dict) else position
-        found[queue] = bound.first if offset == EARLIEST else bound.after if offset == LATEST else offset
-    return found
+        offsets[queue] = bound.first if offset == EARLIEST else bound.after if offset == LATEST else offset
+    return offsets
 
 
 def limited(start: Mapping[MessageQueue, int], bounds: Mapping[MessageQueue, Bounds], most: int | None) -> Offsets:

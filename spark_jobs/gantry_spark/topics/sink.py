@@ -181,14 +181,14 @@ class Sender:
         pauses = Pauses(self._cluster.timeout_s)
         while True:
             route = self._cluster.route(topic)
-            found = [] if route is None else writable_queues(topic, route)
-            if found:
-                if topic not in self._queues and (self._options.by_key or is_compacted(self._cluster, found[0])):
+            writable = [] if route is None else writable_queues(topic, route)
+            if writable:
+                if topic not in self._queues and (self._options.by_key or is_compacted(self._cluster, writable[0])):
                     self._by_key.add(topic)
-                self._queues[topic] = found
+                self._queues[topic] = writable
                 # Tasks begin with different queues.
                 self._turn.setdefault(topic, time.monotonic_ns() // 1000)
-                return found
+                return writable
             if route is None or not pauses.wait():
                 raise SourceError(f"topic {topic} does not exist, or no broker takes messages for it: create it first")
             self._cluster.forget(topic)

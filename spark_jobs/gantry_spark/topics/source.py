@@ -107,8 +107,8 @@ class _Reader:
             return resolve(self.options.starting, bounds, "startingOffsets")
         # Of several messages at one time the search may name any, so it looks for the time before. The rows are
         # filtered by their times.
-        found = {q: self.cluster.offset_at(q, max(0, ms - 1)) for q in bounds}
-        return {q: min(max(found[q], b.first), b.after) for q, b in bounds.items()}
+        by_time = {q: self.cluster.offset_at(q, max(0, ms - 1)) for q in bounds}
+        return {q: min(max(by_time[q], b.first), b.after) for q, b in bounds.items()}
 
     def tasks(self, ranges: tuple[QueueRange, ...]) -> list[InputPartition]:
         timed = [QueueRange(r.queue, r.start, r.end, self.options.start_ms, self.options.end_ms) for r in ranges]
@@ -151,10 +151,10 @@ class TopicReader(_Reader, DataSourceReader):
                     f"{queue_text(queue)} of topic {queue.topic}; write a later offset, or -1"
                 )
             end[queue] = max(start[queue], end[queue])
-        found = plan(start, end, {queue: bound.first for queue, bound in bounds.items()})
-        for loss in found.losses:
+        planned = plan(start, end, {queue: bound.first for queue, bound in bounds.items()})
+        for loss in planned.losses:
             self.settings.lost(loss)
-        return self.tasks(found.ranges)
+        return self.tasks(planned.ranges)
 
     def ends(self, bounds: Mapping[MessageQueue, Bounds]) -> Offsets:
         """Return the offsets at which the read ends."""
@@ -283,10 +283,10 @@ class TopicStream(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
         there = {q for topic in {q.topic for q in changed} for q in self.cluster.queues(topic)}
         first = {q: b.first for q, b in self.cluster.bounds(q for q in changed if q in there).items()}
         # A queue that takes messages again is another one; of one that does not, a shorter queue has lost some.
-        found = plan(begin, stop, first, ended_in(start) - self._closed(changed))
-        for loss in found.losses:
+        planned = plan(begin, stop, first, ended_in(start) - self._closed(changed))
+        for loss in planned.losses:
             self.settings.lost(loss)
-        return self.tasks(found.ranges)
+        return self.tasks(planned.ranges)
 
     def commit(self, end: OffsetTable) -> None:
         """Do nothing: Spark never calls this for the last batch of a query. See `_commit_progress`."""

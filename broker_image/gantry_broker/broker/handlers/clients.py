@@ -77,7 +77,7 @@ def heartbeat(broker: Parts, conn: Connection, frame: Frame) -> Frame:
         raise RequestRejected(ResponseCode.SYSTEM_ERROR, str(error)) from None
     except NotYourId as error:
         raise RequestRejected(ResponseCode.NO_PERMISSION, str(error)) from None
-    known = broker.creation.group_configs(dict.fromkeys(data.group for data in beat.consumers))
+    existing = broker.creation.group_configs(dict.fromkeys(data.group for data in beat.consumers))
     client = Client(
         conn,
         beat.client_id,
@@ -87,7 +87,7 @@ def heartbeat(broker: Parts, conn: Connection, frame: Frame) -> Frame:
         broker.clock.now_ms(),
     )
     for data in beat.consumers:
-        if data.group not in known:
+        if data.group not in existing:
             continue
         changed = broker.clients.heartbeat_consumer(
             data.group,
@@ -112,8 +112,8 @@ def proxy_clients(broker: Parts, conn: Connection, frame: Frame) -> Frame:
         fault = group_fault(name)
         if fault is not None:
             raise RequestRejected(ResponseCode.SYSTEM_ERROR, f"client.group: {fault}")
-    known = broker.creation.group_configs(dict.fromkeys(client.group for client in clients))
-    here = [client for client in clients if client.group in known]
+    existing = broker.creation.group_configs(dict.fromkeys(client.group for client in clients))
+    here = [client for client in clients if client.group in existing]
     try:
         broker.clients.proxied.take(conn, here, gone, broker.clock.now_ms(), owners_of(conn)[1])
     except TooManyProxied as error:

@@ -129,11 +129,11 @@ def pop(broker: Parts, conn: Connection, frame: Frame) -> Result:
     forget_content(frame)
     give: list[Callable[[Frame], None]] = []
 
-    def found(popped: Popped | Exception) -> None:
+    def respond(popped: Popped | Exception) -> None:
         answer = failure_answer(frame, popped) if isinstance(popped, Exception) else _popped(frame, popped)
         give[0](answer)
 
-    return give.append if broker.pop.pop_at_once(request, found) else _wait_for_messages(broker, frame, request)
+    return give.append if broker.pop.pop_at_once(request, respond) else _wait_for_messages(broker, frame, request)
 
 
 async def _wait_for_messages(broker: Parts, frame: Frame, request: Pop) -> Frame:
@@ -193,8 +193,8 @@ async def notification(broker: Parts, conn: Connection, frame: Frame) -> Frame:
         owners=owners_of(conn),
     )
     forget_content(frame)
-    found, full = await broker.pop.has_messages(request)
-    return ok(frame, {"hasMsg": "true" if found else "false", "pollingFull": "true" if full else "false"})
+    has_some, full = await broker.pop.has_messages(request)
+    return ok(frame, {"hasMsg": "true" if has_some else "false", "pollingFull": "true" if full else "false"})
 
 
 def polling_info(broker: Parts, conn: Connection, frame: Frame) -> Frame:
@@ -351,12 +351,12 @@ def _check_target(broker: Parts, conn: Connection, topic: str, group: str, queue
             f"the field consumerGroup: the name of the retry topic of group and topic would have {len(retry)} "
             "characters, at most 255 are valid: use a shorter name for the group or the topic",
         )
-    known = broker.creation.group_config(group)
-    if known is None:
+    group_config = broker.creation.group_config(group)
+    if group_config is None:
         raise RequestRejected(
             ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{group}] does not exist{FAQ}"
         )
-    if not known.consume_enable:
+    if not group_config.consume_enable:
         raise RequestRejected(ResponseCode.NO_PERMISSION, f"subscription group no permission, {group}")
 
 

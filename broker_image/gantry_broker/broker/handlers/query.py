@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import orjson
 
 from gantry_broker.admission import owners_of
-from gantry_broker.broker.archive_reads import Wanted
+from gantry_broker.broker.archive_reads import ArchiveQuery
 from gantry_broker.broker.errors import RequestRejected
 from gantry_broker.broker.handlers.offsets import Parts as OffsetParts
 from gantry_broker.broker.handlers.offsets import known_queue
@@ -140,7 +140,7 @@ async def query_consume_queue(broker: Parts, conn: Connection, frame: Frame) -> 
         await broker.slices.grant()
         got = store.reader.get(header.topic, header.queueId, offset, left, 1 << 20)
         if got.status == GetStatus.OFFSET_TOO_SMALL and reads.may_have(header.topic, header.queueId, offset):
-            read = Wanted(header.topic, header.queueId, offset, left, 1 << 20)
+            read = ArchiveQuery(header.topic, header.queueId, offset, left, 1 << 20)
             got = await reads.get(read, owners_of(conn)[1])
         records = decode_records(got.data)
         if not records:

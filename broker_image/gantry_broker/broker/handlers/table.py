@@ -40,8 +40,8 @@ _MODULES: Final = {
 def _handler(name: str) -> Callable[..., Result]:
     """Return the function "module.function" of this folder. Raises KeyError and AttributeError if there is none."""
     module, _, function = name.partition(".")
-    found: Callable[..., Result] = getattr(_MODULES[module], function)
-    return found
+    handler: Callable[..., Result] = getattr(_MODULES[module], function)
+    return handler
 
 
 HANDLERS: Final[dict[int, Callable[..., Result]]] = {

@@ -82,8 +82,8 @@ async def _manage(broker: Parts, frame: Frame) -> Frame:
     if code == RequestCode.AUTH_DELETE_USER:
         return await changed("DeleteUser", name, None)
     if code == RequestCode.AUTH_GET_USER:
-        found = users.get(name)
-        return ok(frame, body=b"" if found is None else orjson.dumps(administration.user_info(found)))
+        user = users.get(name)
+        return ok(frame, body=b"" if user is None else orjson.dumps(administration.user_info(user)))
     if code == RequestCode.AUTH_LIST_USER:
         return ok(frame, body=orjson.dumps(administration.list_users(users, ext.get("filter", ""))))
     if code == RequestCode.AUTH_LIST_ACL:

@@ -62,12 +62,12 @@ async def all_configs(broker: Parts) -> bytes:
     return b'{"topics":[' + b",".join(topics) + b'],"groups":[' + b",".join(groups) + b"]}"
 
 
-async def add_configs(broker: Parts, asked: ConfigsRequest) -> ConfigsAnswer:
+async def add_configs(broker: Parts, request: ConfigsRequest) -> ConfigsAnswer:
     """Create what is missing. Never change what exists. Raise HTTPException."""
     tables = broker.meta.working
     try:
-        topics = [checked_topic(broker, TopicConfig.from_json(value)) for value in asked.topics]
-        groups = [checked_group(SubscriptionGroup.from_json(value)) for value in asked.groups]
+        topics = [checked_topic(broker, TopicConfig.from_json(value)) for value in request.topics]
+        groups = [checked_group(SubscriptionGroup.from_json(value)) for value in request.groups]
         topics = [topic for topic in topics if topic.name not in tables.topics]
         groups = [group for group in groups if group.name not in tables.groups]
         broker.creation.check_limits(

@@ -106,7 +106,7 @@ async def busiest(broker: Parts) -> Busiest:
 
 
 async def gantry_families(
-    broker: Parts, ports: Ports, http_refused: Mapping[str, int], counts: Busiest, known: KnownLabels
+    broker: Parts, ports: Ports, http_refused: Mapping[str, int], counts: Busiest, kept_labels: KnownLabels
 ) -> list[Family]:
     """Return all families of one page. `http_refused`: refused HTTP requests and connections, by reason."""
     me = {"cluster": broker.config.own_cluster, "group": broker.config.own_group, "member": str(broker.config.member)}
@@ -119,7 +119,7 @@ async def gantry_families(
 
     rows = [
         *_of_role_and_log(broker, me, one),
-        *await _of_messages(broker, me, topic_labels, counts, known),
+        *await _of_messages(broker, me, topic_labels, counts, kept_labels),
         *_of_connections(broker, me, one, ports, http_refused),
         *_of_held_messages(broker, me, one),
         *_of_disk(broker, one),
@@ -173,7 +173,7 @@ def _of_role_and_log(broker: Parts, me: Me, one: One) -> list[Described]:
 
 
 async def _of_messages(
-    broker: Parts, me: Me, topic_labels: Callable[[str], Labels], counts: Busiest, known: KnownLabels
+    broker: Parts, me: Me, topic_labels: Callable[[str], Labels], counts: Busiest, kept_labels: KnownLabels
 ) -> list[Described]:
     stats = broker.stats
 
@@ -184,7 +184,7 @@ async def _of_messages(
     async def rows_of(name: str, labels: Callable[[str], Labels]) -> list[Row]:
         kind = labels.__qualname__
         return [
-            (known.get((kind, key), labels, key), value)
+            (kept_labels.get((kind, key), labels, key), value)
             async for key, value in broker.slices.sliced(counts.get(name, [])[:MAX_TOPICS])
         ]
 

@@ -208,7 +208,7 @@ async def rocketmq_families(broker: Parts, times: StoreTimes, counts: Busiest, l
     return [*families, omitted]
 
 
-async def _consumers(broker: Parts, rows: list[Lag], me: dict[str, str], known: KnownLabels) -> list[Family]:
+async def _consumers(broker: Parts, rows: list[Lag], me: dict[str, str], kept_labels: KnownLabels) -> list[Family]:
     now_ms = broker.clock.unix_ms()
     lag = Family("rocketmq_consumer_lag_messages", "gauge", "Messages that the group has not committed.")
     latency = Family(
@@ -233,7 +233,7 @@ async def _consumers(broker: Parts, rows: list[Lag], me: dict[str, str], known: 
 
     async for row in broker.slices.sliced(rows):
         topic, group = row.topic, row.group
-        labels = known.get(("lag", f"{topic}@{group}"), labels_of, topic, group)
+        labels = kept_labels.get(("lag", f"{topic}@{group}"), labels_of, topic, group)
         lag.add(labels, row.committed)
         latency.add(labels, 0 if row.unread_ms is None else max(now_ms - row.unread_ms, 0))
         inflight.add(labels, row.committed - row.ready)
@@ -249,7 +249,7 @@ def _most(rows: list[tuple[str, int]], family: str, omitted: Family, most: int =
 
 
 async def _messages(
-    broker: Parts, me: dict[str, str], omitted: Family, counts: Busiest, known: KnownLabels
+    broker: Parts, me: dict[str, str], omitted: Family, counts: Busiest, kept_labels: KnownLabels
 ) -> list[Family]:
     stats = broker.stats
 
@@ -266,13 +266,13 @@ async def _messages(
         family_ = Family(name, "counter", text)
         kind = labels.__qualname__
         async for key, value in broker.slices.sliced(_most(counts.get(counter, []), name, omitted)):
-            family_.add(known.get((kind, key), labels, key), value)
+            family_.add(kept_labels.get((kind, key), labels, key), value)
         return family_
 
     sizes = Family("rocketmq_message_size", "histogram", "Stored bytes of the messages that producers sent.")
     sent = counts.get("TOPIC_PUT_NUMS", [])
     for topic, _ in _most([row for row in sent if row[0] in stats.sizes], sizes.name, omitted, MAX_HISTOGRAMS):
-        labels = known.get((topic_labels.__qualname__, topic), topic_labels, topic)
+        labels = kept_labels.get((topic_labels.__qualname__, topic), topic_labels, topic)
         sizes.histograms.append((labels, stats.sizes[topic]))
     described = (
         ("rocketmq_messages_in_total", "Messages stored for producers.", "TOPIC_PUT_NUMS", topic_labels),

@@ -81,22 +81,22 @@ def parsed(text: str) -> dict[str, str]:
     parts = text.split(",")
     while parts and not parts[-1]:
         parts.pop()  # Java drops the empty ones at the end.
-    found: dict[str, str] = {}
+    attributes: dict[str, str] = {}
     for part in parts:
         key, equals, value = part.partition("=")
         value = value.partition("=")[0]
-        if not (value if equals else not key.startswith("+")) or key in found:
+        if not (value if equals else not key.startswith("+")) or key in attributes:
             raise _bad(text)
-        found[key] = value
-    return found
+        attributes[key] = value
+    return attributes
 
 
-def changed(change: Mapping[str, str], known: Mapping[str, str] | None, mixed: bool) -> dict[str, str]:
+def changed(change: Mapping[str, str], former: Mapping[str, str] | None, mixed: bool) -> dict[str, str]:
     """Return a topic's attributes after a change: "+name" to value, and "-name" to remove one. Raises BadField.
 
-    `known`: the attributes so far; None: the topic is new. `mixed`: the setting `enableMixedMessageType`.
+    `former`: the attributes so far; None: the topic is new. `mixed`: the setting `enableMixedMessageType`.
     """
-    result = dict(known or {})
+    result = dict(former or {})
     names = [key[1:] for key in change]
     for key, value in change.items():
         name = key[1:]
@@ -105,10 +105,10 @@ def changed(change: Mapping[str, str], known: Mapping[str, str] | None, mixed: b
         attribute = ATTRIBUTES.get(name)
         if attribute is None:
             raise BadField("attributes", key, f"+ or - and one of {', '.join(ATTRIBUTES)}")
-        if known is not None and not attribute.changeable:
+        if former is not None and not attribute.changeable:
             raise BadField("attributes", key, f"no change: {name} is set when the topic is created")
         if key[0] == "-":
-            if known is None or name not in known:
+            if former is None or name not in former:
                 raise BadField("attributes", key, "- and an attribute that the topic has")
             del result[name]
         elif name == MESSAGE_TYPE and value == MIXED and not mixed:

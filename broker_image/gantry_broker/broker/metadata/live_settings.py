@@ -52,7 +52,7 @@ def text(value: Any) -> str:
 
 def parse_changes(body: bytes) -> dict[str, str]:
     """Parse the `name=value` lines of UPDATE_BROKER_CONFIG. Raises BadSetting."""
-    wanted: dict[str, str] = {}
+    changes: dict[str, str] = {}
     for line in body.decode("utf-8", "replace").splitlines():
         line = line.strip()
         if not line or line.startswith("#"):
@@ -60,22 +60,22 @@ def parse_changes(body: bytes) -> dict[str, str]:
         name, equals, value = line.partition("=")
         if not equals:
             raise BadSetting(f"the body's line {line[:80]!r} is not name=value")
-        wanted[name.strip()] = value.strip()
-    if not wanted:
+        changes[name.strip()] = value.strip()
+    if not changes:
         raise BadSetting("the body names no setting; lines of name=value are expected")
-    return wanted
+    return changes
 
 
-def change_of(declared: BrokerSettings, now: BrokerSettings, wanted: Mapping[str, str]) -> Change:
+def change_of(declared: BrokerSettings, now: BrokerSettings, changes: Mapping[str, str]) -> Change:
     """Return the control record for a request. A value that the resource already has is none. Raises BadSetting."""
-    for name in wanted:
+    for name in changes:
         if name not in BrokerSettings.model_fields:
             raise BadSetting(f"the setting {name[:80]} does not exist here; getBrokerConfig lists those that do")
         if name in FIXED:
             raise BadSetting(f"the setting {name} can only change with a restart: write it in spec.broker")
-    settings = _valid({**now.model_dump(), **wanted})
+    settings = _valid({**now.model_dump(), **changes})
     kept, dropped = {}, []
-    for name in wanted:
+    for name in changes:
         value, base = text(getattr(settings, name)), text(getattr(declared, name))
         if value == base:
             dropped.append(name)

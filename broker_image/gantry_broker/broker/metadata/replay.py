@@ -40,12 +40,15 @@ class Replay:
     def load(self, directory: Path) -> None:
         """Load the tables of a newly opened store: its snapshot, and the later records of the log. Raises OSError."""
         meta, store = self._meta, self._store
-        found = snapshots.load(directory)
-        if found is not None:
-            meta.load(found.tables, found.applied)
+        snapshot = snapshots.load(directory)
+        if snapshot is not None:
+            meta.load(snapshot.tables, snapshot.applied)
         applied = meta.applied
         # The tables are of another epoch: the log was truncated below them and has grown again since.
-        other = found is not None and found.epoch not in (-1, snapshots.epoch_before(store.epoch_cache.epochs, applied))
+        other = snapshot is not None and snapshot.epoch not in (
+            -1,
+            snapshots.epoch_before(store.epoch_cache.epochs, applied),
+        )
         if applied > store.log.end or 0 < applied < store.log.start or (applied > 0 and other):
             log.warning(
                 "the log is of %d to %d, the tables of %d: they are rebuilt from it",

@@ -162,8 +162,8 @@ def load(directory: Path) -> Snapshot | None:
     if ours and (not _load(directory, OWN, read_own, with_bak=False) or len(read_names) < 4):
         log.error("the snapshots in %s are damaged or incomplete: the tables are rebuilt from the log", directory)
         return Snapshot(Tables(), 0, NOT_ALL)
-    found = bool(read_names) or ours
-    return Snapshot(tables, *own) if found else None
+    usable = bool(read_names) or ours
+    return Snapshot(tables, *own) if usable else None
 
 
 def _load(directory: Path, name: str, read: Callable[[Any], None], *, with_bak: bool) -> bool:
@@ -212,21 +212,21 @@ def read_modes(tables: Tables, value: Any) -> None:
     """Take the modes of `messageRequestMode.json`, which GET_ALL_MESSAGE_REQUEST_MODE answers, too. Raises BodyError,
     AttributeError.
     """
-    found = {}
+    modes = {}
     for groups in Fields(value, MODES).map(_REQUIRED[MODES]).values():
         for item in groups.values():
             mode = RequestMode.from_json(item)
-            found[offset_key(mode.topic, mode.group)] = (mode.mode, mode.share)
-    tables.modes = found
+            modes[offset_key(mode.topic, mode.group)] = (mode.mode, mode.share)
+    tables.modes = modes
 
 
 def modes_file(tables: Tables) -> bytes:
     """Return the content of RocketMQ's `messageRequestMode.json`."""
-    found: dict[str, dict[str, dict[str, Any]]] = {}
+    by_topic: dict[str, dict[str, dict[str, Any]]] = {}
     for key, (mode, share) in tables.modes.items():
         topic, _, group = key.partition("@")
-        found.setdefault(topic, {})[group] = RequestMode(topic, group, mode, share).to_json()
-    return fastjson.dumps({_REQUIRED[MODES]: found})
+        by_topic.setdefault(topic, {})[group] = RequestMode(topic, group, mode, share).to_json()
+    return fastjson.dumps({_REQUIRED[MODES]: by_topic})
 
 
 def _by_queue(fields: Fields, name: str) -> dict[str, dict[int, int]]:

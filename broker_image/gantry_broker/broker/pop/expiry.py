@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from gantry_broker.broker.archive_reads import Wanted as ArchiveRead
+from gantry_broker.broker.archive_reads import ArchiveQuery
 from gantry_broker.broker.errors import NotWritable, RequestRejected
 from gantry_broker.broker.metadata.topics import topic_fault
 from gantry_broker.broker.pop.retry import revived
@@ -112,9 +112,9 @@ class Expiry:
             try:
                 put = self._copy(item, now_ms)
             except Exception as error:
-                known = isinstance(error, (RequestRejected, NotWritable, StoreError, OSError))
+                expected = isinstance(error, (RequestRejected, NotWritable, StoreError, OSError))
                 text = "a message whose invisible time is over waits for its retry: %s"
-                log.warning(text, error, exc_info=None if known else error)
+                log.warning(text, error, exc_info=None if expected else error)
                 self._log.state.give_back(item, now_ms + AGAIN_MS)
                 continue
             if put is not None:
@@ -139,7 +139,7 @@ class Expiry:
         group = self._meta.working.groups.get(group_name)
         got: Got | None = self._store.reader.get(topic, queue_id, offset, 1, 1)
         if got is not None and got.status == GetStatus.OFFSET_TOO_SMALL:
-            read = ArchiveRead(topic, queue_id, offset, 1, 1)
+            read = ArchiveQuery(topic, queue_id, offset, 1, 1)
             if self._archive_reads.may_have(topic, queue_id, offset):
                 got = self._archive_reads.ready(read)
                 if got is None:

@@ -12,7 +12,7 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
-from gantry_broker.broker.archive_reads import Wanted as ArchiveRead
+from gantry_broker.broker.archive_reads import ArchiveQuery
 from gantry_broker.broker.errors import RequestRejected
 from gantry_broker.broker.pop.queue import MAX_OFFSET, Key, Queue
 from gantry_broker.broker.pop.requests import Pop, Popped, PopStatus
@@ -55,7 +55,7 @@ QueueKey = tuple[str, int]
 
 
 @dataclass(slots=True)
-class Wanted:
+class FilteredPop:
     """A pop with its filter."""
 
     request: Pop
@@ -82,9 +82,9 @@ class Taken:
     full: bool = False
     """POP's memory is used up."""
     rest: int = 0
-    archived: list[ArchiveRead] = field(default_factory=list)
+    archived: list[ArchiveQuery] = field(default_factory=list)
     """Reads that only the archive can answer, and has not yet."""
-    reads: list[ArchiveRead] = field(default_factory=list)
+    reads: list[ArchiveQuery] = field(default_factory=list)
     """Reads of single records that the archive has answered: kept until all of their step are there."""
 
 
@@ -200,10 +200,10 @@ class Finder:
 
     # ---- taking
 
-    def take(self, wanted: Wanted, now_ms: int, places: Iterable[QueueKey]) -> Taken:
+    def take(self, query: FilteredPop, now_ms: int, places: Iterable[QueueKey]) -> Taken:
         """Take messages of the places, in their order, up to the pop's number. Raises OSError."""
         taken = Taken(now_ms)
-        request = wanted.request
+        request = query.request
         if self._log.state.bytes > self._memory_bytes:
             taken.full = True
             return taken
@@ -231,9 +231,9 @@ class Finder:
                 continue
             self._forget_removed(queue)
             if request.order:
-                self._take_ordered(wanted, queue, room, taken)
+                self._take_ordered(query, queue, room, taken)
             else:
-                self._take(wanted, queue, room, taken, ends)
+                self._take(query, queue, room, taken, ends)
         if taken.count:
             taken.rest = self._rest(request)
         return taken
@@ -259,15 +259,15 @@ class Finder:
                     rest += len(queue.order.offsets) - queue.order.given
         return rest
 
-    def _take(self, wanted: Wanted, queue: Queue, room: int, taken: Taken, ends: float) -> None:
-        changes, request = self._log.changes, wanted.request
+    def _take(self, query: FilteredPop, queue: Queue, room: int, taken: Taken, ends: float) -> None:
+        changes, request = self._log.changes, query.request
         _, topic, queue_id = queue.key
         if queue.order is not None:
             if queue.order.visible_ms() > taken.now_ms:
                 return
             self._take_former_order(queue, request.invisible_ms, room, taken)
             return
-        got = self._read(wanted, topic, queue_id, queue.next, room, taken, ends)
+        got = self._read(query, topic, queue_id, queue.next, room, taken, ends)
         if got is None:
             return
         offsets, data, at = got
@@ -301,8 +301,8 @@ class Finder:
             taken.parts.append((topic_type(topic), queue_id, offsets))
             taken.count += len(offsets)
 
-    def _take_ordered(self, wanted: Wanted, queue: Queue, room: int, taken: Taken) -> None:
-        changes, request, order = self._log.changes, wanted.request, queue.order
+    def _take_ordered(self, query: FilteredPop, queue: Queue, room: int, taken: Taken) -> None:
+        changes, request, order = self._log.changes, query.request, queue.order
         if queue.count:
             return  # Popped without order before: the queue is blocked until they are finished.
         _, topic, queue_id = queue.key
@@ -327,7 +327,7 @@ class Finder:
             pieces.append(data)
         at = queue.next
         if len(offsets) < room and not behind:
-            got = self._read(wanted, topic, queue_id, at, room - len(offsets), taken, perf_counter() + SLICE_S)
+            got = self._read(query, topic, queue_id, at, room - len(offsets), taken, perf_counter() + SLICE_S)
             if got is not None:
                 fresh, data, at = got
                 offsets += fresh
@@ -359,7 +359,7 @@ class Finder:
         taken.count += given
         taken.size += sum(map(len, pieces))
 
-    def _archived(self, read: ArchiveRead, taken: Taken) -> Got | None:
+    def _archived(self, read: ArchiveQuery, taken: Taken) -> Got | None:
         """Return what was read of the archive for a step; None: nothing yet."""
         got = self._archive_reads.ready(read)
         if got is None:
@@ -389,7 +389,7 @@ class Finder:
         got: Got | None = self._store.reader.get(topic, queue_id, offset, 1, 1)
         gone = got is not None and got.status == GetStatus.OFFSET_TOO_SMALL
         if gone and self._archive_reads.may_have(topic, queue_id, offset):
-            read = ArchiveRead(topic, queue_id, offset, 1, 1)
+            read = ArchiveQuery(topic, queue_id, offset, 1, 1)
             got = self._archive_reads.ready(read)
             (taken.archived if got is None else taken.reads).append(read)
         if got is None or got.damaged >= 0:
@@ -399,7 +399,7 @@ class Finder:
         return b""
 
     def _read(
-        self, wanted: Wanted, topic: str, queue_id: int, at: int, room: int, taken: Taken, ends: float
+        self, query: FilteredPop, topic: str, queue_id: int, at: int, room: int, taken: Taken, ends: float
     ) -> tuple[list[int] | range, bytes, int] | None:
         """Return (offsets, records, where to go on) of messages behind `at`; None: there are none now."""
         high = self._store.reader.max_offset(topic, queue_id)
@@ -408,26 +408,26 @@ class Finder:
         max_bytes = max(self._settings.maxTransferBytesOnMessageInMemory - taken.size, 1)
         got: Got | None = None
         if at < self._store.reader.min_offset(topic, queue_id) and self._archive_reads.may_have(topic, queue_id, at):
-            request, key = wanted.request, ""
+            request, key = query.request, ""
             matches: Callable[[Record], bool] | None = None
-            if (condition := wanted.condition) is not None:
+            if (condition := query.condition) is not None:
                 matches = partial(_matches, condition)
                 key = f"{request.expression_type} {request.expression}"
-            read = ArchiveRead(topic, queue_id, at, room, max_bytes, wanted.codes, matches, key)
+            read = ArchiveQuery(topic, queue_id, at, room, max_bytes, query.codes, matches, key)
             got = self._archived(read, taken)
             if got is None:
                 return None
-        elif wanted.condition is not None:
-            condition = wanted.condition
+        elif query.condition is not None:
+            condition = query.condition
             got = self._store.reader.get(
                 topic, queue_id, at, room, max_bytes, None, lambda record: condition(record.props),
                 lambda: perf_counter() > ends,
             )  # fmt: skip
         else:
-            if wanted.codes is None:
+            if query.codes is None:
                 got = self._store.reader.together().try_get(topic, queue_id, at, room, max_bytes)
             if got is None:
-                got = self._store.reader.get(topic, queue_id, at, room, max_bytes, wanted.codes)
+                got = self._store.reader.get(topic, queue_id, at, room, max_bytes, query.codes)
         if not got.count:
             return None if got.damaged >= 0 or got.next_offset <= at else ([], b"", got.next_offset)
         data = got.data
@@ -453,10 +453,10 @@ class Finder:
 
     # ---- peeking
 
-    def peek(self, wanted: Wanted, now_ms: int) -> Taken:
+    def peek(self, query: FilteredPop, now_ms: int) -> Taken:
         """Read the messages that the next pop would find; it changes nothing. Raises OSError."""
         taken = Taken(now_ms)
-        request = wanted.request
+        request = query.request
         ends = perf_counter() + SLICE_S
         for topic, queue_id in self.places(request):
             room = request.max_messages - taken.count
@@ -465,7 +465,7 @@ class Finder:
             queue = self._log.state.queues.get((request.group, topic, queue_id))
             at = self.begin(request.group, topic, queue_id, request.init_mode) if queue is None else queue.next
             at = max(at, self._archive_reads.bounds(topic, queue_id)[0])
-            got = self._read(wanted, topic, queue_id, at, room, taken, ends)
+            got = self._read(query, topic, queue_id, at, room, taken, ends)
             if got is not None and len(got[0]):
                 self._give(taken, request, topic, queue_id, *got[:2])
         return taken

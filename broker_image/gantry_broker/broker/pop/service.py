@@ -17,7 +17,7 @@ from gantry_broker.broker.archive_reads import PULL_S, busy
 from gantry_broker.broker.clock import SteadyClock
 from gantry_broker.broker.errors import NotWritable, RequestRejected
 from gantry_broker.broker.pop.expiry import Expiry
-from gantry_broker.broker.pop.finding import Finder, QueueKey, Taken, Wanted, answer
+from gantry_broker.broker.pop.finding import FilteredPop, Finder, QueueKey, Taken, answer
 from gantry_broker.broker.pop.log import PopLog
 from gantry_broker.broker.pop.queue import Queue, offsets_of
 from gantry_broker.broker.pop.requests import (
@@ -158,13 +158,13 @@ class PopService:
 
         Raises RequestRejected (SUBSCRIPTION_PARSE_FAILED, SYSTEM_BUSY), NotWritable, NotStored, OSError.
         """
-        wanted = self._wanted(request)
+        query = self._filtered(request)
         deadline = self._loop.time() + min(request.poll_ms, MAX_POLL_MS) / 1000
         await self.until_ready()
         late = self._loop.time() + PULL_S
         while True:
             self._may()
-            taken = self._take(wanted)
+            taken = self._take(query)
             if taken.count:
                 await self._log.stored()
                 return self._answer(taken, request)
@@ -181,7 +181,7 @@ class PopService:
         if self._loop.time() >= deadline:
             return self._none(taken.now_ms, request, PopStatus.POLLING_TIMEOUT)
         # Between the look above and this place nothing else runs: no message comes unseen.
-        waiter = Waiter(wanted, self._loop.create_future())
+        waiter = Waiter(query, self._loop.create_future())
         if not self._waiting.add(waiter):
             return self._none(taken.now_ms, request, PopStatus.POLLING_FULL)
         waiter.timer = self._loop.call_at(deadline, waiter.end, None)
@@ -201,9 +201,9 @@ class PopService:
         """
         if not self._log.ready.is_set():
             return False
-        wanted = self._wanted(request)
+        query = self._filtered(request)
         self._may()
-        taken = self._take(wanted)
+        taken = self._take(query)
         if not taken.count:
             return False
         self._log.submit(lambda status: give(self._log.failure(status) or self._answer(taken, request)))
@@ -211,11 +211,11 @@ class PopService:
 
     def peek(self, request: Pop) -> Popped:
         """Return the messages that a pop would find, and changes nothing. Raises RequestRejected and OSError."""
-        wanted = self._wanted(request)
+        query = self._filtered(request)
         self._may()
         if not self._log.ready.is_set():
             raise self._busy()
-        taken = self._finder.peek(wanted, self._clock.unix_ms())
+        taken = self._finder.peek(query, self._clock.unix_ms())
         if not taken.count and taken.archived:
             self._archive_reads.prepare_soon(taken.archived[0])
             raise busy("the first message is on its way")
@@ -316,7 +316,7 @@ class PopService:
         """
         await self.until_ready()
         deadline = self._loop.time() + min(request.poll_ms, MAX_POLL_MS) / 1000
-        waiter = Waiter(Wanted(request), self._loop.create_future())
+        waiter = Waiter(FilteredPop(request), self._loop.create_future())
         # It waits before the look, which may take several passes: no message comes unseen.
         held = request.poll_ms > 0 and self._notified.add(waiter)
         try:
@@ -352,7 +352,7 @@ class PopService:
 
     # ---- parts of requests
 
-    def _wanted(self, request: Pop) -> Wanted:
+    def _filtered(self, request: Pop) -> FilteredPop:
         """Return a pop with its filter. Raises RequestRejected."""
         request.max_messages = min(max(request.max_messages, 1), MAX_MESSAGES)
         begun = perf_counter()
@@ -363,13 +363,13 @@ class PopService:
             request.expression = subscription.data.expression  # One text for all pops with this filter.
             if subscription.is_tag:
                 every = subscription.data.expression in ("", "*")
-                return Wanted(request, None if every else subscription.codes or None, None, subscription)
+                return FilteredPop(request, None if every else subscription.codes or None, None, subscription)
             if not self._settings.enablePropertyFilter:
                 raise RequestRejected(
                     ResponseCode.SYSTEM_ERROR,
                     f"The broker does not support consumer to filter message by {subscription.data.expression_type}",
                 )
-            return Wanted(request, None, self._filters.compiled(subscription.data.expression), subscription)
+            return FilteredPop(request, None, self._filters.compiled(subscription.data.expression), subscription)
         except FilterSyntaxError as error:
             raise RequestRejected(
                 ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"parse the consumer's subscription failed: {error}"
@@ -396,13 +396,13 @@ class PopService:
         if self._log.waiting >= MAX_UNSTORED:
             raise RequestRejected(ResponseCode.SYSTEM_BUSY, "too many requests wait for replication; ask again")
 
-    def _take(self, wanted: Wanted, places: Sequence[QueueKey] | None = None) -> Taken:
+    def _take(self, query: FilteredPop, places: Sequence[QueueKey] | None = None) -> Taken:
         begun = perf_counter()
-        looked = self._finder.turn(wanted.request) if places is None else places
-        taken = self._finder.take(wanted, self._clock.unix_ms(), looked)
+        looked = self._finder.turn(query.request) if places is None else places
+        taken = self._finder.take(query, self._clock.unix_ms(), looked)
         if self._log.changes:
             self._log.submit()
-        if wanted.condition is not None:
+        if query.condition is not None:
             self._slices.charge(perf_counter() - begun)
         if taken.count:  # Otherwise `pop` waits for them. A queue that always has messages must not hold back others.
             for read in taken.archived:
@@ -506,7 +506,7 @@ class PopService:
         ends, answered = perf_counter() + SLICE_S, 0
         while todo:
             waiter, place = todo.popleft()
-            request = waiter.wanted.request
+            request = waiter.query.request
             meant = place[0] != request.topic or request.queue_id in (-1, place[1])
             meant = meant and not waiter.future.done() and (place[0] == request.topic or not request.order)
             if meant and self._finder.has_messages(request, place, self._clock.unix_ms()):
@@ -538,7 +538,7 @@ class PopService:
         most = self._store.reader.max_offset(topic, queue_id)
         queues = self._log.state.queues
         for waiter in self._waiting.waiters(pair):
-            request = waiter.wanted.request
+            request = waiter.query.request
             if request.closed():
                 waiter.end(None)
                 self._waiting.remove(waiter)
@@ -548,7 +548,7 @@ class PopService:
             if self._log.refused or not self._role.may_append or not self._log.ready.is_set():
                 return False
             try:
-                taken = self._take(waiter.wanted, [place])
+                taken = self._take(waiter.query, [place])
             except RequestRejected:  # It waits on: the others must not wait for the archive.
                 return False
             if taken.count:

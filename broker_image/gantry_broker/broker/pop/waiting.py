@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from gantry_broker.broker.pop.finding import Taken, Wanted
+from gantry_broker.broker.pop.finding import FilteredPop, Taken
 from gantry_broker.protocol.pop_handle import retry_topic_v1, retry_topic_v2
 from gantry_broker.shares import Shares
 
@@ -26,10 +26,10 @@ Pair = tuple[str, str]
 class Waiter:
     """One waiting pop; its future gets what was taken for it, or None when its time is over."""
 
-    __slots__ = ("future", "timer", "wanted")
+    __slots__ = ("future", "query", "timer")
 
-    def __init__(self, wanted: Wanted, future: asyncio.Future[Taken | None]) -> None:
-        self.wanted = wanted
+    def __init__(self, query: FilteredPop, future: asyncio.Future[Taken | None]) -> None:
+        self.query = query
         self.future = future
         self.timer: asyncio.TimerHandle | None = None
 
@@ -57,7 +57,7 @@ class WaitingPops:
 
     def add(self, waiter: Waiter) -> bool:
         """Take a waiting pop; returns False when there are too many."""
-        request = waiter.wanted.request
+        request = waiter.query.request
         pair = request.group, request.topic
         waiting = self._waiting.get(pair)
         if waiting is not None and len(waiting) >= self._most_of_group:
@@ -73,7 +73,7 @@ class WaitingPops:
 
     def remove(self, waiter: Waiter) -> None:
         """Forgets a waiting pop."""
-        request = waiter.wanted.request
+        request = waiter.query.request
         pair = request.group, request.topic
         waiting = self._waiting.get(pair)
         if waiting is None or waiter not in waiting:

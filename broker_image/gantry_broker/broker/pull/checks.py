@@ -174,7 +174,7 @@ class PullChecks:
 
     def again(self, conn: Connection, frames: Sequence[Frame]) -> list[Pull | None]:
         """Return the pulls of requests that repeat checked ones; None for each other request."""
-        known, of_templates = self._known, self._of_templates
+        checked_before, of_templates = self._known, self._of_templates
         pulls: list[Pull | None] = []
         checked: Consumption | None = None
         for frame in frames:
@@ -192,7 +192,7 @@ class PullChecks:
             ext = frame.ext
             pull = None
             try:
-                consumption = known.get(_key(ext))
+                consumption = checked_before.get(_key(ext))
                 if consumption is not None and (consumption is checked or self._still_holds(consumption)):
                     checked = consumption
                     number, at, progress = ext["queueId"], ext["queueOffset"], ext["commitOffset"]

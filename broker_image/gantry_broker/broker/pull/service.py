@@ -16,7 +16,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 from gantry_broker.admission import owners_of
-from gantry_broker.broker.archive_reads import Wanted
+from gantry_broker.broker.archive_reads import ArchiveQuery
 from gantry_broker.broker.errors import RequestRejected
 from gantry_broker.broker.pull.answers import found_head
 from gantry_broker.broker.pull.checks import Consumption, Pull, PullChecks
@@ -278,7 +278,7 @@ class PullService:
         """Answer a pull with messages that the local log no longer has. Raises RequestRejected."""
         consumption, condition = pull.consumption, pull.filter
         got = await self._archive_reads.get(
-            Wanted(
+            ArchiveQuery(
                 consumption.topic_name,
                 pull.queue_id,
                 pull.offset,

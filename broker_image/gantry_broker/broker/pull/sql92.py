@@ -193,8 +193,8 @@ def _build(node: Tree[Token] | Token, depth: int) -> Evaluate:
         return negate
     left = _build(parts[0], depth + 1)
     if kind in ("is_null", "is_not_null"):
-        wanted = kind == "is_null"
-        return lambda props: (left(props) is None) is wanted
+        null = kind == "is_null"
+        return lambda props: (left(props) is None) is null
     if kind in ("eq", "ne"):
         return _negated(_equality(left, _build(parts[1], depth + 1)), kind == "ne")
     if kind in _ORDER:

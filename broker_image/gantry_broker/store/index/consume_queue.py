@@ -78,13 +78,13 @@ class ConsumeQueue:
 
     def files_since(self, phys: int) -> list[str]:
         """Return the last file and all others with entries of records at or above `phys`. Raises OSError."""
-        found = []
+        paths = []
         for base in reversed(self._bases()):
-            found.append(self._path(base))
+            paths.append(self._path(base))
             number = max(base // ENTRY_SIZE, self._first)
             if number < self.max and self.entry(number)[0] < phys:
                 break
-        return found
+        return paths
 
     def _path(self, base: int) -> str:
         return f"{self._prefix}{base:020d}"
@@ -399,11 +399,11 @@ class ConsumeQueue:
         """Return the queue offset of the first entry that differs from these and is no blank; None without one."""
         for at in range(max(offset, self._first), offset + len(entries) // ENTRY_SIZE):
             there = self.read(at, 1)
-            wanted = entries[(at - offset) * ENTRY_SIZE : (at - offset + 1) * ENTRY_SIZE]
-            if there == wanted:
+            expected = entries[(at - offset) * ENTRY_SIZE : (at - offset + 1) * ENTRY_SIZE]
+            if there == expected:
                 continue
             phys, size, _ = ENTRY.unpack(there)
-            if size != BLANK_SIZE or 0 < phys <= PHYS.unpack_from(wanted)[0]:
+            if size != BLANK_SIZE or 0 < phys <= PHYS.unpack_from(expected)[0]:
                 return at
         return None
 

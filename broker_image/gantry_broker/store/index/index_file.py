@@ -130,8 +130,8 @@ class IndexFile:
         begin = self.begin_ms if self.count > 1 else first_ms
         before = self.end_ms if self.count > 1 else begin
         if self._times is not None or not rising or before > first_ms:
-            known = self._times or (begin, max(begin, before))
-            self._set_times((min(known[0], earliest), max(known[1], latest)))
+            times = self._times or (begin, max(begin, before))
+            self._set_times((min(times[0], earliest), max(times[1], latest)))
         entries, changes, used = index_entries(items, slots, self.slots, self.count, begin)
         write_all(self._fd, entries, self._entries_at + self.count * ENTRY_SIZE)
         set_slots(slots, changes)
@@ -172,12 +172,12 @@ class IndexFile:
         one: where times do not rise, `stored_ms` gives the store time of the record at an offset, -1 for none.
         Raises OSError.
         """
-        found: list[int] = []
+        offsets: list[int] = []
         number = self._slot(key_hash)
         above = self.count
         steps = 0
         rising = self._times is None
-        while 0 < number < above and len(found) < limit and steps < MAX_STEPS:
+        while 0 < number < above and len(offsets) < limit and steps < MAX_STEPS:
             steps += 1
             own, phys, seconds, older = self._entry(number)
             stored = self.begin_ms + seconds * 1000
@@ -187,9 +187,9 @@ class IndexFile:
                 if not rising and seconds in (0, _MAX_SECONDS):
                     stored = stored_ms(phys)
                 if stored <= end_ms and stored + 999 >= begin_ms:
-                    found.append(phys)
+                    offsets.append(phys)
             above, number = number, older
-        return found
+        return offsets
 
     def _on_disk(self) -> int:
         """Return the number after the last written entry, counted by the header or not."""

@@ -43,20 +43,20 @@ class QueueEnds(NamedTuple):
         """Read the file; None when it is missing or invalid. Raises OSError."""
         try:
             data = orjson.loads(unseal(path.read_bytes()))
-            found: dict[tuple[str, int], tuple[int, int]] = {}
+            ends: dict[tuple[str, int], tuple[int, int]] = {}
             for topic, queues in data["queues"].items():
                 for number, first, end in queues:
                     low, high = plausible.offset("first", first), plausible.offset("end", end)
                     if type(number) is not int or not 0 <= number < 1 << 31 or low > high:
                         raise ValueError(f"queue {number!r} of {topic}: {first!r} to {end!r}")
-                    found[topic, number] = (low, high)
+                    ends[topic, number] = (low, high)
             size = plausible.number("fileSize", data["fileSize"], 1, 1 << 31)
             steps = [(plausible.offset("step", at), plausible.offset("step", ms)) for at, ms in data.get("steps", ())]
             return cls(
                 plausible.offset("offset", data["offset"]),
                 plausible.offset("start", data["start"]),
                 size,
-                found,
+                ends,
                 steps,
                 plausible.offset("lastMs", data.get("lastMs", 0)),
             )

@@ -67,8 +67,8 @@ def check_epochs(epochs: Sequence[tuple[int, int]]) -> LeaderEpochs:
 
 def extend_epochs(epochs: LeaderEpochs, found: Sequence[EpochStart]) -> LeaderEpochs:
     """`epochs` with those found in the log itself, some of which may be known. Raises StoreError as `check_epochs`."""
-    known = {entry.epoch for entry in epochs}
-    return check_epochs(sorted([*epochs, *(entry for entry in found if entry.epoch not in known)]))
+    listed = {entry.epoch for entry in epochs}
+    return check_epochs(sorted([*epochs, *(entry for entry in found if entry.epoch not in listed)]))
 
 
 def truncate_epochs(epochs: LeaderEpochs, end: int) -> LeaderEpochs:

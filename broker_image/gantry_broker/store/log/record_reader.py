@@ -299,8 +299,8 @@ def begins_at(head: bytes, phys: int, room: int) -> bool:
 
 def find_magic(data: bytes) -> Iterator[int]:
     """Where in `data` a record or filler may begin: 4 bytes before each magic number."""
-    for found in _ANY_MAGIC.finditer(data, MAGIC_AT):
-        yield found.start() - MAGIC_AT
+    for match in _ANY_MAGIC.finditer(data, MAGIC_AT):
+        yield match.start() - MAGIC_AT
 
 
 def store_ms_of(head: bytes) -> int:
@@ -380,14 +380,14 @@ def words_of(keys: str) -> list[str]:
 
 def index_keys(properties: bytes) -> list[str]:
     """Return the keys of a record: its unique key, then the words of KEYS. Source: `IndexService.buildIndex`."""
-    found = []
+    keys = []
     uniq = property_of(properties, _UNIQ)
     if uniq:
-        found.append(uniq.decode("utf-8", "replace"))
-    keys = property_of(properties, _KEYS) if _KEYS in properties else None
-    if keys:
-        found += words_of(keys.decode("utf-8", "replace"))
-    return found
+        keys.append(uniq.decode("utf-8", "replace"))
+    words = property_of(properties, _KEYS) if _KEYS in properties else None
+    if words:
+        keys += words_of(words.decode("utf-8", "replace"))
+    return keys
 
 
 def delay_table(levels: str) -> tuple[int, ...]:

@@ -31,10 +31,10 @@ async def activity(request: Request, place: Here) -> Response:
 
 @router.get("/report")
 async def report(place: Here) -> Response:
-    found = await place.source.report()
-    if found is None:
+    html = await place.source.report()
+    if html is None:
         raise HTTPException(404, "there is no compaction report yet")
-    return HTMLResponse(found, headers={"Content-Security-Policy": REPORT_POLICY})
+    return HTMLResponse(html, headers={"Content-Security-Policy": REPORT_POLICY})
 
 
 def _audited(snapshot: Snapshot) -> bool:

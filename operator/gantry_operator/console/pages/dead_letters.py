@@ -9,7 +9,7 @@ from gantry_broker.client.deadletters import origin_topic
 from gantry_broker.http.query import WholeNumber
 from gantry_broker.protocol.codes import DLQ_PREFIX
 
-from gantry_operator.cluster.message_walk import Page, Place, Wanted
+from gantry_operator.cluster.message_walk import Filters, Page, Place
 from gantry_operator.console import operations as do
 from gantry_operator.console.bodies import preview
 from gantry_operator.console.pages.messages import message_values
@@ -35,20 +35,21 @@ async def dead_group(request: Request, place: Here, group: str, before: str = ""
     row = place.snapshot.tables.dead.get(group)
     if row is None:
         raise absent(place, f"the consumer group {group} has no dead letters")
-    found, said = Page(), ""
+    messages, problem = Page(), ""
     try:
         begin = Place.parse(before or after) if before or after else None
-        found = await do.walk(place.source, DLQ_PREFIX + group, Wanted(), begin, older=not after or bool(before))
+        messages = await do.walk(place.source, DLQ_PREFIX + group, Filters(), begin, older=not after or bool(before))
     except (ValueError, do.OperationError) as error:
-        said = str(error)
+        problem = str(error)
     marks, names = marks_of(place.snapshot.tables, group), place.snapshot.groups_by_broker
     waits = {
-        m.offset_id: m.queue_offset >= marks.get((names.get(m.broker, m.broker), m.queue_id), 0) for m in found.messages
+        m.offset_id: m.queue_offset >= marks.get((names.get(m.broker, m.broker), m.queue_id), 0)
+        for m in messages.messages
     }
     return page(
-        request, place, "dead_group.html", "dead", group=row, found=found, said=said, waits=waits, preview=preview,
-        origin=origin_topic, command=do.gantry(place.source, "dlq", "resend", group), link=links(request),
-        newest=not (before or after), exported=do.EXPORTED, run=place.collector.resends.of(group),
+        request, place, "dead_group.html", "dead", group=row, found=messages, said=problem, waits=waits,
+        preview=preview, origin=origin_topic, command=do.gantry(place.source, "dlq", "resend", group),
+        link=links(request), newest=not (before or after), exported=do.EXPORTED, run=place.collector.resends.of(group),
     )  # fmt: skip
 
 

@@ -41,17 +41,19 @@ async def delete(request: Request, change: Change, kind: str, subject: str) -> R
         raise HTTPException(404, "this cannot be deleted here")
     typed, force = one(form, "typed"), bool(one(form, "force"))
     if typed != subject:
-        said = f"{typed[:255]!r} is another name: write {subject}"
-        return deletion_page(request, place, kind, subject, said, typed, 400)
+        outcome = f"{typed[:255]!r} is another name: write {subject}"
+        return deletion_page(request, place, kind, subject, outcome, typed, 400)
     try:
         async with do.one_line_errors():
             if kind == "users":
-                said = await delete_user(place.source.target, subject)
+                outcome = await delete_user(place.source.target, subject)
             else:
-                said = await (delete_topic if kind == "topics" else delete_group)(place.source.target, subject, force)
+                outcome = await (delete_topic if kind == "topics" else delete_group)(
+                    place.source.target, subject, force
+                )
     except do.OperationError as error:
         return deletion_page(request, place, kind, subject, str(error), typed, 502)
     command = do.gantry(place.source, WORDS[kind], "delete", subject, *(["--force"] if force else []))
     return after_change(
-        place, "actions" if kind == "users" else kind, said, command, f"{place.snapshot.key.path}/{kind}"
+        place, "actions" if kind == "users" else kind, outcome, command, f"{place.snapshot.key.path}/{kind}"
     )

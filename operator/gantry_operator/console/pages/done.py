@@ -10,7 +10,9 @@ router = APIRouter(prefix="/c/{space}/{name}")
 
 @router.get("/done/{change}")
 async def done_page(request: Request, place: Here, change: str) -> Response:
-    found = place.session.done.get(change)
-    if found is None or found.cluster != place.snapshot.key.path:
+    outcome = place.session.done.get(change)
+    if outcome is None or outcome.cluster != place.snapshot.key.path:
         return RedirectResponse(place.snapshot.key.path, 303)
-    return page(request, place, "done.html", found.section, said=found.said, command=found.command, back=found.back)
+    return page(
+        request, place, "done.html", outcome.section, said=outcome.said, command=outcome.command, back=outcome.back
+    )

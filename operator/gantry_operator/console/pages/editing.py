@@ -47,12 +47,12 @@ class Editing:
     ) -> Response:
         """Show the form: as it was typed, else as it is now."""
         async with do.one_line_errors():
-            found = await self.settings(place.source.target, name)
-        typed = {field: one(form, field) if field in form else text for field, text in self.texts(found).items()}
+            settings = await self.settings(place.source.target, name)
+        typed = {field: one(form, field) if field in form else text for field, text in self.texts(settings).items()}
         return page(
             request, place, f"{self.kind}_edit.html", self.section, subject=name, kind=self.kind, typed=typed,
-            resource=found.get("resource", ""), digest=one(form, "digest") or found["digest"], refused=refused,
-            code=code, chooser=" ".join(place.source.command), **self.extra(found),
+            resource=settings.get("resource", ""), digest=one(form, "digest") or settings["digest"], refused=refused,
+            code=code, chooser=" ".join(place.source.command), **self.extra(settings),
         )  # fmt: skip
 
     async def write(self, request: Request, place: ClusterRequest, name: str, form: Form) -> Response:
@@ -60,16 +60,16 @@ class Editing:
             async with do.one_line_errors():
                 changes = self.changes(form, await self.settings(place.source.target, name))
                 if changes:
-                    said = await self.change(place.source.target, name, changes, one(form, "digest"))
+                    outcome = await self.change(place.source.target, name, changes, one(form, "digest"))
                 else:
-                    said = f"{name} is as it was: nothing was changed"
+                    outcome = f"{name} is as it was: nothing was changed"
         except (ValueError, do.OperationError) as error:
             code = 400 if isinstance(error, ValueError) else 502
             # What others have changed is shown beside what was typed, and may be overwritten then.
             again = {field: value for field, value in form.items() if field != "digest"}
             return await self.show(request, place, name, again, str(error), code)
         command = do.gantry(place.source, self.kind, "change", name, *self.options(changes))
-        return after_change(place, self.section, said, command, self.path(place, name))
+        return after_change(place, self.section, outcome, command, self.path(place, name))
 
     def add_to(self, router: APIRouter) -> None:
         """Add the two routes of the form."""

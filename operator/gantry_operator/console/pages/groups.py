@@ -122,15 +122,15 @@ async def reset_page(
     row = place.snapshot.tables.groups.get(group)
     if row is None:
         raise absent(place, f"no broker knows a consumer group {group}")
-    found, to_ms, code = None, -1, 502 if said else 200
+    preview, to_ms, code = None, -1, 502 if said else 200
     if topic and (to or end):
         try:
             to_ms = -1 if end else time_of(to)
-            found = await do.preview_reset(place.source, group, topic, to_ms)
+            preview = await do.preview_reset(place.source, group, topic, to_ms)
         except (ValueError, do.OperationError) as error:
             said = str(error)
     return page(
-        request, place, "reset.html", "groups", group=row, topic=topic, to=to, end=end, preview=found, said=said,
+        request, place, "reset.html", "groups", group=row, topic=topic, to=to, end=end, preview=preview, said=said,
         to_ms=to_ms, command=do.reset_command(place.source, group, topic, to_ms), code=code,
     )  # fmt: skip
 

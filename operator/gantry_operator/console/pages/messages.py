@@ -11,7 +11,7 @@ from fastapi.responses import RedirectResponse, Response
 from gantry_broker.client import Message, ReceivedMessage
 from gantry_broker.client.errors import ClientError
 
-from gantry_operator.cluster.message_walk import PAGE, Page, Place, Wanted, body_of, place_of, time_of
+from gantry_operator.cluster.message_walk import PAGE, Filters, Page, Place, body_of, place_of, time_of
 from gantry_operator.console import operations as do
 from gantry_operator.console.bodies import KINDS, MAX_SHOWN, body_view, content_of, preview
 from gantry_operator.console.requests import Change, ClusterRequest, Here, one, page
@@ -66,8 +66,8 @@ class Search:
     tail: bool = False
 
     @property
-    def wanted(self) -> Wanted:
-        return Wanted(self.tags.strip(), self.prop.strip(), self.text)
+    def filters(self) -> Filters:
+        return Filters(self.tags.strip(), self.prop.strip(), self.text)
 
     @property
     def newest(self) -> bool:
@@ -99,13 +99,13 @@ async def find(source: Source, search: Search) -> Page:
     if search.id:
         return Page(await do.find_by_id(source, search.topic, search.id))
     if search.key:
-        return await do.find_by_key(source, search.topic, search.key, search.wanted, before)
+        return await do.find_by_key(source, search.topic, search.key, search.filters, before)
     if before is not None:
-        return await do.walk(source, search.topic, search.wanted, before, older=True)
+        return await do.walk(source, search.topic, search.filters, before, older=True)
     if search.after or search.at:
         begin = Place.parse(search.after) if search.after else Place(time_of(search.at))
-        return await do.walk(source, search.topic, search.wanted, begin, older=False)
-    return await do.walk(source, search.topic, search.wanted, None, older=True)
+        return await do.walk(source, search.topic, search.filters, begin, older=False)
+    return await do.walk(source, search.topic, search.filters, None, older=True)
 
 
 @dataclass(frozen=True, slots=True)

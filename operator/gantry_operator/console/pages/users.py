@@ -17,13 +17,13 @@ router = APIRouter(prefix="/c/{space}/{name}")
 
 @router.get("/users")
 async def users(request: Request, place: Here) -> Response:
-    rows, said = [], ""
+    rows, problem = [], ""
     try:
         async with do.one_line_errors():
             rows = await list_users(place.source.target)
     except do.OperationError as error:
-        said = str(error)
-    return page(request, place, "users.html", "actions", rows=rows, said=said, rule_text=rule_text)
+        problem = str(error)
+    return page(request, place, "users.html", "actions", rows=rows, said=problem, rule_text=rule_text)
 
 
 def changes_in(form: Form, found: Settings) -> dict[str, Any]:

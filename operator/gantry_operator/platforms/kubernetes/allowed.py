@@ -276,11 +276,11 @@ def service_problems(where: str, external: External | None, settings: OperatorSe
 def _image(field: str, image: str | None, own: str, settings: OperatorSettings) -> Iterator[Problem]:
     if image is None or image == own or matches(image, settings.allowed_images):
         return
-    known = ", ".join(filter(None, (own, *settings.allowed_images))) or "none"
+    allowed = ", ".join(filter(None, (own, *settings.allowed_images))) or "none"
     yield Problem(
         field,
         image,
-        f"it is not allowed: leave it out or write one of {known}; an administrator allows more by image.allowed "
+        f"it is not allowed: leave it out or write one of {allowed}; an administrator allows more by image.allowed "
         "in the values of the operator's chart",
     )
 

@@ -49,18 +49,18 @@ async def release_all(api: KubeApi, namespaces: Sequence[str]) -> list[str]:
 
     Returns a line for each object that was being deleted: its topic or group stays. Raises ApiError, ApiUnavailable.
     """
-    said = []
+    lines = []
     for kind in TOPIC_KINDS.values():
         for namespace in namespaces or (None,):
             for obj in (await api.list(kind, namespace))[0]:
                 await _release(api, kind.kind, obj)
                 meta = obj["metadata"]
                 if meta.get("deletionTimestamp") is not None:
-                    said.append(
+                    lines.append(
                         f"{kind.kind} {meta['namespace']}/{meta['name']} was being deleted and goes now; what it names "
                         "stays at the brokers"
                     )
-    return said
+    return lines
 
 
 async def _release(api: KubeApi, kind: str, obj: Object) -> None:
@@ -76,8 +76,8 @@ async def _release(api: KubeApi, kind: str, obj: Object) -> None:
                 raise
             meta = obj["metadata"]
             field = f"metadata.name={meta['name']}"
-            found = (await api.list(KINDS[kind], meta["namespace"], fields=field))[0]
-            again = [o for o in found if o["metadata"]["uid"] == meta["uid"]]
+            objects = (await api.list(KINDS[kind], meta["namespace"], fields=field))[0]
+            again = [o for o in objects if o["metadata"]["uid"] == meta["uid"]]
             if not again:
                 return
             obj = again[0]

@@ -95,8 +95,8 @@ class Children:
         """
         self._keep_alive = keep_alive
         if not keep_alive:
-            for known in self.table.values():
-                self._cancel_restart(known)
+            for each in self.table.values():
+                self._cancel_restart(each)
         for plan in plans:
             child = self.table.get(plan.name)
             if child is not None:
@@ -243,8 +243,8 @@ class Children:
             save_record(self._folder.process(name), child.record)
         except OSError as error:
             if not again:
-                said = f"{name} runs as process {child.record.pid}, but its record cannot be written: {error}"
-                self._event("Warning", "ProcessRecordNotWritten", said, name)
+                problem = f"{name} runs as process {child.record.pid}, but its record cannot be written: {error}"
+                self._event("Warning", "ProcessRecordNotWritten", problem, name)
             child.unwritten = asyncio.get_running_loop().call_later(RECORD_AGAIN_S, self._write_down, child)
 
     def _watch(self, child: Child, record: ProcessRecord) -> None:
@@ -265,9 +265,12 @@ class Children:
                 child.failures = 0
             how = _how(status)
             last = "" if status is None or status <= 0 else _last_line(self._folder.log(child.plan.name))
-            said = f": {last}" if last else ""
+            last_words = f": {last}" if last else ""
             self._event(
-                "Warning", "ProcessExited", f"{child.plan.name} ended {how}{said}; it is started again", child.plan.name
+                "Warning",
+                "ProcessExited",
+                f"{child.plan.name} ended {how}{last_words}; it is started again",
+                child.plan.name,
             )
             self._start_later(child)
         self._on_change()
@@ -293,8 +296,8 @@ class Children:
 
         It is outdated if the config at its start differs from the planned one.
         """
-        found = (r for r in started_with(self._folder.configs, {plan.module}) if r.name == plan.name)
-        record = next(found, None)
+        unrecorded = (r for r in started_with(self._folder.configs, {plan.module}) if r.name == plan.name)
+        record = next(unrecorded, None)
         with suppress(OSError):
             if record is not None and self._folder.config(plan.name).read_bytes() == plan.config.encode():
                 return replace(record, config=plan.digest)

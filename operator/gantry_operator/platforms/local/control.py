@@ -57,10 +57,10 @@ class SupervisorRecord:
 
 def supervisor_of(folder: ClusterFolder) -> SupervisorRecord | None:
     """Return the record of the running supervisor; None: none runs."""
-    known = read_json(folder.supervisor)
-    if not isinstance(known, dict) or start_mark(int(known.get("pid", -1))) != known.get("started"):
+    record = read_json(folder.supervisor)
+    if not isinstance(record, dict) or start_mark(int(record.get("pid", -1))) != record.get("started"):
         return None
-    return SupervisorRecord(int(known["pid"]), int(known["port"]), str(known["secret"]))
+    return SupervisorRecord(int(record["pid"]), int(record["port"]), str(record["secret"]))
 
 
 async def serve(folder: ClusterFolder, handler: Handler) -> asyncio.Server:
@@ -120,8 +120,8 @@ async def ask(folder: ClusterFolder, op: str, timeout_s: float, **arguments: Any
 
 
 def _unanswered(pid: int, timeout_s: float) -> str:
-    said = f"`gantry up` (process {pid}) did not answer within {timeout_s:.0f} s"
-    return f"{said}: a signal has stopped it, and kill -CONT {pid} lets it go on" if is_stopped(pid) else said
+    silence = f"`gantry up` (process {pid}) did not answer within {timeout_s:.0f} s"
+    return f"{silence}: a signal has stopped it, and kill -CONT {pid} lets it go on" if is_stopped(pid) else silence
 
 
 async def silence_of(folder: ClusterFolder, timeout_s: float) -> Silence | None:

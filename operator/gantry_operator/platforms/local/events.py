@@ -80,7 +80,7 @@ def last_events(path: Path, count: int) -> list[dict[str, Any]]:
         lines = deque(path.read_text(errors="replace").splitlines(), maxlen=count)
     except OSError:
         return []
-    found = []
+    events = []
     for line in lines:
         try:
             event = json.loads(line)
@@ -88,5 +88,5 @@ def last_events(path: Path, count: int) -> list[dict[str, Any]]:
             # A crash may leave an incomplete line.
             continue
         if isinstance(event, dict):
-            found.append(event)
-    return found
+            events.append(event)
+    return events

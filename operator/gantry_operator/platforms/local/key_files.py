@@ -22,5 +22,5 @@ def read_secret(path: Path) -> dict[str, str]:
             return {}
     except OSError:
         return {}
-    known = read_json(path)
-    return {k: v for k, v in known.items() if isinstance(v, str)} if isinstance(known, dict) else {}
+    content = read_json(path)
+    return {k: v for k, v in content.items() if isinstance(v, str)} if isinstance(content, dict) else {}

@@ -31,9 +31,9 @@ ANSWER_S = 1.0
 
 def last_failover(folder: ClusterFolder) -> LastFailover | None:
     """Return the last change of a master; None: there was none, or its file is damaged."""
-    known = read_json(folder.last_failover)
+    saved = read_json(folder.last_failover)
     try:
-        return None if known is None else LastFailover.model_validate(known)
+        return None if saved is None else LastFailover.model_validate(saved)
     except ValidationError:
         return None
 

@@ -153,8 +153,8 @@ class LocalPlatform:
 
     def members_of(self, group: str) -> Sequence[MemberPlan]:
         """Planned and leaving ones."""
-        known = group in {g.name for g in self.plan.groups}
-        return self.whole_plan.group(group).members if known else ()
+        planned = group in {g.name for g in self.plan.groups}
+        return self.whole_plan.group(group).members if planned else ()
 
     def process(self, name: str, problem: str) -> MemberProcess:
         runs = self.children.running(name)
@@ -212,8 +212,8 @@ class LocalPlatform:
                 silent = self._controllers[group].silence_s(number) >= detection_s
                 if silent and watch.name not in killed:
                     killed.add(watch.name)
-                    said = f"{watch.name} does not answer and holds the port"
-                    self.event(Event("Warning", "FrozenMasterKilled", said, group))
+                    reason = f"{watch.name} does not answer and holds the port"
+                    self.event(Event("Warning", "FrozenMasterKilled", reason, group))
                     self.children.kill(watch.name)
             leadership = self._controllers[group].leadership
             if leadership is not None and leadership.epoch > epoch:

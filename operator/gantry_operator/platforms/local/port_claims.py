@@ -57,11 +57,11 @@ class ClaimsFolder:
         except NotADirectoryError:
             raise NotADirectoryError(f"{path} is a link or no folder: remove it") from None
         try:
-            found = os.fstat(fd)
-            if found.st_uid != os.geteuid():
+            status = os.fstat(fd)
+            if status.st_uid != os.geteuid():
                 raise PermissionError(f"{path} belongs to another user")
-            if found.st_mode & OTHERS:
-                os.fchmod(fd, stat.S_IMODE(found.st_mode) & ~OTHERS)
+            if status.st_mode & OTHERS:
+                os.fchmod(fd, stat.S_IMODE(status.st_mode) & ~OTHERS)
         except OSError:
             os.close(fd)
             raise

@@ -19,12 +19,12 @@ NOT_CHOSEN: Final = 1
 """In place of a port that nothing has yet, since its process does not run."""
 
 
-def preview(folder: ClusterFolder, wanted: BrokerCluster) -> dict[str, Any]:
+def preview(folder: ClusterFolder, cluster: BrokerCluster) -> dict[str, Any]:
     """Return the effect of a manifest. Raises ControlError if it is refused, and OSError."""
-    refuse_elsewhere(wanted)
-    wanted = with_proxies(wanted)
-    refuse_change(load_saved(folder), wanted)
-    planned = plan(wanted)
+    refuse_elsewhere(cluster)
+    cluster = with_proxies(cluster)
+    refuse_change(load_saved(folder), cluster)
+    planned = plan(cluster)
     ports = Ports.load(folder.ports)
     uses = [f"group/{g.name}" for g in planned.groups]
     for server in planned.name_servers:
@@ -35,31 +35,31 @@ def preview(folder: ClusterFolder, wanted: BrokerCluster) -> dict[str, Any]:
         uses += [proxy.name, http(proxy.name)]
     for use in uses:
         ports.taken.setdefault(use, NOT_CHOSEN)
-    plans = {p.name: p for p in process_plans(wanted, planned, ports, folder)}
+    plans = {p.name: p for p in process_plans(cluster, planned, ports, folder)}
     running = {path.stem for path in (folder.root / "run").glob("*.json") if load_record(folder.process(path.stem))}
-    stopped = sorted(running if wanted.spec.hibernate else running - set(plans))
+    stopped = sorted(running if cluster.spec.hibernate else running - set(plans))
     replaced = []
     for name, process in plans.items():
         record = load_record(folder.process(name))
         if record is not None and record.config != process.digest and name not in stopped:
             replaced.append(name)
-    started = [] if wanted.spec.hibernate else sorted(set(plans) - running)
+    started = [] if cluster.spec.hibernate else sorted(set(plans) - running)
     replaced = in_order(planned, replaced, masters_of(read_json(folder.conditions)))
-    warnings = why_replaced(wanted.name, started, stopped, replaced)
-    found: dict[str, Any] = {"changes": [], "replaced": replaced, "started": started, "stopped": stopped}
-    return found | ({"warnings": warnings} if warnings else {})
+    warnings = why_replaced(cluster.name, started, stopped, replaced)
+    effect: dict[str, Any] = {"changes": [], "replaced": replaced, "started": started, "stopped": stopped}
+    return effect | ({"warnings": warnings} if warnings else {})
 
 
 def in_order(planned: Plan, replaced: Sequence[str], masters: Collection[str]) -> list[str]:
     """Return processes in the order in which they are replaced: of each group the slaves first. Pure."""
-    found = list(replaced)
+    order = list(replaced)
     for group in planned.groups:
         members = [m for m in group.members if m.name in replaced]
-        places = [found.index(m.name) for m in members]
+        places = [order.index(m.name) for m in members]
         states = [MemberState(m.name, m.number, True, True, True, m.name in masters) for m in members]
         for place, name in zip(sorted(places), replacement_order(states), strict=True):
-            found[place] = name
-    return found
+            order[place] = name
+    return order
 
 
 def masters_of(status: object) -> set[str]:

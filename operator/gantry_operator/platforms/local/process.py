@@ -94,9 +94,9 @@ def listens(pid: int, port: int) -> bool | None:
 
 def load_record(path: Path) -> ProcessRecord | None:
     """Return the recorded process, if it still runs."""
-    known = read_json(path)
+    saved = read_json(path)
     try:
-        record = ProcessRecord(**known)
+        record = ProcessRecord(**saved)
         return record if alive(record) else None
     except (TypeError, ValueError):
         return None

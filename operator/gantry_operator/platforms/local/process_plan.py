@@ -67,7 +67,7 @@ def process_plans(cluster: BrokerCluster, plan: Plan, ports: Ports, folder: Clus
     servers = [ports.address(s.name) for s in plan.name_servers]
     registrations = [ports.address(registration(s.name)) for s in plan.name_servers]
     archives = ArchiveFiles(folder.uid, lambda use, secret: secret_folder(secret))
-    found = []
+    plans = []
     for server in plan.name_servers:
         config = name_server_config(
             cluster, server, listen_host=HOST, port=ports[server.name], data_dir=folder.data(server.name),
@@ -76,7 +76,7 @@ def process_plans(cluster: BrokerCluster, plan: Plan, ports: Ports, folder: Clus
             loopback=on_loopback(),
         )  # fmt: skip
         whole = text_of(config)
-        found.append(ProcessPlan(server.name, NAME_SERVER, whole, decisive=restarts(config)))
+        plans.append(ProcessPlan(server.name, NAME_SERVER, whole, decisive=restarts(config)))
     for member in plan.members:
         addresses = BrokerAddresses(
             port=ports[member.name],
@@ -100,7 +100,7 @@ def process_plans(cluster: BrokerCluster, plan: Plan, ports: Ports, folder: Clus
             # A new member announces its own address, so its group need not restart.
             first = {m.number: ports.address(replication(m.name)) for m in plan.group(member.group).members}
             config_of_broker = config_of_broker.model_copy(update={"members": first})
-        found.append(
+        plans.append(
             ProcessPlan(
                 member.name,
                 BROKER,
@@ -127,7 +127,7 @@ def process_plans(cluster: BrokerCluster, plan: Plan, ports: Ports, folder: Clus
             http_port=ports[http(planned.name)], name_servers=servers, drain_s=PROXY_DRAIN_S, loopback=on_loopback(),
             access_key=PROXY_USER,
         )  # fmt: skip
-        found.append(
+        plans.append(
             ProcessPlan(planned.name, PROXY, proxy_text(config_of_proxy), decisive=proxy_restarts(config_of_proxy))
         )
-    return found
+    return plans

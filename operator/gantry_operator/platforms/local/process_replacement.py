@@ -51,12 +51,12 @@ class ProcessReplacement:
         def planned() -> set[str]:
             return {s.name for s in self._plan().name_servers} | {p.name for p in self._plan().proxies}
 
-        wanted = planned()
+        names_planned = planned()
         members = {m.name for m in self._plan().members} | set(self._leaving())
         for name, child in list(self._children().table.items()):
             if name in members:
                 continue
-            if name not in wanted:
+            if name not in names_planned:
                 await self._children().remove(name)
                 if name in planned():
                     await self._bring_up()

@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 READY_S = 1.0
 
 
-def with_proxies(cluster: BrokerCluster, wanted: int | None = None) -> BrokerCluster:
-    """Return a cluster as `gantry up` runs it. `wanted`: proxies, whatever the manifest says; None: as it says, and one
-    if it says nothing.
+def with_proxies(cluster: BrokerCluster, replicas: int | None = None) -> BrokerCluster:
+    """Return a cluster as `gantry up` runs it. `replicas`: proxies, whatever the manifest says; None: as it says, and
+    one if it says nothing.
     """
-    if wanted is None and cluster.spec.proxy is None:
-        wanted = 1
-    if wanted is None:
+    if replicas is None and cluster.spec.proxy is None:
+        replicas = 1
+    if replicas is None:
         return cluster
     # No autoscaler runs on one machine.
-    changed = {"replicas": wanted, "autoscaling": None}
+    changed = {"replicas": replicas, "autoscaling": None}
     proxy = (cluster.spec.proxy or Proxy()).model_copy(update=changed)
     return cluster.model_copy(update={"spec": cluster.spec.model_copy(update={"proxy": proxy})})
 

@@ -39,8 +39,8 @@ async def why_not_ready(control: ClusterControl, platform: LocalPlatform) -> str
             )
         if problem is not None:
             # What a member says that fills its disk: how far it is, or why that fails.
-            said = [f"{w.name}: {w.problem}" for w in controller.watches.values() if leader is None and w.problem]
-            return "; ".join([f"group {group.name}: {problem}", *said])
+            problems = [f"{w.name}: {w.problem}" for w in controller.watches.values() if leader is None and w.problem]
+            return "; ".join([f"group {group.name}: {problem}", *problems])
     for proxy in platform.plan.proxies:
         url = f"{scheme(platform.cluster)}://{platform.ports.address(http(proxy.name))}"
         why = await why_no_proxy(platform.http, url)

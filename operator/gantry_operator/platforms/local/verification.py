@@ -78,16 +78,16 @@ class LocalVerification:
 
     def _runs(self) -> bool:
         path = self._folder.process(PROCESS)
-        known = read_json(path)
-        if isinstance(known, dict) and isinstance(known.get("pid"), int):
-            reap(known["pid"])
+        written = read_json(path)
+        if isinstance(written, dict) and isinstance(written.get("pid"), int):
+            reap(written["pid"])
         return load_record(path) is not None
 
 
 def _started(value: object) -> datetime | None:
     """Return the time of the last start; None: it is not known."""
     try:
-        found = datetime.fromisoformat(str(value["started"]))  # type: ignore[index]
+        started = datetime.fromisoformat(str(value["started"]))  # type: ignore[index]
     except (KeyError, TypeError, ValueError):
         return None
-    return found if found.tzinfo is not None else None
+    return started if started.tzinfo is not None else None

@@ -27,12 +27,12 @@ class VolumeInUse(Exception):
 def volumes_of(folder: ClusterFolder) -> list[Volume]:
     """Return the folders of all members, and those that were kept of removed groups. Raises OSError."""
     planned = {m.name for m in plan(running_cluster(folder, load_saved(folder))).members}
-    found = [
+    of_members = [
         Volume(path.name, path.name, _held(path), _used_by(folder, path.name, planned))
         for path in _folders(folder.data("x").parent)
     ]
     kept = _folders(folder.root / DRAINED)
-    return found + [Volume(f"{DRAINED}/{path.name}", path.name.rpartition("-")[0], _held(path)) for path in kept]
+    return of_members + [Volume(f"{DRAINED}/{path.name}", path.name.rpartition("-")[0], _held(path)) for path in kept]
 
 
 def delete_volume(folder: ClusterFolder, name: str) -> None:

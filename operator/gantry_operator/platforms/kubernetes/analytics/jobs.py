@@ -46,15 +46,15 @@ def _driver_of(runs: Object) -> tuple[dict[str, Any], dict[str, Any], list[str]]
         spec = dict(runs["spec"]["jobTemplate"]["spec"]["template"]["spec"])
         driver = dict(spec["containers"][0])
         return spec, driver, driver["args"]
-    wanted = runs["spec"]
-    spec = dict(wanted["driverSpec"]["podTemplateSpec"]["spec"])
-    conf = wanted["sparkConf"]
+    runs_spec = runs["spec"]
+    spec = dict(runs_spec["driverSpec"]["podTemplateSpec"]["spec"])
+    conf = runs_spec["sparkConf"]
     driver = dict(spec["containers"][0]) | {
         "image": conf["spark.kubernetes.container.image"],
         "imagePullPolicy": conf["spark.kubernetes.container.image.pullPolicy"],
     }
     settings = [word for key, value in sorted(conf.items()) for word in ("--conf", f"{key}={value}")]
-    return spec, driver, [*wanted["driverArgs"], *settings]
+    return spec, driver, [*runs_spec["driverArgs"], *settings]
 
 
 def _owner(runs: Object) -> dict[str, Any]:

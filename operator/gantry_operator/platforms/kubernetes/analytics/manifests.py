@@ -168,7 +168,7 @@ def cron_job(
     """Return the schedule, under Kubernetes' own rules for history, deadlines and concurrency. A run that falls due
     while it is suspended starts afterwards, within the starting deadline.
     """
-    wanted: dict[str, Any] = {
+    schedule: dict[str, Any] = {
         "schedule": spec.schedule,
         "suspend": spec.suspend or hold,
         "concurrencyPolicy": "Forbid",
@@ -199,12 +199,12 @@ def cron_job(
         },
     }
     if spec.timeZone is not None:
-        wanted["timeZone"] = spec.timeZone
+        schedule["timeZone"] = spec.timeZone
     return {
         "apiVersion": "batch/v1",
         "kind": "CronJob",
         "metadata": names.metadata(cluster, name_of(cluster.name), COMPONENT),
-        "spec": wanted,
+        "spec": schedule,
     }
 
 

@@ -72,7 +72,7 @@ class AnalyticsReconciler:
         self.waits = False
         """A requested run waits for the end of the former object."""
 
-    async def keep(self, cluster: BrokerCluster, wanted: Plan, result: ReconcileResult) -> bool:
+    async def keep(self, cluster: BrokerCluster, plan: Plan, result: ReconcileResult) -> bool:
         """One pass. False: it is not complete yet. A failing report never delays the brokers."""
         self._problem = None
         self._application, self._spec = None, cluster.spec.analytics
@@ -82,7 +82,7 @@ class AnalyticsReconciler:
             await self._drop(DROPPED)
             return True
         scheme = pod_parts.http_scheme(cluster)
-        urls = [f"{m.group}={scheme}://{member_host(cluster, m)}:{names.BROKER_HTTP_PORT}" for m in wanted.members]
+        urls = [f"{m.group}={scheme}://{member_host(cluster, m)}:{names.BROKER_HTTP_PORT}" for m in plan.members]
         try:
             hold = self._by_hand_at_work(cluster)
             objects = manifests.render(cluster, urls, self._settings.spark_image, token=True, hold=hold)
@@ -137,16 +137,16 @@ class AnalyticsReconciler:
         return True
 
     def _last_run(self) -> datetime | None:
-        known = None if self._previous is None else applications.time_of(self._previous.lastRun)
-        return max((t for t in (known, self.applications.last()) if t is not None), default=None)
+        noted = None if self._previous is None else applications.time_of(self._previous.lastRun)
+        return max((t for t in (noted, self.applications.last()) if t is not None), default=None)
 
     def _job_at_work(self) -> bool:
         """Whether something is left of a former engine: a Job, or the pod of one."""
         namespace, name = self._objects.namespace, self._objects.name
-        found = self._caches[JOBS].of(namespace, manifests.JOB_LABEL, name)
+        job_objects = self._caches[JOBS].of(namespace, manifests.JOB_LABEL, name)
         pods = self._caches[PODS].of(namespace, manifests.JOB_LABEL, name)
         owners = [o for p in pods if not _over(p) for o in p["metadata"].get("ownerReferences") or []]
-        return any(not jobs.ended(j) for j in found) or any(o.get("kind") == "Job" for o in owners)
+        return any(not jobs.ended(j) for j in job_objects) or any(o.get("kind") == "Job" for o in owners)
 
     async def run_if_asked(self, cluster: BrokerCluster, resource: Object) -> Object | None:
         """Start a run if an annotation asks for it. Returns the resource without the annotation, or None without a
@@ -179,14 +179,14 @@ class AnalyticsReconciler:
         if self._job_at_work():
             return False
         try:
-            made = await self.applications.start(self._application)
+            application = await self.applications.start(self._application)
         except ActiveRun as active:
             message = f"a report was requested, but {active} is running already"
             self._events.record("Normal", "AnalysisAlreadyRunning", message)
             return True
-        if made is not None:
-            self._events.record("Normal", "AnalysisStarted", f"{made['metadata']['name']}: requested")
-        return made is not None or self.applications.problem is not None
+        if application is not None:
+            self._events.record("Normal", "AnalysisStarted", f"{application['metadata']['name']}: requested")
+        return application is not None or self.applications.problem is not None
 
     async def _start(self, cluster: BrokerCluster, cron_job: Object) -> None:
         """Start a run unless one is active: suspend the schedule first, then list the Jobs in the API."""

@@ -325,12 +325,12 @@ class KubeApi:
     ) -> Object:
         response = await self._raw(method, path, query, body, content_type, limits, what)
         try:
-            found: Object = json.loads(await response.read())
+            answer: Object = json.loads(await response.read())
         except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:
             raise ApiUnavailable(f"{method} {path}: {in_words(error)}") from error
         finally:
             response.release()
-        return found
+        return answer
 
     async def _raw(
         self,
@@ -381,14 +381,14 @@ def _probe(response: aiohttp.ClientResponse) -> None:
 
 def _refused(status: int, text: bytes) -> ApiError:
     try:
-        found = json.loads(text)
+        status_object = json.loads(text)
     except ValueError:
-        found = {"message": text[:200].decode(errors="replace")}
-    return _error(status, found if isinstance(found, dict) else {})
+        status_object = {"message": text[:200].decode(errors="replace")}
+    return _error(status, status_object if isinstance(status_object, dict) else {})
 
 
-def _error(status: int, found: Mapping[str, Any]) -> ApiError:
-    return ApiError(status, str(found.get("reason") or ""), str(found.get("message") or ""))
+def _error(status: int, status_object: Mapping[str, Any]) -> ApiError:
+    return ApiError(status, str(status_object.get("reason") or ""), str(status_object.get("message") or ""))
 
 
 async def retried(attempt: int) -> None:

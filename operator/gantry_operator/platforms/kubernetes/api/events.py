@@ -59,12 +59,12 @@ class EventRecorder:
 
     async def _write(self, kind: str, reason: str, message: str, now: float) -> None:
         stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        known = self._recent.get((reason, message))
+        recent = self._recent.get((reason, message))
         try:
-            if known is not None and now - known[1] < SAME_FOR_S:
-                known[1], known[2] = now, known[2] + 1
-                patch = {"count": known[2], "lastTimestamp": stamp}
-                await self._api.merge(EVENT, self._namespace, known[0], patch)
+            if recent is not None and now - recent[1] < SAME_FOR_S:
+                recent[1], recent[2] = now, recent[2] + 1
+                patch = {"count": recent[2], "lastTimestamp": stamp}
+                await self._api.merge(EVENT, self._namespace, recent[0], patch)
                 return
             name = f"{self._name}.{uuid.uuid4().hex[:16]}"
             self._recent[reason, message] = [name, now, 1]

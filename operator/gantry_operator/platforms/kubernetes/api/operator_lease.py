@@ -119,10 +119,10 @@ class Election:
         A renewal replaces the last written Lease without reading it. The API server refuses that after another write or
         a deletion, and the Lease is read again.
         """
-        known, self._written = self._written, None
+        last_written, self._written = self._written, None
         try:
             begun = time.monotonic()
-            lease = known or await self._api.get(LEASE, self._namespace, self._name)
+            lease = last_written or await self._api.get(LEASE, self._namespace, self._name)
             if lease is None:
                 self._written = await self._api.create(self._lease({}, 0))
             else:
@@ -137,7 +137,7 @@ class Election:
                 self._written = await self._api.replace(written)
             self._holder, self._renewed_at = self._identity, begun
         except ApiError as error:
-            if known is not None and error.reason in ("Conflict", "NotFound"):
+            if last_written is not None and error.reason in ("Conflict", "NotFound"):
                 return await self._try_once()
             if error.reason not in ("Conflict", "AlreadyExists"):
                 log.warning("the operator's Lease: %s", error)

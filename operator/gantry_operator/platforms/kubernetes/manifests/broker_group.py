@@ -192,5 +192,5 @@ def _claim(storage: Storage, selector: Mapping[str, str]) -> dict[str, Any]:
 
 def _as_written(cluster: BrokerCluster, group: str) -> str:
     """Return the group's part of the spec, for the time when it is not in the spec any more."""
-    found = next(g for g in cluster.spec.brokerGroups if g.name == group)
-    return found.model_dump_json(exclude_none=True, exclude_defaults=True)
+    spec_group = next(g for g in cluster.spec.brokerGroups if g.name == group)
+    return spec_group.model_dump_json(exclude_none=True, exclude_defaults=True)

@@ -97,9 +97,9 @@ def render(
         out.append(name_servers.objects(cluster, plan, image(cluster, settings), stopped=stopped, hold=hold))
         for g in plan.groups:
             count = max(len(g.members), (replicas or {}).get(g.name, 0))
-            found = external_addresses or {}
+            addresses = external_addresses or {}
             fewer = None if running is None else running.get(g.name)
-            out.append(broker_group.objects(cluster, plan, g, image(cluster, settings), found, count, fewer))
+            out.append(broker_group.objects(cluster, plan, g, image(cluster, settings), addresses, count, fewer))
         ports = pinned_ports or {}
         outside = ports.get(external.proxy_endpoint(cluster).service)
         of_proxies = proxies.objects(

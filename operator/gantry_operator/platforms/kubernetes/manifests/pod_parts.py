@@ -215,18 +215,18 @@ def _archive_secrets(cluster: BrokerCluster) -> list[tuple[str, str]]:
         "restore": None if bootstrap is None else bootstrap.fromArchive,
         "follow": None if bootstrap is None else bootstrap.follow,
     }
-    found: dict[tuple[str, str], None] = {}
+    secrets: dict[tuple[str, str], None] = {}
     for use, place in places.items():
         if place is not None and place.credentialsSecret is not None:
-            found[use, place.credentialsSecret] = None
+            secrets[use, place.credentialsSecret] = None
         if place is not None and place.encryption is not None:
-            found[use, place.encryption.secretName] = None
+            secrets[use, place.encryption.secretName] = None
     source = None if bootstrap is None else bootstrap.fromRocketMQ
     if source is not None and source.accessKeySecret is not None:
-        found["migrate", source.accessKeySecret] = None
+        secrets["migrate", source.accessKeySecret] = None
     if source is not None and source.tls is not None:
-        found["migrate", source.tls.caSecret] = None
-    return list(found)
+        secrets["migrate", source.tls.caSecret] = None
+    return list(secrets)
 
 
 def _volume(use: str, secret: str) -> str:

@@ -272,13 +272,13 @@ def running_replicas(deployment: Object | None) -> int | None:
 
 
 def status(
-    cluster: BrokerCluster, deployment: Object | None, found: Iterable[Object], services: Mapping[str, Object]
+    cluster: BrokerCluster, deployment: Object | None, pods: Iterable[Object], services: Mapping[str, Object]
 ) -> ProxyStatus | None:
-    """`status.proxy`. `found`: the proxies' pods. `services`: by name. None: there should be no proxy."""
+    """`status.proxy`. `pods`: the proxies' pods. `services`: by name. None: there should be no proxy."""
     proxy = spec(cluster)
     if proxy is None:
         return None
-    rows = [_row(pod) for pod in found if pod["metadata"].get("deletionTimestamp") is None]
+    rows = [_row(pod) for pod in pods if pod["metadata"].get("deletionTimestamp") is None]
     rows.sort(key=lambda r: r.name)
     running = running_replicas(deployment)
     return ProxyStatus(

@@ -83,7 +83,7 @@ def application(
 
 def conf(p: SparkPods) -> dict[str, str]:
     """Return Spark's configuration. Spark's operator makes the driver's pod by it, too."""
-    found = {key: value for key, value in spark.spark_conf(p).items() if key not in KEPT_BY_SPARK}
+    configuration = {key: value for key, value in spark.spark_conf(p).items() if key not in KEPT_BY_SPARK}
     limits, requests = p.resources.driver.limits, p.resources.driver.requests
     total = int(parse_quantity(limits.get("memory") or requests.get("memory") or str(DEFAULT_MEMORY))) >> 20
     heap = spark.heap_mib(limits or requests)
@@ -95,7 +95,7 @@ def conf(p: SparkPods) -> dict[str, str]:
     for name, amounts in (("request", requests), ("limit", limits)):
         if "cpu" in amounts:
             own[f"spark.kubernetes.driver.{name}.cores"] = amounts["cpu"]
-    return own | found
+    return own | configuration
 
 
 def _beside_driver(p: SparkPods, pod: dict[str, Any]) -> None:
@@ -123,20 +123,20 @@ def result_of(app: Object) -> tuple[str, str]:
     if not ended(app):
         return "Running", ""
     last = next((s for s in reversed(_states(app)) if s.get("currentStateSummary") not in ENDED), {})
-    found = str(last.get("currentStateSummary") or "")
-    if found == "Succeeded":
+    state = str(last.get("currentStateSummary") or "")
+    if state == "Succeeded":
         return "Succeeded", ""
     current = app["status"]["currentState"]
-    said = (last.get("message"), current.get("message"))
-    return "Failed", ": ".join(str(part) for part in (found, *said) if part) or "it was stopped"
+    messages = (last.get("message"), current.get("message"))
+    return "Failed", ": ".join(str(part) for part in (state, *messages) if part) or "it was stopped"
 
 
 def _states(app: Object) -> list[Object]:
     """All states, the oldest first: those of the former attempt, too, which the history may have lost."""
     status = app.get("status") or {}
     former = (status.get("previousAttemptSummary") or {}).get("stateTransitionHistory") or {}
-    found = {**former, **(status.get("stateTransitionHistory") or {})}
-    numbered = {number: state for key, state in found.items() if (number := whole_number(key)) is not None}
+    by_number = {**former, **(status.get("stateTransitionHistory") or {})}
+    numbered = {number: state for key, state in by_number.items() if (number := whole_number(key)) is not None}
     return [numbered[number] for number in sorted(numbered)]
 
 

@@ -41,7 +41,7 @@ def objects(cluster: BrokerCluster, image: str) -> list[dict[str, Any]]:
     archive = cluster.spec.archive
     if archive is None or archive.verify is None or problem(cluster, rights=True):
         return []
-    wanted: dict[str, Any] = {
+    schedule: dict[str, Any] = {
         "schedule": archive.verify.schedule,
         "suspend": bool(cluster.spec.hibernate),
         "concurrencyPolicy": "Forbid",
@@ -57,13 +57,13 @@ def objects(cluster: BrokerCluster, image: str) -> list[dict[str, Any]]:
         },
     }
     if archive.verify.timeZone is not None:
-        wanted["timeZone"] = archive.verify.timeZone
+        schedule["timeZone"] = archive.verify.timeZone
     return [
         {
             "apiVersion": "batch/v1",
             "kind": "CronJob",
             "metadata": names.metadata(cluster, name_of(cluster.name), names.VERIFICATION),
-            "spec": wanted,
+            "spec": schedule,
         }
     ]
 

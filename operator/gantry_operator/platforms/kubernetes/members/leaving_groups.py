@@ -56,10 +56,10 @@ def as_it_was(stateful_set: Mapping[str, Any], name: str) -> BrokerGroup:
     """Return the group's part of the spec when it was last in it. `members` counts those that run."""
     running = max(1, int((stateful_set.get("spec") or {}).get("replicas", 1)))
     try:
-        known = BrokerGroup.model_validate_json(_annotation(stateful_set, names.BROKER_GROUP) or "")
+        last_spec = BrokerGroup.model_validate_json(_annotation(stateful_set, names.BROKER_GROUP) or "")
     except ValidationError:
         return BrokerGroup(name=name, members=min(running, 9))
-    return known.model_copy(update={"name": name, "members": max(known.members, min(running, 9))})
+    return last_spec.model_copy(update={"name": name, "members": max(last_spec.members, min(running, 9))})
 
 
 def name_for_clients(group: BrokerGroup) -> str:
@@ -69,8 +69,8 @@ def name_for_clients(group: BrokerGroup) -> str:
 
 def removing(sets: Iterable[Object]) -> tuple[str, ...]:
     """Return the groups whose removal has begun."""
-    found = (group for s in sets if (group := group_of(s)) is not None and _annotation(s, REMOVING) is not None)
-    return tuple(sorted(found))
+    groups = (group for s in sets if (group := group_of(s)) is not None and _annotation(s, REMOVING) is not None)
+    return tuple(sorted(groups))
 
 
 def running_cluster(
@@ -88,8 +88,8 @@ def running_cluster(
         group = (claim["metadata"].get("labels") or {}).get(names.GROUP_LABEL)
         if group is not None and _annotation(claim, DRAINED) is not None:
             kept.setdefault(group, []).append(claim["metadata"]["name"])
-    wanted = {g.name for g in cluster.spec.brokerGroups}
-    former = [as_it_was(s, name) for name, s in sorted(by_group.items()) if name not in wanted or name in going]
+    in_spec = {g.name for g in cluster.spec.brokerGroups}
+    former = [as_it_was(s, name) for name, s in sorted(by_group.items()) if name not in in_spec or name in going]
     taken = {name_for_clients(g): g.name for g in former}
     groups, problems = [], []
     for g in cluster.spec.brokerGroups:
@@ -196,8 +196,8 @@ class GroupRemoval:
 
     async def _annotate_set(self, group: str, annotation: str, version: str = "") -> Object:
         """`version`: the only one that is changed; empty: any."""
-        known = {"resourceVersion": version} if version else {}
-        return await self._patch_set(group, {"metadata": {"annotations": {annotation: _now()}, **known}})
+        precondition = {"resourceVersion": version} if version else {}
+        return await self._patch_set(group, {"metadata": {"annotations": {annotation: _now()}, **precondition}})
 
     async def _patch_set(self, group: str, patch: Mapping[str, Any]) -> Object:
         written = await self._api.merge(STATEFUL_SET, self._namespace, names.group_set(self._name, group), patch)

@@ -60,18 +60,18 @@ def missing_objects(
     running: Iterable[tuple[str, int, str]], plan: Plan | None, pods: InformerCache, namespace: str, cluster: str
 ) -> list[tuple[str, str]]:
     """Kind and name of the objects whose events may say why a pod is missing or does not start."""
-    wanted: list[tuple[str, str]] = []
+    objects: list[tuple[str, str]] = []
     servers = [] if plan is None else [(names.name_servers(cluster), s.name, False) for s in plan.name_servers]
     brokers = [(names.group_set(cluster, group), name, True) for group, _, name in running]
     for stateful_set, name, has_claim in (*servers, *brokers):
         pod = pods.get(namespace, name)
         if pod is None:
-            wanted.append(("StatefulSet", stateful_set))
+            objects.append(("StatefulSet", stateful_set))
         elif (pod.get("status") or {}).get("phase") == "Pending":
-            wanted.append(("Pod", name))
+            objects.append(("Pod", name))
             if has_claim:
-                wanted.append(("PersistentVolumeClaim", names.claim(name)))
-    return list(dict.fromkeys(wanted))
+                objects.append(("PersistentVolumeClaim", names.claim(name)))
+    return list(dict.fromkeys(objects))
 
 
 def observed_name_servers(

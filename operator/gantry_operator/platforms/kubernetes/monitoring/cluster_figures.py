@@ -116,17 +116,17 @@ def _families() -> dict[str, Family]:
 
 def families(clusters: Iterable[ClusterFigures]) -> list[Family]:
     """Return all families of the clusters."""
-    found = _families()
+    by_name = _families()
     for figures in clusters:
-        _add(found, figures)
-    return list(found.values())
+        _add(by_name, figures)
+    return list(by_name.values())
 
 
-def _add(found: Mapping[str, Family], figures: ClusterFigures) -> None:
+def _add(by_name: Mapping[str, Family], figures: ClusterFigures) -> None:
     here = {"namespace": figures.namespace, "cluster": figures.cluster}
 
     def add(name: str, value: float, **labels: str) -> None:
-        found[f"gantry_operator_{name}"].add({**here, **labels}, value)
+        by_name[f"gantry_operator_{name}"].add({**here, **labels}, value)
 
     if figures.status is not None:
         _add_status(add, figures.status)
@@ -157,7 +157,7 @@ def _add(found: Mapping[str, Family], figures: ClusterFigures) -> None:
     unchanged = {(group, kind): 0 for group in groups for kind in IN_SYNC_CHANGES.values()}
     for (group, kind), count in sorted((unchanged | figures.in_sync_changes).items()):
         add("in_sync_changes_total", count, group=group, change=kind)
-    durations = found["gantry_operator_failover_duration_seconds"].histograms
+    durations = by_name["gantry_operator_failover_duration_seconds"].histograms
     for (planned, reason), histogram in sorted(figures.durations.items()):
         durations.append(({**here, "planned": planned, "reason": reason}, histogram))
 

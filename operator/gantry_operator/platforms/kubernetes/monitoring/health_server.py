@@ -44,8 +44,8 @@ class HealthServer:
         now = time.monotonic()
         deaf = [k for k, m in self._caches.items() if now - m.heard_at > DEAF_S]
         if deaf:
-            said = f"nothing was heard of {', '.join(deaf)} for {DEAF_S:.0f} s\n"
-            return Page(TEXT, said.encode(), "500 Internal Server Error")
+            problem = f"nothing was heard of {', '.join(deaf)} for {DEAF_S:.0f} s\n"
+            return Page(TEXT, problem.encode(), "500 Internal Server Error")
         return Page(TEXT, b"ok\n")
 
     def _readyz(self) -> Page:

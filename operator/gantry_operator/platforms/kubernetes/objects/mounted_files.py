@@ -20,7 +20,7 @@ def versions(pod: Object, live: Callable[[str, str], Object | None]) -> str:
     Only versions count, not contents: an annotation is no place for anything that comes from a Secret. Objects that
     the operator does not watch, such as Secrets named by users, do not count. Empty: no object counts.
     """
-    found = {}
+    by_object = {}
     for volume in pod["spec"].get("volumes") or ():
         mounted = (
             ("ConfigMap", (volume.get("configMap") or {}).get("name")),
@@ -29,8 +29,8 @@ def versions(pod: Object, live: Callable[[str, str], Object | None]) -> str:
         for kind, name in mounted:
             obj = live(kind, name) if name else None
             if obj is not None:
-                found[f"{kind}/{name}"] = obj["metadata"]["resourceVersion"]
-    return digest(found) if found else ""
+                by_object[f"{kind}/{name}"] = obj["metadata"]["resourceVersion"]
+    return digest(by_object) if by_object else ""
 
 
 async def refresh(api: KubeApi, caches: Mapping[str, InformerCache], namespace: str, cluster: str) -> None:

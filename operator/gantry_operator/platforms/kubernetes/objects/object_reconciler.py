@@ -108,23 +108,23 @@ class ObjectReconciler:
         return True
 
     async def keep(
-        self, cluster: BrokerCluster, wanted: Plan, sizes: Mapping[str, int], result: ReconcileResult,
+        self, cluster: BrokerCluster, plan: Plan, sizes: Mapping[str, int], result: ReconcileResult,
         *, running: Mapping[str, int] | None = None, hold: bool = False,
     ) -> bool:  # fmt: skip
         """One pass over all objects. False: it is not complete yet, so look again. `running`, `hold`: see `render`."""
         addresses: dict[str, str] | None = None
         complete = True
-        self._pin_ports(cluster, wanted)
+        self._pin_ports(cluster, plan)
         if cluster.spec.external is not None:
             services = {o["metadata"]["name"]: o for o in self.owned("Service")}
-            by_service, missing = external.addresses(cluster, wanted, services)
+            by_service, missing = external.addresses(cluster, plan, services)
             addresses = None if missing else by_service
             if missing:
                 complete = False
                 result.progress.append(f"waiting for external addresses of {', '.join(missing)}")
         objects = render(
             cluster,
-            wanted,
+            plan,
             self._settings,
             external_addresses=addresses,
             pinned_ports=self._pinned,
@@ -148,8 +148,8 @@ class ObjectReconciler:
             await self._remove_unwanted(kept | {(o["kind"], o["metadata"]["name"]) for o in objects})
         return complete
 
-    def _pin_ports(self, cluster: BrokerCluster, wanted: Plan) -> None:
-        for e in (*external.endpoints(cluster, wanted), external.proxy_endpoint(cluster)):
+    def _pin_ports(self, cluster: BrokerCluster, plan: Plan) -> None:
+        for e in (*external.endpoints(cluster, plan), external.proxy_endpoint(cluster)):
             live = self.live("Service", e.service)
             port = None if live is None else live["spec"]["ports"][0].get("nodePort")
             if port is not None:
@@ -212,10 +212,10 @@ class ObjectReconciler:
         metrics.WRITES.labels(obj["kind"]).inc()
         self._caches[obj["kind"]].note(written)
 
-    async def _remove_unwanted(self, wanted: set[tuple[str, str]]) -> None:
+    async def _remove_unwanted(self, desired: set[tuple[str, str]]) -> None:
         for kind, components in REMOVABLE.items():
             for obj in self.owned(kind):
                 meta = obj["metadata"]
                 ours = meta["labels"].get(names.COMPONENT_LABEL) in components
-                if ours and (kind, meta["name"]) not in wanted and meta.get("deletionTimestamp") is None:
+                if ours and (kind, meta["name"]) not in desired and meta.get("deletionTimestamp") is None:
                     await self._api.delete(KINDS[kind], self._namespace, meta["name"], uid=meta["uid"])

@@ -87,16 +87,16 @@ async def _keep_metadata(api: KubeApi, claims: InformerCache, claim: Object, sto
 
     A server-side apply by a manager of its own: it owns nothing else of the claim.
     """
-    wanted = {"labels": dict(storage.labels), "annotations": dict(storage.annotations)}
+    from_spec = {"labels": dict(storage.labels), "annotations": dict(storage.annotations)}
     former = _applied(claim)
-    if wanted == former:
+    if from_spec == former:
         return ""
-    meta = {"name": claim["metadata"]["name"], "namespace": claim["metadata"]["namespace"], **wanted}
+    meta = {"name": claim["metadata"]["name"], "namespace": claim["metadata"]["namespace"], **from_spec}
     try:
         written = await api.apply({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta}, MANAGER)
         # The StatefulSet controller wrote those of the template, too, so giving them up does not remove them.
         left = {
-            part: dict.fromkeys((keys.keys() - wanted[part].keys()) & (written["metadata"].get(part) or {}).keys())
+            part: dict.fromkeys((keys.keys() - from_spec[part].keys()) & (written["metadata"].get(part) or {}).keys())
             for part, keys in former.items()
         }
         if any(left.values()):
@@ -116,9 +116,9 @@ def _applied(claim: Object) -> dict[str, dict[str, str]]:
     for entry in meta.get("managedFields") or []:
         if entry.get("manager") == MANAGER and entry.get("operation") == "Apply":
             owned = (entry.get("fieldsV1") or {}).get("f:metadata") or {}
-            for part, found in out.items():
+            for part, values in out.items():
                 keys = [key[2:] for key in owned.get(f"f:{part}") or {} if key.startswith("f:")]
-                found.update({key: (meta.get(part) or {}).get(key, "") for key in keys})
+                values.update({key: (meta.get(part) or {}).get(key, "") for key in keys})
     return out
 
 
@@ -181,9 +181,9 @@ async def keep(
             if obj["metadata"]["labels"].get(names.COMPONENT_LABEL) != names.BROKER:
                 continue
             present = obj["metadata"].get("ownerReferences") or []
-            wanted = owners_wanted(cluster, present)
-            if wanted != present:
-                patch: dict[str, Any] = {"metadata": {"ownerReferences": wanted}}
+            owners = owners_wanted(cluster, present)
+            if owners != present:
+                patch: dict[str, Any] = {"metadata": {"ownerReferences": owners}}
                 name = obj["metadata"]["name"]
                 caches[kind].note(await api.merge(KINDS[kind], cluster.namespace, name, patch))
     refused: dict[str, list[tuple[str, str, str]]] = {}

@@ -144,7 +144,7 @@ class ClusterController:
         spec = self._read_spec(obj, result)
         if spec is None:
             return await self._go_on_without_spec(result)
-        cluster, wanted = self._take(spec, result)
+        cluster, plan = self._take(spec, result)
         if self._waits_for_a_former_cluster(cluster, result):
             return False
         self._use_users_of(cluster)
@@ -156,9 +156,9 @@ class ClusterController:
         if self._waits_for_lists(result):
             return False
         # Also while changes are paused: certificates expire all the same.
-        complete = complete and await self._keep_certificates(cluster, wanted, result)
+        complete = complete and await self._keep_certificates(cluster, plan, result)
         if complete and not cluster.paused:
-            complete = await self._keep_objects(cluster, wanted, result)
+            complete = await self._keep_objects(cluster, plan, result)
         self._publish(result)
         await mounted_files.refresh(self._shared.api, self._shared.caches, self.namespace, self.name)
         await self._start_report(cluster)
@@ -256,23 +256,23 @@ class ClusterController:
             self._publish(result)
         return bool(unlisted)
 
-    async def _keep_certificates(self, cluster: BrokerCluster, wanted: Plan, result: ReconcileResult) -> bool:
+    async def _keep_certificates(self, cluster: BrokerCluster, plan: Plan, result: ReconcileResult) -> bool:
         """One pass over the certificates. False: not complete, so no pod may start."""
-        self._accepted = (cluster, wanted)
+        self._accepted = (cluster, plan)
         certificates = self.platform.certificates
         services = {o["metadata"]["name"]: o for o in self.platform.objects.owned("Service")}
-        outside = external.all_addresses(cluster, wanted, services)
-        complete = await certificates.keep(cluster, wanted, outside, self.resource.obj, result)
+        outside = external.all_addresses(cluster, plan, services)
+        complete = await certificates.keep(cluster, plan, outside, self.resource.obj, result)
         self.control.call_with(certificates.for_clients, certificates.for_calls)
         return complete
 
-    async def _keep_objects(self, cluster: BrokerCluster, wanted: Plan, result: ReconcileResult) -> bool:
+    async def _keep_objects(self, cluster: BrokerCluster, plan: Plan, result: ReconcileResult) -> bool:
         """Apply the objects of the spec, and its volumes. False: not complete."""
         api, caches, platform = self._shared.api, self._shared.caches, self.platform
         kept = await volumes.keep(api, caches, cluster, platform.all_members())
         shaped = volumes.with_sizes_of_volumes(cluster, caches, platform.all_members())
         complete = await platform.objects.keep(
-            shaped, wanted, platform.pods.sizes, result, running=self._running(), hold=bool(self.control.hold())
+            shaped, plan, platform.pods.sizes, result, running=self._running(), hold=bool(self.control.hold())
         )
         if complete:
             missing = platform.reasons.missing_classes()
@@ -281,7 +281,7 @@ class ClusterController:
             complete = not again
         result.problems += kept
         complete = complete and not kept
-        return await platform.reports.keep(cluster, wanted, result) and complete
+        return await platform.reports.keep(cluster, plan, result) and complete
 
     def _running(self) -> dict[str, int] | None:
         """Return the wanted processes of a cluster that hibernates, by group; None: all of the spec."""

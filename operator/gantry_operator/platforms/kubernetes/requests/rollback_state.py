@@ -29,14 +29,14 @@ class ConfigMapState:
 
     async def load(self) -> str | None:
         """Return the text; None: there is none. Raises Refused for another content, ApiError, ApiUnavailable."""
-        found = await self._api.get(CONFIG_MAP, self._namespace, self._name)
-        if found is None:
+        config_map = await self._api.get(CONFIG_MAP, self._namespace, self._name)
+        if config_map is None:
             return None
-        if not any(one.get("uid") == self._owner["uid"] for one in found["metadata"].get("ownerReferences") or []):
+        if not any(one.get("uid") == self._owner["uid"] for one in config_map["metadata"].get("ownerReferences") or []):
             raise Refused(f"{self} is not of this cluster: delete it")
         try:
             unpack = zlib.decompressobj(16 + zlib.MAX_WBITS)
-            data = unpack.decompress(base64.b64decode(found["binaryData"][KEY], validate=True), MOST)
+            data = unpack.decompress(base64.b64decode(config_map["binaryData"][KEY], validate=True), MOST)
             if not unpack.eof:
                 raise ValueError(f"it has more than {MOST} bytes, or is torn")
             return data.decode()

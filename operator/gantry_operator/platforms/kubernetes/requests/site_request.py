@@ -37,16 +37,16 @@ def parse_request(text: str) -> SiteRequest:
     op, *words = text.split(" #")[0].split() or [""]
     if op not in ("demote", "promote"):
         raise ValueError(f"{text!r}: write demote or promote")
-    found = SiteRequest(op)
+    request = SiteRequest(op)
     for word in words:
         name, _, value = word.partition("=")
         seconds = whole_number(value)
         if name == "token" and value:
-            found = found._replace(token=value)
+            request = request._replace(token=value)
         elif word == "accept-loss":
-            found = found._replace(accept_loss=True)
+            request = request._replace(accept_loss=True)
         elif name == "timeout" and seconds is not None and 1 <= seconds <= LONGEST_S:
-            found = found._replace(timeout_s=float(seconds))
+            request = request._replace(timeout_s=float(seconds))
         else:
             raise ValueError(f"{word!r}: write token=TOKEN, accept-loss or timeout=SECONDS (1 to {LONGEST_S})")
-    return found
+    return request

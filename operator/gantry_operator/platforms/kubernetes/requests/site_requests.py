@@ -29,13 +29,15 @@ class SiteRequests(AnnotationRequests):
     async def _perform(self, text: str) -> str:
         """Carry out a request. Raises ApiError, ApiUnavailable."""
         try:
-            asked = parse_request(text)
+            request = parse_request(text)
             if refused := self._why_not():
                 raise Refused(f"the spec is refused, so the groups are not known: {refused}")
-            if asked.op == "demote":
-                said = await self._sites.demote(accept_loss=asked.accept_loss, timeout_s=asked.timeout_s)
+            if request.op == "demote":
+                outcome = await self._sites.demote(accept_loss=request.accept_loss, timeout_s=request.timeout_s)
             else:
-                said = await self._sites.promote(asked.token, accept_loss=asked.accept_loss, timeout_s=asked.timeout_s)
+                outcome = await self._sites.promote(
+                    request.token, accept_loss=request.accept_loss, timeout_s=request.timeout_s
+                )
         except (Refused, ValueError) as error:
             return f"failed: {error}"
-        return f"done: {said}"
+        return f"done: {outcome}"

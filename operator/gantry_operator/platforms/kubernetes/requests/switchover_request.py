@@ -27,10 +27,10 @@ def begun(request: str, leadership: LeadershipRecord) -> str:
 
 def led_since(noted: str | None, request: str, leadership: LeadershipRecord) -> int | None:
     """Return the present leader, if it differs from the leader at the start of this request; None: no result yet."""
-    found = re.fullmatch(r" in epoch ([0-9]{1,19}) of member ([0-9]+|None)", (noted or "").removeprefix(request))
-    if found is None or noted == found[0] or leadership.master is None or leadership.epoch <= int(found[1]):
+    mark = re.fullmatch(r" in epoch ([0-9]{1,19}) of member ([0-9]+|None)", (noted or "").removeprefix(request))
+    if mark is None or noted == mark[0] or leadership.master is None or leadership.epoch <= int(mark[1]):
         return None
-    return None if str(leadership.master.member) == found[2] else leadership.master.member
+    return None if str(leadership.master.member) == mark[2] else leadership.master.member
 
 
 def new_switchover_request(group: str, to: str | None) -> str:

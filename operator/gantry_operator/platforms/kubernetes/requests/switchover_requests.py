@@ -117,6 +117,6 @@ class SwitchoverRequests:
                 await self._resource.annotate({SWITCHOVER_BEGUN: begun(text, leadership)})
             return "done: " + await controller.switchover(to, "asked for")
         except SwitchoverFailed as error:
-            said = f"failed: {error}"
-            self._events.record("Warning", "SwitchoverFailed", said)
-            return said
+            outcome = f"failed: {error}"
+            self._events.record("Warning", "SwitchoverFailed", outcome)
+            return outcome

@@ -104,28 +104,28 @@ class KubernetesAccessStore:
     def observe(self) -> Observed | None:
         if self.cluster is None or not (self._caches["BrokerUser"].listed and self._caches["Secret"].listed):
             return None
-        wanted = [wanted_admin(self._name, self._asked_at_secret(ADMIN_NAME))]
+        wanted_users = [wanted_admin(self._name, self._asked_at_secret(ADMIN_NAME))]
         if proxies.wanted(self.cluster):
-            wanted.append(wanted_proxy(self._name, self._asked_at_secret(PROXY_NAME)))
+            wanted_users.append(wanted_proxy(self._name, self._asked_at_secret(PROXY_NAME)))
         self._invalid = {}
         for obj in self.users():
             try:
-                wanted.append(wanted_user(parse_user(obj)))
+                wanted_users.append(wanted_user(parse_user(obj)))
             except ManifestError as error:
                 self._invalid[obj["metadata"]["name"]] = str(error).replace("\n", "; ")
-        found = self._caches["Secret"].of(self._namespace, names.CLUSTER_LABEL, self._name)
-        secrets = {s["metadata"]["name"]: decoded(s) for s in found if self._usable(s, wanted)}
+        listed = self._caches["Secret"].of(self._namespace, names.CLUSTER_LABEL, self._name)
+        secrets = {s["metadata"]["name"]: decoded(s) for s in listed if self._usable(s, wanted_users)}
         security = self.cluster.spec.security
-        return Observed(self._name, security.mode(), security, wanted, secrets)
+        return Observed(self._name, security.mode(), security, wanted_users, secrets)
 
     def _asked_at_secret(self, user: str) -> str:
         live = self._caches["Secret"].get(self._namespace, secret_name(self._name, user))
         annotations = None if live is None else live["metadata"].get("annotations")
         return str((annotations or {}).get(api_user.ROTATE, ""))
 
-    def _usable(self, secret: Object, wanted: list[WantedUser]) -> bool:
+    def _usable(self, secret: Object, wanted_users: list[WantedUser]) -> bool:
         """Of Secrets with the name of our own ones only those that we made: another one may be a former object's."""
-        ours = {w.secret: w.name for w in wanted if w.own_secret}
+        ours = {w.secret: w.name for w in wanted_users if w.own_secret}
         name = secret["metadata"]["name"]
         if secret["metadata"].get("deletionTimestamp") is not None:
             return False

@@ -135,12 +135,12 @@ def application(pods: SparkPods, ordered: RunOrder) -> dict[str, Any]:
     """Return one run as a SparkApplication. It is repeated only after the loss of its driver, and leaves the driver's
     pod with the report.
     """
-    made = spark_application.application(
+    app = spark_application.application(
         pods, _arguments(ordered), retries=RETRIES, deadline_s=DEADLINE_S, restart="OnInfrastructureFailure",
         retain="Always",
     )  # fmt: skip
-    made["metadata"]["labels"][RUN_LABEL] = ordered.run
-    return made
+    app["metadata"]["labels"][RUN_LABEL] = ordered.run
+    return app
 
 
 def _arguments(ordered: RunOrder) -> list[str]:

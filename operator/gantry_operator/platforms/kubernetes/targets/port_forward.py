@@ -84,22 +84,22 @@ class ForwardedCluster:
         The local ends are in clear text, on this machine alone. `clients` and `http`: TLS of the ports for clients and
         of HTTP at the other end.
         """
-        wanted = plan(cluster)
+        planned = plan(cluster)
         self = cls(api, cluster.namespace, clients, http)
-        for g in wanted.groups:
+        for g in planned.groups:
             service = names.service_host(names.master_service(cluster.name, g.name), cluster.namespace)
             port = await self._listen(self._master_of(cluster.name, g.name), names.BROKER_PORT)
             self._addresses[f"{service}:{names.BROKER_PORT}".encode()] = f"{HOST}:{port}".encode()
         urls = []
-        for m in wanted.members:
+        for m in planned.members:
             port = await self._listen(_always(m.name), names.BROKER_PORT)
             inner = f"{member_host(cluster, m)}:{names.BROKER_PORT}"
             self._addresses[inner.encode()] = f"{HOST}:{port}".encode()
             urls.append(f"http://{HOST}:{await self._listen(_always(m.name), names.BROKER_HTTP_PORT)}")
-        self.members = tuple(m.name for m in wanted.members)
+        self.members = tuple(m.name for m in planned.members)
         self.members_http = tuple(urls)
         servers = [
-            await self._listen(_always(s.name), names.NAME_SERVER_PORT, rewrite=True) for s in wanted.name_servers
+            await self._listen(_always(s.name), names.NAME_SERVER_PORT, rewrite=True) for s in planned.name_servers
         ]
         self.name_servers = ";".join(f"{HOST}:{port}" for port in servers)
         return self

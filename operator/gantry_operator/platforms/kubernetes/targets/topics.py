@@ -41,15 +41,15 @@ class TargetTopics:
         except ApiError as error:
             if error.reason != "AlreadyExists":
                 raise
-            said = f"{resource.kind} {resource.name} exists already: delete it, or change it with kubectl"
-            raise UserError(said) from None
+            problem = f"{resource.kind} {resource.name} exists already: delete it, or change it with kubectl"
+            raise UserError(problem) from None
 
     async def change(self, kind: str, name: str, changes: Mapping[str, Any]) -> int:
         """Change fields of the spec (a merge patch). Returns the new generation."""
-        found = await self._api.get(KINDS[kind], self.namespace, name)
-        if found is None:
+        obj = await self._api.get(KINDS[kind], self.namespace, name)
+        if obj is None:
             raise UserError(f"there is no {kind} {name} in namespace {self.namespace}")
-        patch = patch_of({"kind": kind} | found, changes)
+        patch = patch_of({"kind": kind} | obj, changes)
         try:
             written = await self._api.merge(KINDS[kind], self.namespace, name, patch)
         except ApiError as error:

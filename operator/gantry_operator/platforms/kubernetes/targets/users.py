@@ -87,8 +87,8 @@ class TargetUsers:
     async def key(self, name: str) -> tuple[str, str]:
         """AccessKey and secret key."""
         secret, key, access = await self._place(name)
-        found = await self._api.get(SECRET, self.namespace, secret)
-        content = {} if found is None else decoded(found)
+        secret_object = await self._api.get(SECRET, self.namespace, secret)
+        content = {} if secret_object is None else decoded(secret_object)
         if key not in content:
             raise UserError(f"Secret {secret} holds no {key}: is the operator running?")
         return access, content[key]
@@ -125,8 +125,8 @@ class TargetUsers:
         return secret_name(self.cluster, name), SECRET_KEY, access
 
     async def _user(self, name: str) -> Object:
-        found = await self._api.get(BROKER_USER, self.namespace, name)
-        if found is None or (found.get("spec") or {}).get("cluster") != self.cluster:
-            known = ", ".join(u["metadata"]["name"] for u in await self.list())
-            raise UserError(f"there is no user {name} of {self.cluster}, but {known or 'none'}")
-        return found
+        user = await self._api.get(BROKER_USER, self.namespace, name)
+        if user is None or (user.get("spec") or {}).get("cluster") != self.cluster:
+            names = ", ".join(u["metadata"]["name"] for u in await self.list())
+            raise UserError(f"there is no user {name} of {self.cluster}, but {names or 'none'}")
+        return user
