@@ -371,6 +371,7 @@ class Archiver:
                 self._write(state, Change(closed=token), view, (), closes=last)
                 return False
         step = self._decide(state, view, settings)
+        # Decided again by the store's clock: a member whose own is ahead would remove what is still needed.
         if isinstance(step, Prune) and self._compare_clocks():
             step = self._decide(state, view, settings)
         if state.n and (not self._compared_log or isinstance(step, (Begin, Cut))):
@@ -401,6 +402,7 @@ class Archiver:
                 self._merge(state, parts, view)
             case Prune(start):
                 gone = [p.name for p in state.parts if p.end <= start]
+                # The manifest first: an object that goes while it is named would look like damage.
                 self._write(state, Change(start=start), view, ())
                 self._group.remove_parts(gone)
         return True
@@ -539,6 +541,7 @@ class Archiver:
         """Check the owner. Raises Fenced when another cluster has taken the archive over."""
         if self._stopping.is_set():
             raise ArchiveError("the member stops")
+        # Read for every write: the other cluster may have taken the archive over since the last one.
         identity = self._archive.identity()
         if identity is not None and identity.uid != self._uid:
             self._owner = None

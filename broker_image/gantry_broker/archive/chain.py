@@ -158,6 +158,7 @@ class Archive:
         """Return the newest identity; None: the archive is new. Raises ArchiveError."""
         number = max((n for n, _ in self.folder(IDENTITY).numbered(8)), default=0)
         identity = self._identity(_identity_name(number)) if number else None
+        # A newer owner that the listing lacks must not be overlooked: two clusters would write.
         for _ in range(MAX_PROBES):  # The listing may lag behind.
             number += 1
             name = _identity_name(number)
@@ -186,6 +187,8 @@ class Archive:
                 f"the archive belongs to cluster {identity.cluster} ({identity.uid}), this is cluster {cluster} "
                 f"({uid}): write another spec.archive.url"
             )
+        # The name is taken, so the store has to refuse. With one that overwrites, two members could replace each
+        # other's entries, and acknowledged records would leave the archive.
         if self.objects.create(_identity_name(identity.number), identity.to_json()):
             raise Unavailable(
                 "the object store writes an object that is there already, or says so, though it was asked to write a "
@@ -265,6 +268,8 @@ class GroupArchive:
             try:
                 data = self._objects.get(self._entry(state.n + 1), MAX_ENTRY)
             except Missing:
+                # An answer of an earlier moment. As the newest state it would give a number that was used to the next
+                # entry.
                 if former is not None and state.n < former.n:
                     raise Unavailable(
                         f"group {self.name}: the object store answers entry {state.n} of the manifest as the newest "
@@ -284,6 +289,7 @@ class GroupArchive:
             try:
                 data = self._objects.get(self._entry(n), MAX_ENTRY)
             except Missing:
+                # Without one entry the rest gives another state, in which replaced parts count again.
                 raise Damaged(f"group {self.name}: entry {n} of the manifest is missing") from None
             state = manifest.follow(state, data)
         assert state is not None
@@ -308,6 +314,8 @@ class GroupArchive:
                 f"limit is {MAX_ENTRY}: remove old ones with `gantry archive prune --older-than`"
             )
         name = self._entry(state.n)
+        # Whether it was new is not asked: an answer may be lost and the call repeated. The read below shows whose it
+        # is.
         self._objects.create(name, data)
         try:
             written = self._objects.get(name, MAX_ENTRY)
@@ -315,6 +323,7 @@ class GroupArchive:
             raise Unavailable(f"group {self.name}: the object store lost entry {state.n} of the manifest") from None
         if written != data:
             raise Overtaken(f"group {self.name}: another member wrote entry {state.n} of the manifest")
+        # The number had an entry once: another one there would begin a second history.
         if self._is_forgotten(state.n):
             raise Overtaken(f"group {self.name}: others wrote entries behind {state.n} of the manifest")
 
@@ -337,6 +346,7 @@ class GroupArchive:
 
     def put_part(self, data: bytes, directory: Directory, epoch: int) -> Part:
         """Write an object and return its part, which no manifest has yet. Raises ArchiveError."""
+        # At random, because two members may upload the same range: neither may replace an object that a manifest names.
         name = f"{directory.start:020d}-{directory.end:020d}-{epoch:016d}-{secrets.token_hex(6)}.gar"
         self._objects.create(self._part(name), data)  # False: an answer was lost, and the call was repeated.
         if self.size_of(name) != len(data):
@@ -394,6 +404,7 @@ class GroupArchive:
         store's clock: uploads that were broken off, and parts that were replaced. Raises ArchiveError.
         """
         in_manifest = {p.name for p in state.parts}
+        # The entry that names a young object may be about to be written.
         listed = self._parts.named(_PART)
         return [name for name, item in listed if name not in in_manifest and item.modified_ms < before_ms]
 
@@ -468,6 +479,7 @@ def write(
 ) -> State:
     """Append one entry and return the new state. `check` runs just before the write. Raises ArchiveError, Overtaken."""
     new = state.next(change, owner=owner, segment_size=segment_size, epochs=epochs, at_ms=now_ms)
+    # Directly before the write: the role may have ended while the entry was made.
     check()
     group.append(new, change, epochs)
     return new
@@ -489,6 +501,7 @@ def take_over(
         raise Missing(f"the archive has nothing of group {group.name}")
     # The owner's own way back leaves the hand-over behind as well: a closed manifest needs a new owner number.
     mine = identity.uid == uid and not (state.closed and state.owner == (identity.number, uid))
+    # An archive that is not closed has no token, and an empty one must not match it.
     closed = state.closed != "" and state.closed == token
     if not (closed or accept_loss or (mine and state.owner == (identity.number, uid))):
         raise Fenced(
@@ -505,6 +518,7 @@ def take_over(
         if state.owner == owner:
             return state.end
         try:
+            # An entry although nothing changes: the former owner's next one has the same number, and loses.
             state = write(
                 group, state, Change(), owner=owner, segment_size=state.segment_size, epochs=(), now_ms=now_ms
             )

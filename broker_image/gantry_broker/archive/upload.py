@@ -158,10 +158,13 @@ def next_step(
         return Begin(view.start, _before(view), cut=differs)
     if differs is not None:
         return Cut(differs, next((p for p in state.parts if p.start < differs < p.end), None))
+    # Not an undone end: this member has not heard yet what is confirmed. A cut would remove records that are promised.
     if state.end > view.confirmed:
         return Wait("this member is behind the archive")
+    # Named, never skipped: parts on both sides of it must not look like one log.
     if view.start > state.end:
         return MarkGap(state.end, view.start)
+    # Nothing above the confirmed offset: the next leader may put other bytes there.
     pending = view.confirmed - state.end
     segment_end = state.end - state.end % view.segment_size + view.segment_size
     limit = min(view.confirmed, segment_end)
@@ -195,6 +198,7 @@ def repairable(state: State, view: View, without: frozenset[str]) -> Part | None
     the disk does not give, either.
     """
     damaged = (part for part in state.parts if part.name in state.damaged and part.name not in without)
+    # The whole part has to be on this disk: half of it would replace an object that may come back.
     return next((part for part in damaged if view.start <= part.start and part.end <= view.confirmed), None)
 
 
@@ -211,6 +215,7 @@ def _divergence(state: State, view: View) -> int | Wait | None:
     cuts = _differences(state, view.epochs, view.start)
     if not cuts:
         return None
+    # Of one epoch there is one history. Somebody's epochs are wrong, and a guess would remove the right ones.
     if view.epochs[-1].epoch == state.epochs[-1].epoch:
         return Wait("the epochs of this member contradict those of the archive")
     return min(cuts)

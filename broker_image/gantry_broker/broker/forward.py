@@ -104,6 +104,7 @@ class Forwarder:
         conn.attrs["forwarded"] = conn.attrs["client"] = True
         due = asyncio.get_running_loop().time() + FORWARD_S
         for frame in frames:
+            # A bound on memory: a handover that does not end must not collect all that producers send.
             if len(self._queue) >= MAX_BUFFERED or self._bytes > self._max_bytes:
                 if not frame.is_oneway:
                     conn.send(error_answer(frame, ResponseCode.SYSTEM_BUSY, "too many writes wait for the new master"))
@@ -159,6 +160,8 @@ class Forwarder:
 
     def _go_on(self) -> None:
         """Do what the role allows with the queue: keep, append, forward, or refuse."""
+        # A bundle that is under way comes first. Appended before its answer, later writes would overtake those that it
+        # may give back.
         if not self._queue or self._replication.writes_paused or (self._worker is not None and not self._worker.done()):
             return  # The worker continues by itself.
         if self._role.may_append:
@@ -232,6 +235,7 @@ class Forwarder:
         self._put_at_head([buffered for buffered in bundle if buffered.due > now])
 
     def _put_at_head(self, taken: list[BufferedWrite]) -> None:
+        # To the head, in its order: behind the queue a write would be stored after later ones of its connection.
         self._queue.extendleft(reversed(taken))
         self._bytes += sum(request_bytes(buffered.frame) for buffered in taken)
         self._refuse_later()
@@ -249,6 +253,7 @@ class Forwarder:
         try:
             answer = await self._ask(target, Frame(GantryCode.FORWARD, ext={"hosts": hosts}, body=body), left)
         except RemotingError as error:
+            # Nobody knows whether it was stored: to send it again could store it twice. The client decides.
             if error.sent:
                 _answer_all(bundle, f"the new master {target} did not answer: {error}")
                 return ""
@@ -394,6 +399,7 @@ def take_forwarded(
     `allowed`: the request codes that may be forwarded; another one makes the whole bundle invalid. While this member
     may not append, it takes nothing of the bundle and answers SERVICE_NOT_AVAILABLE.
     """
+    # All or nothing: a bundle of which some writes were stored could not be sent again.
     if not role.may_append:
         conn.send(error_answer(request, ResponseCode.SERVICE_NOT_AVAILABLE, role.refusal()))
         return

@@ -107,6 +107,7 @@ class RoleState:
         leads = self._replication.role is Role.MASTER
         epoch = self._replication.epoch
         if leads and epoch != self._epoch:
+            # The tables first: writes that are taken before them would be checked against a follower's.
             self._replay.lead()
             self._locks.clear()
             self._epoch, self.leading = epoch, True

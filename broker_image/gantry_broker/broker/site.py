@@ -113,6 +113,7 @@ def prepare_disk(store: Path, site: Site) -> None:
             if path.is_file() and path.name != "lock":
                 path.unlink()
         fsync_dir(config)
+        # Last: a start after a kill begins again, and takes no half-emptied disk for a log.
         (store / REFILL).unlink()
         fsync_dir(config)
     if site.is_standby and config.is_dir():

@@ -35,6 +35,7 @@ class Acknowledgements:
         """Answer SEND_OK to every batch that lies below `offset`."""
         queue = self._queue
         while queue and queue[0][0] <= offset:
+            # Taken out before the call: a callback that ends the role must not answer the batch twice.
             queue.popleft()[2](SendStatus.SEND_OK)
 
     def expire(self, now_ms: int, flushed: int, sync_flush: bool) -> None:
@@ -49,6 +50,7 @@ class Acknowledgements:
 
     def fail(self, status: SendStatus) -> None:
         """Answer all waiting batches with `status`."""
+        # Empty before the first call, which may add batches or fail all once more.
         late, self._queue = self._queue, deque()
         for _, _, callback in late:
             callback(status)

@@ -204,8 +204,10 @@ class MemberCore(ABC):
     def stop(self, reason: str) -> None:
         """End the current role; `reason` says why."""
         if self.leader is not None:
+            # Rule 10: before anything else. Another leader's confirmed offset would pass their ends later, and answer
+            # SEND_OK for records that were cut.
             self.leader = None
-            self.waiters.fail(SendStatus.FLUSH_SLAVE_TIMEOUT)  # Rule 10.
+            self.waiters.fail(SendStatus.FLUSH_SLAVE_TIMEOUT)
         self.follower = None
         self.reason = reason
 
@@ -243,8 +245,9 @@ class MemberCore(ABC):
         leader = self.leader
         if leader is None:
             return self._refuse(fetch, self.reason or f"{self.me} is not the leader")
+        # Rule 1: a delayed fetch of another epoch describes a log that may have been cut since.
         if fetch.epoch != leader.epoch:
-            return self._refuse(fetch, f"this is epoch {leader.epoch}, the fetch is of epoch {fetch.epoch}")  # Rule 1.
+            return self._refuse(fetch, f"this is epoch {leader.epoch}, the fetch is of epoch {fetch.epoch}")
         return leader.acknowledge(fetch, now_ms)
 
     def answer_fetch(self, fetch: Fetch, now_ms: int, *, news: bool = False, empty: bool = False) -> FetchAnswer | None:
@@ -254,6 +257,7 @@ class MemberCore(ABC):
         With `news` a newer confirmed offset is enough for an answer; with `empty` there always is one.
         """
         leader = self.leader
+        # It was held: the role may have ended and begun again in a higher epoch meanwhile.
         if leader is None or fetch.epoch != leader.epoch:
             return self._refuse(fetch, self.reason or f"{self.me} is no longer the leader")
         answer = leader.answer(fetch, now_ms)
@@ -285,6 +289,7 @@ class MemberCore(ABC):
             callback(SendStatus.FLUSH_SLAVE_TIMEOUT)
             return
         self.waiters.add(end, deadline_ms, callback)
+        # What is confirmed already brings no further event that would answer this batch.
         self._settle()
 
     def _confirm(self) -> None:

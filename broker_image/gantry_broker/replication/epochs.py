@@ -30,6 +30,7 @@ def divergence(mine: LeaderEpochs, my_end: int, theirs: LeaderEpochs, their_end:
     for index, (theirs_at, mine_at) in enumerate(zip(theirs, mine, strict=False)):
         if theirs_at != mine_at:
             break
+        # The shorter end of the two: behind it one log may go on with records that the other one never had.
         agreed = min(epoch_end(theirs, index, their_end), epoch_end(mine, index, my_end))
     return agreed
 

@@ -136,6 +136,7 @@ class FetchLoop:
             self._asker.malformed_answer(error)
             return False
         finally:
+            # A late answer to this exchange must not send fetches beside those of the next one.
             exchange.stop()
             if exchange.went_on:
                 self._pause = RETRY_S
@@ -189,6 +190,7 @@ class Exchange:
             self._on_answer()
             self._applied = self._asker.answered(answer)
             self._refused = answer.kind is AnswerKind.REFUSED
+            # The next fetch acknowledges what was applied, so under SYNC_FLUSH it waits until that is on the disk.
             self._asker.when_durable(self._next)
         except Exception as error:
             self._fail(error)

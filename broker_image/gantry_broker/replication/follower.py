@@ -67,6 +67,7 @@ class Follower:
             return False
         # Rule 2: of this epoch, and for the place where the log ends now.
         fits = answer.epoch == self.epoch and answer.asked == self.position
+        # A late or repeated cut would remove records that were acknowledged since.
         if not fits:
             return False
         self.leader_end = answer.leader_end
@@ -85,6 +86,7 @@ class Follower:
         elif answer.data:
             self._log.append_raw(self._log.end, bytes(answer.data))
         # Rule 3: only now, and never above the follower's own end.
+        # The rest of its log may be a tail that the leader is about to cut: readers would see it.
         self._to_confirm = min(answer.confirmed, self._log.end)
         return True
 

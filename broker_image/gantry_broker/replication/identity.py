@@ -58,6 +58,8 @@ class ReplicaFile:
         self._held, self._sync = not log_is_empty, sync_flush
         data = self._read()
         if data is None:
+            # The set may still name the former disk of this number. Under its name an empty log would count as its
+            # copy.
             return self._begin(HardState(MemberId(member, _new_incarnation())), log_trusted=True)
         try:
             state, boot, clean = HardState.from_json(data), str(data["boot"]), bool(data["clean"])
@@ -113,6 +115,7 @@ class ReplicaFile:
 
     def mark_clean(self) -> None:
         """Mark a clean stop. Call it last, when the log is closed and on disk."""
+        # Earlier, bytes written after the mark could be lost, and the next start would trust the log all the same.
         if self._state is not None:
             self._write(self._state, clean=True)
 

@@ -149,6 +149,8 @@ class Leader:
         """Rule 18: return the union of the recorded set, of every set proposed since, and of the follower that is
         about to join.
         """
+        # The operator may apply a proposal late. Its members could then be promoted, so they need every record from the
+        # moment of the proposal on.
         members = self.recorded
         for proposal in self._proposals:
             members |= proposal.in_sync
@@ -163,6 +165,8 @@ class Leader:
         lowest = self.own_end
         for member in self.waited_for():
             if member != self.me:
+                # Without an entry it has acknowledged nothing in this epoch. What it told a former leader may have been
+                # cut since.
                 view = self.followers.get(member)
                 lowest = min(lowest, -1 if view is None else view.acked)
         return lowest
@@ -191,12 +195,14 @@ class Leader:
         on_my_log = divergence(log.leader_epochs, log.end, fetch.leader_epochs, fetch.end)
         if self._is_impossible(fetch):
             return self._refuse_impossible(fetch)
+        # Its log may end at an offset that this one has, with other bytes there: an end alone proves nothing.
         if on_my_log < fetch.end:
             return self._truncate(fetch, on_my_log)  # Rule 1: not an acknowledgement.
         view = self._admit(fetch.member, now_ms)
         if view.leaving and not view.waiting and now_ms - view.seen_ms >= self._options.away_ms:
             view.leaving, view.propose_again_ms = False, 0
         # Rule 11: a fetch is not an fsync.
+        # The last word counts, not the highest: after a cut it has less than it acknowledged before.
         view.acked = fetch.flushed if self._options.sync_flush else fetch.end
         view.address = fetch.address or view.address
         view.end = fetch.end
@@ -352,6 +358,7 @@ class Leader:
             view = self.followers.get(member)
             if view is not None and not self._silent(view, now_ms):
                 view.leaving, view.propose_again_ms = True, now_ms + self._options.removed_ms
+        # A refusal raises the version, too. Before that, the leader must not stop waiting for those that it proposed.
         self._proposals = [a for a in self._proposals if a.base_version >= leadership.version]
         self.recorded, self.version = leadership.in_sync, leadership.version
         if self.pause_writes is not None and leadership.version > self.pause_writes.version:
@@ -382,6 +389,8 @@ class Leader:
         """Rule 19. The leader waits for a follower that is close; otherwise a growing log would always be ahead of
         it.
         """
+        # Confirmed alone is too little: a new leader learns late what its predecessor had confirmed, and that lies
+        # below the end at which it took the role.
         if view.acked >= self._log.confirmed and view.acked >= self._role_end:
             return True
         near = view.acked >= self._role_end and self._log.end - view.acked <= self._options.catch_up_bytes
@@ -414,6 +423,7 @@ class Leader:
         if self.pause_writes is None:
             return False
         view = self.followers.get(self.pause_writes.target)
+        # To the end of the log, not to the confirmed offset: under Async the rest was acknowledged as well.
         has_all = view is not None and view.acked >= self._log.end
         promised = self._log.confirmed >= self._log.end or len(self.recorded) < self._options.min_in_sync
         return has_all and promised

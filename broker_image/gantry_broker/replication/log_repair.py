@@ -218,6 +218,7 @@ class LogRepair:
     async def _walk_once(self) -> bool:
         """Walk the log; return whether it reached the offset that was confirmed when it began."""
         store = self._store
+        # Only below it all members have the same bytes. Above it another one may rightly have others.
         at, stop = store.log.start, store.state.confirmed
         while at < min(stop, store.state.confirmed):
             began = time.perf_counter()

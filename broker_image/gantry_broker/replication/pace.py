@@ -41,6 +41,7 @@ class Pace:
         self._given_at = now
         pause = min(COPIES * took_s / SHARE, LONGEST_S)
         if self._growth:
+            # Never slower than the log grows: the follower would not arrive, and the group would stay one copy short.
             pause = min(pause, piece / (AHEAD * self._growth))
         # The time at which the piece was due counts, not the time of the fetch: else the follower's pace would set the
         # rate.

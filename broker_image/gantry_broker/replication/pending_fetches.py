@@ -159,6 +159,7 @@ class PendingFetches:
             if not held.gathered and held.fetch.end < self._log_end() and self._beyond_quorum(held.fetch):
                 held.gathered, held.not_before = True, now + GATHER_S
                 continue
+            # Reads for a follower far behind share the event loop with the sends: without pauses those would wait.
             throttled = self.lacks_much(held.fetch) and now - self._appended_at < BUSY_S
             started = time.perf_counter()
             try:

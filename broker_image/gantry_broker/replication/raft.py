@@ -134,11 +134,15 @@ class RaftReplica(MemberCore):
 
     @property
     def is_voter(self) -> bool:
-        return self.me in ids(self.members)  # Rule 26: exactly this incarnation of the disk.
+        # Rule 26: exactly this incarnation of the disk. By its number alone an emptied disk would vote, and could elect
+        # a leader without records that the former disk had acknowledged.
+        return self.me in ids(self.members)
 
     @property
     def uninitialized(self) -> bool:
         """Whether this disk was never part of this group. It may have records of an archive."""
+        # A record that no archive brought, or an epoch, shows a former life: such a disk must not found the group a
+        # second time, while others may hold its acknowledged records.
         return self.epoch == 0 and self._log.end == self._log.restored_end and not self._state.first_members
 
     @property
@@ -162,6 +166,7 @@ class RaftReplica(MemberCore):
     # ---- epochs and votes (rule 24)
 
     def _save(self, state: HardState) -> None:
+        # The disk first: after a failed write this member goes on with what a restart would read.
         self._disk.save(state)
         self._state = state
 
@@ -174,6 +179,7 @@ class RaftReplica(MemberCore):
 
     def saw_epoch(self, epoch: int, now_ms: int) -> None:
         """Note a higher epoch, which ends every role in a lower one. An impossible one changes nothing."""
+        # An absurd epoch would use up the numbers: no election could go above it.
         if epoch > self.epoch and plausible.possible_successor(self.epoch, epoch):
             self._adopt(epoch, f"saw epoch {epoch}", now_ms)
 
@@ -194,6 +200,7 @@ class RaftReplica(MemberCore):
         """Note that the leader's process is gone (it refuses connections): no need to wait for silence."""
         if self.follower is not None:
             self._heard_ms = now_ms - self.options.election_ms
+            # At random: all followers notice it at the same moment, and would split the votes.
             self._deadline = min(self._deadline, now_ms + self._rng.randrange(self.options.gone_ms))
 
     # ---- elections
@@ -203,6 +210,7 @@ class RaftReplica(MemberCore):
         if self.uninitialized:
             self._found_group(now_ms)
             return
+        # A learner only asks who leads. Its own election would raise its epoch, and with that it could follow nobody.
         if not self.is_voter:
             self._ask_all(RaftRequest(RaftRequestKind.FIND, self.epoch, self.me, self._my_address, self.rank))
             return
@@ -210,6 +218,7 @@ class RaftReplica(MemberCore):
         if self.epoch >= plausible.MAX_EPOCH:
             self.reason = f"there is no epoch above {self.epoch}: begin the group with empty disks"
             return
+        # Votes of an earlier round are dropped: they were given in another epoch.
         self._election_step, self._election_step_ms, self._granted = kind, now_ms, {self.me}
         epoch = self.epoch + 1
         # A pre-vote only asks about this epoch. If it took it, a member that was cut off for a while would end a leader
@@ -228,6 +237,8 @@ class RaftReplica(MemberCore):
         new.
         """
         others = set(self._addresses) - {self.me.member}
+        # Every member, not a majority: the one that is missing may hold records that a former group has acknowledged.
+        # Only the lowest number begins: two founders would make two lists of members.
         if self.me.member == min(self._addresses) and set(self._uninitialized) >= others:
             voters = {**{n: self._uninitialized[n] for n in others}, self.me.member: self.me}
             members = tuple(Voter(voters[n], self._announced.get(n, self._addresses[n])) for n in sorted(voters))
@@ -328,10 +339,12 @@ class RaftReplica(MemberCore):
         granted = False
         if request.member.member == self.me.member or not self._counts(request, now_ms):
             return self._answer(request, now_ms, granted=False)
+        # Only now: the address of a stranger would lead requests and fetches to it.
         if request.address and request.member.member in self._numbers:
             self._announced[request.member.member] = request.address
         if request.kind is RaftRequestKind.PRE_VOTE:
             free = not self._hears_leader(now_ms) and not self._goes_first(request, now_ms)
+            # It promises nothing, so nothing is written: a member may grant the pre-votes of several.
             granted = free and request.epoch > self.epoch and self._may_elect(request)
             if granted:
                 self._deadline = max(self._deadline, now_ms + self.options.gone_ms)
@@ -347,6 +360,7 @@ class RaftReplica(MemberCore):
         ):
             self._follow(request.epoch, request.member, request.address, now_ms)
         elif request.kind is RaftRequestKind.TIMEOUT_NOW:
+            # Only of the leader that it follows: a late request would end a leadership that works.
             led_by = None if self.follower is None else self.follower.leader
             if request.epoch == self.epoch and led_by == request.member:
                 self._campaign(RaftRequestKind.VOTE, now_ms, transfer=True)
@@ -358,6 +372,7 @@ class RaftReplica(MemberCore):
         return led_by not in (None, request.member) and request.epoch == self.epoch and self._hears_leader(now_ms)
 
     def _answer(self, request: RaftRequest, now_ms: int, *, granted: bool) -> RaftResponse:
+        # One that is silent is not named: the others would follow it instead of electing another one.
         leader = self.leadership.master if self._hears_leader(now_ms) else None
         address = self._my_address if self.leader is not None else self._leader_address
         return RaftResponse(
@@ -371,6 +386,8 @@ class RaftReplica(MemberCore):
         counts. Otherwise a leader that needs this vote, and a group that needs this leader's log, would wait for each
         other for ever.
         """
+        # The epoch of the last record goes before the length: a longer log of an older epoch may lack confirmed
+        # records.
         return (self.is_voter or self.me in ids(request.members)) and request.rank >= self.rank
 
     def _goes_first(self, request: RaftRequest, now_ms: int) -> bool:
@@ -396,6 +413,7 @@ class RaftReplica(MemberCore):
         if self._hears_leader(now_ms) and not request.transfer:
             return False  # Before the epoch is taken: a member that was cut off must not end a leader that others hear.
         named = self._is_named(request)
+        # A disk that knows no group promises nothing to one: it may have lost what it acknowledged there.
         if request.epoch < self.epoch or not (named or self.members):
             return False
         if request.epoch > self.epoch:
@@ -406,6 +424,7 @@ class RaftReplica(MemberCore):
             if not may:
                 return False
         else:
+            # One vote in an epoch, and none after its leader is known: else the epoch could have two leaders.
             taken = (
                 self._state.vote not in (None, request.member) or self.leader is not None or self.follower is not None
             )
@@ -430,6 +449,7 @@ class RaftReplica(MemberCore):
         if answer.uninitialized:
             self._uninitialized[answer.member.member] = answer.member
         else:
+            # What it said before it had a group must not count for the first election.
             self._uninitialized.pop(answer.member.member, None)
         # Where the answer names a leader, a follower takes the epoch together with it, below.
         if answer.epoch > self.epoch and self.members and (self.leader is not None or answer.leader is None):
@@ -451,6 +471,7 @@ class RaftReplica(MemberCore):
         first = self.members
         role_end = self._log.end
         self._candidate, self._election_step, self.reason = False, None, ""
+        # Rule 25 counts from the end of this record on, so no other record of the epoch may come before it.
         self._log.begin_epoch(self.epoch, now_ms)
         self._control_end = self._log.end
         if not self._log.member_changes:
@@ -487,6 +508,7 @@ class RaftReplica(MemberCore):
     def _follow(self, epoch: int, leader: MemberId, address: str, now_ms: int) -> None:
         if epoch > self.epoch:
             self._adopt(epoch, f"{leader} leads epoch {epoch}", now_ms)
+        # Nobody else leads the epoch in which this member was elected.
         if self.leader is not None or leader.member == self.me.member:
             return
         self._leader_address = address or next(iter(self.addresses_of(leader.member)), "")
@@ -510,6 +532,7 @@ class RaftReplica(MemberCore):
     def tick(self, now_ms: int) -> None:
         """Run elections, a leader's check of its majority, and deadlines; every `tick_ms`."""
         late = self._late_ms(now_ms)
+        # While this process did not run, it could not hear: an election now would end a leader that the others hear.
         self._deadline += late
         self._heard_ms += late if self.leader is None else 0
         self._end_moving(now_ms)
@@ -520,6 +543,8 @@ class RaftReplica(MemberCore):
             self._campaign(RaftRequestKind.PRE_VOTE, now_ms)
 
     def _tick_leader(self, leader: RaftLeader, now_ms: int) -> None:
+        # Nothing that it appends can be confirmed, and its clients must look for the leader that the others may have
+        # elected.
         if not leader.hears_majority(now_ms):
             self.stop(f"heard no majority in epoch {self.epoch}")
             self._wait_again(now_ms)
@@ -573,6 +598,7 @@ class RaftReplica(MemberCore):
     def _heard(self, answer: FetchAnswer, now_ms: int) -> None:
         if answer.epoch != self.epoch:
             return
+        # It lives and does not lead: its voice must not delay the election.
         if answer.kind is AnswerKind.REFUSED:
             self._heard_ms = min(self._heard_ms, now_ms - self.options.election_ms)
         else:

@@ -95,13 +95,17 @@ class RaftLeader(Leader):
     def change(self, members: Members, now_ms: int) -> str:
         """Append a change of members. Returns the reason for a refusal, or nothing."""
         before = self._members()
+        # A former leader may have appended a change that this log lacks. Until a record of this epoch is confirmed,
+        # each of the two lists could find a majority that does not meet the other's.
         if self._log.confirmed < self.control_end:
             return "no record of this epoch is confirmed yet"
         changes = self._raft_log.member_changes
+        # Two open changes differ by two members: majorities of the first and the last list need not share one.
         if changes and changes[-1].end > self._log.confirmed:
             return "the last change of members is not confirmed yet"
         if not differ_by_one(before, members):
             return "one member at a time"
+        # It would count a majority to which it does not belong, until it steps down.
         if self.me not in ids(members):
             return "the leader cannot remove itself: transfer the leadership first"
         try:
@@ -118,6 +122,7 @@ class RaftLeader(Leader):
         members = self._members()
         for learner in sorted(set(self.followers) - ids(members)):
             view = self.followers[learner]
+            # Added too early, it would count in each majority before it has the records: the group would wait for it.
             if self._silent(view, now_ms) or view.acked < max(self._log.confirmed, self.control_end):
                 continue
             former = [v for v in members if v.id.member == learner.member]
@@ -125,6 +130,7 @@ class RaftLeader(Leader):
                 # A majority of the remaining members, not all: another one may have lost its disk as well, or be away.
                 left = tuple(v for v in members if v not in former)
                 alive = [v.id for v in left if v.id == self.me or self._keeps_up(v.id, now_ms)]
+                # The former incarnation goes first: two of one disk would be two votes and two copies, on one disk.
                 if is_majority(alive, left) and self._silent(self.followers.get(former[0].id), now_ms):
                     return left
                 continue

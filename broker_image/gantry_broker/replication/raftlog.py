@@ -53,6 +53,7 @@ class RaftStoreLog(StoreLog):
         listed = self._load()
         self._listed: tuple[MemberChange, ...] | None = listed
         """The content of members.json; None: a write failed, and the file has the old or the new content."""
+        # Above it a listed change may have gone with the end of the log: only the log shows what is left.
         certain = max(store.state.confirmed, store.log.start)
         self._changes = tuple(c for c in listed if c.end <= certain)
         self._learn(certain)
@@ -96,6 +97,7 @@ class RaftStoreLog(StoreLog):
     def append_raw(self, at: int, data: bytes) -> None:
         self._list()
         super().append_raw(at, data)
+        # In force from here on, confirmed or not: with the former list this member could count a majority that is none.
         if _MARK in data:
             self._learn_or_undo(at, at)
 

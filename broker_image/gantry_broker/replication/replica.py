@@ -49,6 +49,7 @@ class Replica(MemberCore):
         reason, text)` counts a value that no correct member sends (`refusals.Refusals.add`).
         """
         super().__init__(state, log, disk, options, "no assignment yet", report, refused)
+        # The log's epochs count as well: the file may be an old copy, and would let an old assignment in.
         self._highest_seen_epoch = max(state.leadership.epoch, last_epoch(log.leader_epochs))
         self._go_on(now_ms)
 
@@ -101,6 +102,7 @@ class Replica(MemberCore):
         paused_for = self._paused_for
         new_epoch = leadership.epoch != held.epoch
         if new_epoch:
+            # If the write below fails, they are answered all the same, and the role is gone.
             self.stop(f"epoch {leadership.epoch} under {leadership.master}")  # Rule 10: the waiting sends first.
         state = HardState(self.me, leadership, assignment.leader_address, assignment.unclean)
         self._disk.save(state)  # Rule 15: on disk before it is acted upon.
@@ -140,6 +142,7 @@ class Replica(MemberCore):
                 f"holds epoch {held.epoch} version {held.version}, "
                 f"received epoch {leadership.epoch} version {leadership.version}"
             )
+        # One version with two contents: members would wait for two different sets.
         if leadership.order == held.order and leadership != held:
             return f"epoch {leadership.epoch} version {leadership.version} was assigned before with other content"
         if self.highest_seen_epoch and (jump := plausible.jump_refusal(self.highest_seen_epoch, leadership.epoch)):
@@ -156,6 +159,7 @@ class Replica(MemberCore):
         leadership = self._state.leadership
         assert leadership.master is not None
         if self._is_me(leadership.master):
+            # It may have appended in this epoch before: going on would put two records of one epoch at one offset.
             if not new_epoch:
                 self.reason = f"was the master of epoch {leadership.epoch} before: waits for a new epoch"  # Rule 21.
                 return Assigned(True, self.reason)
@@ -196,6 +200,7 @@ class Replica(MemberCore):
 
     def _lead(self, now_ms: int) -> None:
         leadership = self._state.leadership
+        # Before the control record: a follower is in sync when it has all that may have been promised before this role.
         role_end = self._log.end
         self.follower = None
         self._log.begin_epoch(leadership.epoch, now_ms)  # Rule 7, also when the leader stays the same.
@@ -257,6 +262,7 @@ class Replica(MemberCore):
     def _pause_refusal(self, leader: Leader, target: MemberId, version: int) -> str:
         if version != leader.version:
             return f"holds version {leader.version} of the leadership record, the request is on version {version}"
+        # A promotion only writes a subset of the recorded set: another target may lack promised records.
         return "" if target in leader.recorded else f"{target} is not in the in-sync set"
 
     def handed_over(self) -> bool:
@@ -271,5 +277,6 @@ class Replica(MemberCore):
 
     def give_up_handover(self) -> None:
         """Resume writes when the target was too slow. After `handed_over` has returned true, this changes nothing."""
+        # Once it reported the target ready, the swap may be under way: what it appended now would be missing there.
         if self.leader is not None and self.leader.pause_writes is not None and not self.leader.pause_writes.ready:
             self.leader.pause_writes = None

@@ -186,6 +186,8 @@ class ReplicationService:
                 log_is_empty=empty,
                 damaged=self._store.state.damage is not None,
             )
+        # Only now: the new incarnation is on disk. Had the mark gone before, a kill in between would let a log that
+        # lost acknowledged records keep its name in the set.
         self._store.recovery.acknowledge_damage()
         self._log_trusted = started.log_trusted
         self._commit = GroupCommit(self._store)
@@ -404,6 +406,7 @@ class ReplicationService:
             held = self.core.leadership
             why = "it stops" if self._stopped else "its cluster is a standby"
             return AssignmentAnswer(accepted=False, epoch=held.epoch, version=held.version, reason=why)
+        # A disk that had records and has none at the next start is another disk (rule 16).
         if self._store.log.end > 0:
             self._file.holds_records()
         try:
@@ -444,6 +447,7 @@ class ReplicationService:
             self.refusals.add("fetch", error.reason, f"{conn!r}: {error}")
             refuse_malformed(conn, frame, error)
             return
+        # In another member's name it would acknowledge records that this one does not have.
         stranger = wire.not_its_own(conn.identity, fetch.member.member)
         if stranger:
             conn.send(Frame.response_to(frame, ResponseCode.NO_PERMISSION, stranger))
@@ -467,6 +471,7 @@ class ReplicationService:
             self.refusals.add("poll", error.reason, f"{conn!r}: {error}")
             refuse_malformed(conn, frame, error)
             return
+        # A vote in another member's name could make a second leader.
         stranger = wire.not_its_own(conn.identity, request.member.member)
         if stranger:
             conn.send(Frame.response_to(frame, ResponseCode.NO_PERMISSION, stranger))

@@ -202,6 +202,7 @@ class Appender:
             pieces.append((piece_at, b"".join(parts)))
             self._write(pieces, phys)
         except BaseException as error:
+            # A number that stays taken would be a hole in the queue, for which no record ever comes.
             for queue, _, _ in entries:
                 queue.next -= 1
             if isinstance(error, struct.error):
@@ -359,6 +360,8 @@ class Appender:
         try:
             self._log.write(pieces, end)
         except OSError as error:
+            # Then no byte was written. After any other failure nobody knows what is on the disk: the next append could
+            # leave a record that is mixed from two.
             if error.errno in NO_DESCRIPTORS:
                 raise StoreError(f"nothing can be written: {error}") from error
             self._mark_failed(error)
@@ -383,6 +386,7 @@ class Appender:
             properties=format_properties({EPOCH_PROPERTY: str(epoch)}),
         )
         # It may begin where other records may not (rule 7): the leader epochs show the difference.
+        # The record before the file: an epoch without its record would claim the records that take its place.
         stored = self.put_rows([row_of(record)], now_ms, room_min=0)[0]
         self._set_epochs((*before, EpochStart(epoch, stored.phys_offset)), end)
         return stored
@@ -392,6 +396,7 @@ class Appender:
         try:
             self._epochs.set(epochs)
         except OSError as error:
+            # Without its entry in the file, the records would be compared as those of the former epoch.
             self._undo(end)
             if error.errno in NO_ROOM:
                 raise StoreFull(f"no room for {self._epochs.path}: {error.strerror}") from error
@@ -422,6 +427,7 @@ class Appender:
         if not data:
             return at
         indexed = index is not None and not index.behind
+        # Checked before the write: a damaged record would be acknowledged here as a good copy of it.
         batch = read_batch(at, data, self._queues, log.segment_size, self._delays, check=True, keys=indexed)
         before = epochs = self._epochs.epochs
         if at == 0 and not epochs and not (batch.epochs and batch.epochs[0].start == 0):

@@ -220,10 +220,12 @@ class Checkpointer:
         """Return the recovery point of the store as it is now, without the mark of a clean close."""
         state = self._state
         before = state.recovery_point
+        # Without the boot's name, the next start does not trust what the kernel still shows of a disk that failed.
         boot = "" if state.disk_untrusted else boot_id()
         if state.reset_in_progress:
             return RecoveryPoint(boot=boot)
         pending = self._queues.oldest_pending()
+        # Entries in memory are lost with the process: the next start reads the log from the oldest of them on.
         written = state.confirmed if pending is None else min(pending, state.confirmed)
         return RecoveryPoint(
             boot=boot,
@@ -281,7 +283,9 @@ class Checkpointer:
         """Record a checkpoint that has run. It does not count when a truncation came in between."""
         state = self._state
         before = state.recovery_point
+        # After a truncation its files may have entries of records that are gone.
         if done.truncations == state.truncations and self._epochs_persisted():
+            # A start trusts queues and log below this offset, so both have to be on the disk that far.
             offset = min(done.offset, state.flushed)
             state.recovery_point = replace(state.recovery_point, durable=offset, durable_index=min(done.index, offset))
             if done.ends is not None:

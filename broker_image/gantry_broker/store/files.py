@@ -229,6 +229,7 @@ def atomic_write(path: Path, data: bytes, *, durable: bool = True, mode: int = 0
         try:
             write_all(fd, data, 0)
             if durable:
+                # Before the rename: a power loss could leave the name with an empty file.
                 os.fsync(fd)
         finally:
             os.close(fd)

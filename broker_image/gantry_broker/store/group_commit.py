@@ -198,6 +198,7 @@ class GroupCommit:
                 self._store.checkpointer.mark_failed(error or RuntimeError("flush"))
             else:
                 self.took(time.perf_counter() - self._begun)
+                # The point was taken before the fsync began: what was appended during it may not be on the disk.
                 self._store.mark_flushed(point)
                 self._checkpoint_if_due()
         finally:
@@ -263,6 +264,7 @@ class GroupCommit:
             await asyncio.sleep(BETWEEN_SLICES_S)
         checkpoint = self._store.checkpointer.checkpoint()
         try:
+            # The log first: queues that are durable beyond it would lead to records that a power loss took.
             await self.wait(checkpoint.offset)
             await asyncio.get_running_loop().run_in_executor(self._slow_worker, checkpoint.run)
         except FlushFailed:
@@ -272,6 +274,7 @@ class GroupCommit:
             if _short_of_descriptors(error):
                 checkpoint.requeue()
                 raise FlushFailed(f"no checkpoint for now: {error}") from error
+            # A second fsync may report success without the pages that the first one lost.
             self._store.checkpointer.mark_failed(error)
             raise FlushFailed(f"the disk failed: {error}") from error
         self._store.checkpointer.checkpointed(checkpoint)

@@ -69,6 +69,7 @@ class Indexer:
     def push_unconfirmed(self, batch: Batch) -> None:
         """Append a batch, whose records already have queue offsets, to the unconfirmed buffer."""
         for queue, number, entry in batch.entries:
+            # Numbers of unconfirmed records are taken: those records may be confirmed under the next leader.
             after = number + len(entry) // ENTRY_SIZE
             if queue.next < after:
                 queue.next = after
@@ -271,6 +272,7 @@ class Indexer:
             self.note_times(batch)
             if batch.control:
                 control += batch.control
+            # After the entries: readers go by it, and a record below it without an entry would be skipped.
             state.confirmed = batch.end
             if time.monotonic() >= until:
                 break

@@ -77,6 +77,7 @@ class Recovery:
         state, log = self._state, self._log
         point = RecoveryPoint.load(self._file.path)
         if epochs_lost and point is not None:
+            # Only the control records still say which epochs the log has, so all of it is read.
             point = replace(point, clean=False, durable=0, durable_index=0, written=0, written_index=0)
         plan = recovery_plan.plan(self._root, log, point, known=epoch_file is not None)
         bases = log.bases()
@@ -93,6 +94,7 @@ class Recovery:
         state.last_store_ms = scanned.last_ms
         state.was_clean = plan.clean or not bases
         self._recover_epochs(plan, scanned, epoch_file, lost=epochs_lost)
+        # Not the log's end: the next leader may replace records above this offset, and no reader may see them before.
         state.confirmed = recovery_plan.confirmed_after(plan, point, log.start, log.end)
         # From here on queues change: a kill must not look like a clean stop to the next start.
         self._mark_open()
@@ -131,6 +133,7 @@ class Recovery:
             # After a failed flush the kernel may report success without writing: write all unflushed bytes again.
             for offset, data in log.chunks(unflushed, log.end):
                 log.overwrite(offset, data)
+        # Before the first fetch: the next one says that all of this is on the disk.
         log.sync(unflushed, log.end)
         state.flushed = log.end
         # Also without a change: the file may claim more than the log has, and every start would find that damage again.
@@ -244,6 +247,7 @@ class Recovery:
                     "the log has no records of %s:%d for the queue offsets %d to %d; they are not given again",
                     *queue.key, queue.max, end - 1,
                 )  # fmt: skip
+                # Consumers have committed offsets there: given again, they would name other messages.
                 queue.skip_to(end, stop)
                 if queue.pending:
                     queues.dirty[queue] = None
@@ -353,6 +357,7 @@ def lock_store(root: Path) -> int:
     """Lock RocketMQ's lock file, as Java does; returns its descriptor. Raises StoreLocked, OSError."""
     fd = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
+        # The lock is the process's: to close any other descriptor of this file would give it up.
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
     except OSError as error:
         os.close(fd)

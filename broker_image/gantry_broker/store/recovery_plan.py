@@ -88,6 +88,7 @@ def lost_from(plan: Plan, point: RecoveryPoint | None) -> int:
 
 def confirmed_after(plan: Plan, point: RecoveryPoint | None, start: int, end: int) -> int:
     """Return the confirmed offset after a start that finds a log of [start, end)."""
+    # RocketMQ has acknowledged all that its store has. Our own file may claim more than the log still has.
     return end if plan.foreign else min(max((point or RecoveryPoint()).confirmed, start), end)
 
 

@@ -147,6 +147,7 @@ class RecoveryPointFile:
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
+            # No file is safe: the start checks the whole log. The old one would claim records that are about to go.
             self.path.unlink(missing_ok=True)
             fsync_dir(self.path.parent)
 

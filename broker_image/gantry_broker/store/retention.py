@@ -101,6 +101,7 @@ class Retention:
         file has records: the log's `start` may be higher while the files wait for their removal. Raises OSError.
         """
         state, log = self._state, self._log
+        # Never an unconfirmed record: a leader may have to give it to its followers yet.
         keep = state.confirmed if keep_from is None else min(keep_from, state.confirmed)
         if self._index is not None and self._index.behind:
             keep = min(keep, self._index.position)

@@ -74,12 +74,15 @@ class Truncator:
     def _truncate(self, to: int) -> None:
         state, index = self._state, self._index
         was_confirmed = state.confirmed
+        # Before the bytes go: after a failure half way they must not claim more than is left.
         state.flushed = min(state.flushed, to)
         state.confirmed = min(state.confirmed, to)
         self._log.truncate(to)
         epochs = truncate_epochs(self._epochs.epochs, to)
         if epochs != self._epochs.epochs:
+            # An epoch too many in the file does no harm: the next start scans from here on, and drops it.
             self._epochs.set_lazily(epochs)
+        # The files of queues and index have only confirmed records. A cut above them concerns the buffer alone.
         if to < was_confirmed or state.reset_in_progress:
             state.truncations += 1
             self._unconfirmed.clear()
@@ -113,6 +116,7 @@ class Truncator:
             raise ValueError(f"{to} is not the first offset of a segment of {self._log.segment_size} bytes")
         checked = check_epochs(epochs)
         self._removals.settle()
+        # A start after a kill in here must trust neither the queues nor the index.
         self._checkpointer.lower(RecoveryPoint(boot=boot_id()))
         state.truncations += 1
         self._epochs.set(())
@@ -133,6 +137,7 @@ class Truncator:
             queues.unsynced.update(queues.queue(queues.topic(name), queue_id).rebase(number))
         sync_names(sorted(queues.unsynced))
         queues.unsynced.clear()
+        # Last: a log without epochs is how a follower recognises a copy that was broken off.
         self._epochs.set(checked)
         state.reset_in_progress = False
         self._checkpointer.save(durable=True)

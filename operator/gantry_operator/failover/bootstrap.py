@@ -18,6 +18,7 @@ def bootstrap(obs: Observation) -> Bootstrap | Recover | Wait:
     unheard = [m for m in obs.members if not m.heard]
     blocking = [m for m in unheard if not (m.never_ran and m.reach_ms >= NEW_DISK_PATIENCE_MS)]
     heard = [m.report for m in obs.members if m.heard and m.report is not None]
+    # The group has led before: a record that begins again would give epochs twice, under which logs differ.
     if any(r.order > (0, 0) for r in heard):
         return recover(obs, "the registry has no record of this group, but its disks have")
     filled = None if obs.settings.filled is None else obs.view(obs.settings.filled)
@@ -25,6 +26,7 @@ def bootstrap(obs: Observation) -> Bootstrap | Recover | Wait:
         # It answers once its disk is filled. A group that begins without it would have none of these records.
         reason = f"waiting for {filled.name}: spec.bootstrap fills its disk, and the group begins with its log"
         return Wait("waiting-for-members", reason, False)
+    # Every disk: the one that is missing may hold all that was acknowledged.
     if blocking or not heard:
         names = _names(blocking or unheard)
         return Wait("waiting-for-members", f"waiting for {names}: every disk must report first", False)
@@ -59,6 +61,7 @@ def recover(obs: Observation, why: str) -> Recover | Wait:
     unclean = obs.settings.unclean
     heard = [m.report for m in obs.members if m.heard and m.report is not None]
     # The report is older than the last assignment, so the disk may hold a newer record.
+    # One disk that is missing may hold a newer record, under which others took records that these lack.
     missing = [m for m in obs.members if not m.heard or m.pending]
     if missing and not (unclean and heard and min(m.reach_ms for m in missing) >= obs.settings.unclean_after_ms):
         return Wait("recovery-blocked", f"{why}; waiting for {_names(missing)}: every disk must report first", False)

@@ -46,6 +46,7 @@ def decide(obs: Observation) -> list[Decision]:
     if leadership is None:
         return [bootstrap(obs)]
     ahead = [m for m in obs.members if m.report is not None and m.report.order > leadership.order]
+    # [15] The registry has lost a write that a member acted on. A promotion on it would give an epoch twice.
     if ahead:
         who = ", ".join(m.name for m in ahead)
         return [recover(obs, f"the registry holds an older record than {who}")]
@@ -70,10 +71,12 @@ def _with_leader(obs: Observation, leadership: LeadershipRecord, state: LeaderSt
         isolated = _isolated(obs, leadership)
         if isolated is not None:
             return [isolated]
+        # At most one write: each is a swap of the record that was read before this decision.
         write = review_proposal(obs, leadership, leader, view.age_ms) or shrink(obs, leadership, leader, view.age_ms)
         if write is not None:
             return [write]
         if leader.writes_paused and not view.pending and leader.order == leadership.order:
+            # [23] Only a higher version ends the pause: a swap on the former one could still come.
             return [CancelHandover(leadership.touched(), f"{view.name} pauses writes for a handover that was given up")]
     decisions = _assignments(obs, leadership, view)
     if state.state == "leading" and all(_refused_by_follower(obs, d, view) for d in decisions):
@@ -102,6 +105,7 @@ def _without_leader(obs: Observation, leadership: LeadershipRecord, state: Leade
     if state.state == "doubt":
         return Wait("master-state-unknown", state.reason, available=False)
     lost = leadership.master if state.state == "dead" else None
+    # [20] Within the recorded set alone: all others may lack acknowledged records, however far they seem to be.
     able = candidates(obs, leadership, without=lost)
     forced = obs.switchover is not None and obs.switchover.force
     target = obs.switchover.to if obs.switchover is not None and forced else None
@@ -120,6 +124,8 @@ def _without_leader(obs: Observation, leadership: LeadershipRecord, state: Leade
             return Wait("manual-failover-required", reason, available=False)
     if able:
         return promote(obs, leadership, able[0], lost, state.reason)
+    # [16] Only when no member of the set can prove its log any more. It then leads alone in the set: the logs of the
+    # others may differ from its own until they have followed it.
     best = untrusted(obs, leadership)
     if best is not None:
         reason = "no member of the in-sync set can prove its log after an unclean stop; the best of them leads"
@@ -132,6 +138,7 @@ def _without_leader(obs: Observation, leadership: LeadershipRecord, state: Leade
             report, lost_bytes = lossy
             given_up = f"failover.unclean gives up at least {lost_bytes} bytes"
             reason = f"{state.reason}; no member of the in-sync set is left, {given_up}"
+            # Alone, for the same reason. What its log lacks is lost from here on.
             new = next_leadership(obs, leadership, report.id, {report.id})
             return Promote(new, leadership.master, report.id, reason, kind="unclean", lost_bytes=lost_bytes)
     reason = f"{state.reason}; no member of the in-sync set ({names(obs, leadership.in_sync)}) can take over"
@@ -204,6 +211,7 @@ def _start_handover(
 def _finish_handover(obs: Observation, leadership: LeadershipRecord) -> Promote | CancelHandover:
     ready = obs.handover
     assert ready is not None
+    # [23] The target was compared with the leader under this very record; under another one the set may differ.
     usable = (
         ready.order == leadership.order
         and ready.target in leadership.in_sync
@@ -289,6 +297,7 @@ def _demotions(obs: Observation, leadership: LeadershipRecord) -> list[Decision]
 def _assignment(obs: Observation, leadership: LeadershipRecord, to: MemberView) -> Assignment:
     leader = None if leadership.master is None else obs.view(leadership.master.member)
     assert to.report is not None
+    # [3] A member of the set never gets the permission to give up confirmed records: its copy is one that counts.
     return Assignment(
         leadership=leadership,
         leader_address=None if leader is None else leader.address,

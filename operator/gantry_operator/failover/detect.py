@@ -94,6 +94,8 @@ def _unheard(obs: Observation, view: MemberView, leader: MemberId) -> LeaderStat
         assert report is not None
         if report.link_leader != leader or report.link == "none":
             continue
+        # One follower that hears it is enough: only the path to the operator is cut, and a promotion would end a leader
+        # that works.
         if report.link == "connected" and 0 <= report.link_answer_ms < detection + LINE_SLACK_MS:
             return LeaderState("doubt", f"{name} does not answer the operator, but {follower.name} still hears it")
         unsure = unsure or report.link != "refused"

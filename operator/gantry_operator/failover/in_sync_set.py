@@ -41,11 +41,13 @@ def review_proposal(
     because that would keep it out for seconds.
     """
     proposal = leader.proposal
+    # [17] Applied on its own version or not at all: on another one it would bring back a member that was removed since.
     if proposal is None or proposal.base_version != leadership.version:
         return None
     added = proposal.in_sync - leadership.in_sync
     fetched = {f.id: f.last_fetch_ms for f in leader.followers}
     why_not, unsure = "", False
+    # [17] A leader that could remove members could go on without the copies that a promotion relies on.
     if not leadership.in_sync <= proposal.in_sync:
         why_not = f"it leaves out {names(obs, leadership.in_sync - proposal.in_sync)}, and only the operator removes"
     for id in sorted(added):
@@ -59,6 +61,7 @@ def review_proposal(
         elif view.report is not None and view.heard and view.report.id != id:
             why_not = f"the disk of {view.name} is not the one proposed"
     if why_not:
+        # [18] The version moves with a refusal, too: only that ends the leader's wait for those that it proposed.
         return RejectProposal(leadership.touched(), f"the proposal to add {names(obs, added)} is refused: {why_not}")
     if unsure:
         return None
@@ -78,6 +81,7 @@ def shrink(
     removed: dict[MemberId, str] = {}
     replaced: set[MemberId] = set()
     for id in leadership.in_sync:
+        # [17] Its own log is the copy that certainly has every acknowledged record.
         if id == leadership.master:
             continue
         view = obs.view(id.member)

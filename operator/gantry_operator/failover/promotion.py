@@ -17,6 +17,7 @@ def candidates(obs: Observation, leadership: LeadershipRecord, without: MemberId
     or refused the role comes last. At a tie the recorded leader stays, because its address does not move.
     """
     able: list[tuple[MemberView, Report]] = []
+    # [16] Heard as this very incarnation: another disk under the same number may be empty.
     for id in leadership.in_sync:
         report = obs.heard_as(id)
         view = obs.view(id.member)
@@ -59,6 +60,7 @@ def promote(
     """Return the decision for a new leader. The new set holds the members of the old set that answer, so the new leader
     waits for no absent member.
     """
+    # [20] Never a member that the old set lacks, even if its log looks as long.
     in_sync = {id for id in leadership.in_sync if id != without and obs.heard_as(id) is not None} | {new.id}
     kind = "restart" if new.id == leadership.master else "failover"
     return Promote(
@@ -81,6 +83,8 @@ def untrusted(obs: Observation, leadership: LeadershipRecord) -> Report | None:
     restarted: list[Report] = []
     for id in leadership.in_sync:
         view = obs.view(id.member)
+        # One that is silent may come back with its log, and one with its old name can prove it: both have more to
+        # offer.
         if view is None or not view.heard or view.report is None or view.report.id == id:
             return None
         if view.report.end > 0:

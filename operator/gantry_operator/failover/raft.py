@@ -14,6 +14,7 @@ IN_SYNC_BYTES = 16 << 20
 
 def leader_of(reports: Sequence[Report]) -> Report | None:
     """Return the leader of the highest epoch. A leader of an older epoch does not know yet that it was replaced."""
+    # A leader that is cut off goes on saying so until it notices: of two, the higher epoch counts.
     epoch = max((r.epoch for r in reports), default=0)
     return next((r for r in reports if r.role == "Master" and r.epoch == epoch), None)
 

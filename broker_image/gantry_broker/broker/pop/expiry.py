@@ -125,6 +125,7 @@ class Expiry:
                     self._log.state.give_back(rest, now_ms)
                 break
         if self._log.changes:
+            # One batch: the end of a flight without its copy would lose the message.
             self._log.submit(puts=puts)
         if unlocked:
             self._unlocked([queue.key[1:] for queue in unlocked])

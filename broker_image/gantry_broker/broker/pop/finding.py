@@ -403,6 +403,7 @@ class Finder:
     ) -> tuple[list[int] | range, bytes, int] | None:
         """Return (offsets, records, where to go on) of messages behind `at`; None: there are none now."""
         high = self._store.reader.max_offset(topic, queue_id)
+        # A larger offset does not fit into an entry of the wheel: it would lead to another queue.
         if at >= high or high > MAX_OFFSET:
             return None
         max_bytes = max(self._settings.maxTransferBytesOnMessageInMemory - taken.size, 1)

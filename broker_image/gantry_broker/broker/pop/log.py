@@ -179,6 +179,8 @@ class PopLog:
         touched = list(self.changes.touched.values())
         self._since_whole += len(self.changes)
         puts, self._puts = self._puts, []
+        # Behind the copies for retry topics. A log that ends between the two has copies that a new leader recognises;
+        # the other way round it would lack messages.
         puts.append(self._record(self.changes.take()))
         self._pending.append((puts, touched, waiters))
         self._write()
@@ -207,6 +209,7 @@ class PopLog:
                     self._timer = self._loop.call_later(AGAIN_S, self._write_again)
                 return
             del self._pending[0]
+            # After the record: the consumer offset must not pass a message whose flight the log does not know.
             self.commit(touched)
             self._writer.appended((lambda status, waiting=waiters: self._notify(waiting, status)) if waiters else None)  # type: ignore[misc]
         self.refused = ""
@@ -267,6 +270,7 @@ class PopLog:
                 return False
             if body is None:
                 self._whole = None
+                # Only once all of it is written: a new leader begins there, and would lack the rest.
                 if self._base >= 0:
                     self._meta.commit_offset(POP_TOPIC, POP_GROUP, 0, self._base)
                 return False
@@ -307,6 +311,7 @@ class PopLog:
                     if time.perf_counter() > ends:
                         return REST_S
                 self._rest = None
+            # Asked before the read. Asked after it, records that are confirmed between the two would be missed.
             confirmed = self._role.epoch_confirmed
             self._read_at = max(self._read_at, store.reader.min_offset(POP_TOPIC, 0))
             got = store.reader.get(POP_TOPIC, 0, self._read_at, READ_BATCH, READ_BYTES)
@@ -354,6 +359,8 @@ class PopLog:
     def _begin(self) -> None:
         """Take the state into use."""
         log.info("POP: %d messages in flight in %d queues", len(self.state), len(self.state.queues))
+        # The former leader's clock may have been ahead. A delivery that begins before the one that it replaces would
+        # take the acknowledgements of that one.
         self._pop_clock.lead(self.state.latest_ms)
         self.ready.set()
         if self.changes:

@@ -81,6 +81,7 @@ class Chunk:
 
     def finish(self, place: int, bits: int) -> bool:
         """Clear these bits of a batch, which are set; return whether it has none left."""
+        # Only bits that are set may be given: `^` would bring a finished message back.
         left = self.bits[place] ^ bits
         self.bits[place] = left
         if left:
@@ -349,6 +350,7 @@ class Queue:
             del self.chunks[at], self.firsts[at]
             return size, 1
         less = chunk.cut(0, size)
+        # Every search goes by `firsts`: it follows the first batch that is left.
         self.chunks[at], self.firsts[at] = less, less.starts[0]
         return size - less.live, 0
 

@@ -97,6 +97,8 @@ class Changes:
         self._state.pop(queue, offsets, pop_ms, invisible_ms, next_offset)
         start, count = offsets[0], len(offsets)
         shape: Any = count if offsets[-1] - start == count - 1 else [offset - start for offset in offsets]
+        # `_begin`: an acknowledgement that comes later must not join a change before this one, or a reader of the log
+        # would apply it too early, to nothing.
         self._changes.append([POPPED, self._begin(queue), start, shape, pop_ms, invisible_ms, next_offset])
 
     def advance(self, queue: Queue, next_offset: int) -> None:
@@ -185,6 +187,7 @@ def apply_record(state: PopState, body: bytes, hidden: frozenset[str] = frozense
     keys: list[Key] = [(str(group), str(topic), int(queue)) for group, topic, queue in value["q"]]
     for change in value["o"]:
         key = keys[change[1]]
+        # A topic that was created again must not get what was in flight in the deleted one.
         if key[1] not in hidden:
             apply_change(state, key, change)
         yield

@@ -166,6 +166,8 @@ class PopService:
             self._may()
             taken = self._take(query)
             if taken.count:
+                # Before the answer: a new leader that does not know of this pop would give the messages to others at
+                # once.
                 await self._log.stored()
                 return self._answer(taken, request)
             if taken.archived:
@@ -444,6 +446,8 @@ class PopService:
         else:
             matches = queue.is_delivered(handle.offset, handle.pop_ms)
         if not matches:
+            # Within its time it can only have been acknowledged before: the client repeats a request whose answer it
+            # lost.
             over = handle.visible_ms <= max(now_ms, self._log.state.expired_ms)
             return AckResult.INVALID if over else AckResult.OK
         self._log.changes.finish(queue, handle.offset)
@@ -572,6 +576,7 @@ class PopService:
         def replicated(status: SendStatus | None) -> None:
             waiter.end(taken if status is SendStatus.SEND_OK else None)
 
+        # The messages are taken for it. An empty answer now would leave them invisible until their time is over.
         if waiter.timer is not None:
             waiter.timer.cancel()
         self._log.submit(replicated)

@@ -161,6 +161,7 @@ class PopState:
     def finish_bits(self, queue: Queue, base: int, bits: int) -> int:
         """`finish` for the offset `base` + n of each bit n; returns the bits of those that were in flight."""
         at = bisect_right(queue.firsts, base) - 1
+        # A renewed message has an entry of its own in the wheel, which only `finish` takes out.
         if at >= 0 and queue.order is None and not queue.moved:
             chunk = queue.chunks[at]
             place = bisect_right(chunk.starts, base) - 1
@@ -181,6 +182,7 @@ class PopState:
     def _finished(self, queue: Queue, at: int, place: int) -> None:
         chunk = queue.chunks[at]
         if queue.diffs:
+            # A batch that begins at this offset after a reset must not inherit the distances.
             self._gaps -= queue.join(chunk.starts[place])
         self._unschedule(chunk.pops[place] + chunk.waits[place])
         # Finished batches stay until they are the most of a chunk: to remove each at once would move the others.
@@ -205,6 +207,7 @@ class PopState:
         if queue.place(offset) is None:
             return False
         moved = queue.move(offset, pop_ms, invisible_ms, suspended)
+        # The entry of the batch stays: it is of the batch's other messages.
         if moved is None:
             self._moved += 1
         else:
@@ -380,6 +383,8 @@ class PopState:
                 if not self._due:
                     break
                 self._due.reverse()
+            # From here on it is in no bucket: a message that the caller neither finishes nor gives back would never be
+            # visible again.
             entry = self._due.pop()
             self._entries -= 1
             queue = self._by_index[entry >> 43]

@@ -259,6 +259,7 @@ class PullService:
                     self._gather(pull.conn, wait_ms)
                 return None
         got, code = self._read(pull, self._store.reader.together())
+        # In the same pass of the event loop as the read: a message that came in between would wake nobody.
         if code == ResponseCode.PULL_NOT_FOUND and may_hold and self._hold(pull, self._clock.now_ms()):
             return None
         if got.status == GetStatus.OFFSET_TOO_SMALL and code == ResponseCode.PULL_RETRY_IMMEDIATELY:
@@ -321,6 +322,8 @@ class PullService:
         """Read no more pulls of this connection before the next turn."""
         if not self._turn_is_set:
             self._set_turn(wait_ms)
+        # Each pull alone would cost a pass and a system call. A connection that also sends is read on: its sends must
+        # not wait for pulls.
         if conn not in self._unread and self._clock.now_ms() - conn.attrs.get(SENT_MS, -SENDS_MS) >= SENDS_MS:
             self._unread[conn] = None
             conn.read_later(True)
@@ -373,6 +376,8 @@ class PullService:
             with self._counted_together():
                 for key, grew in left:
                     if key in waking:
+                        # They are being tried with what was there before. Forgotten, the new messages would wait for
+                        # the pulls' deadline.
                         held.passed_over.add(key)
                         continue
                     few = held.few(key, FEW)

@@ -122,6 +122,7 @@ class CommitLog:
                     fd = self._fds.get(self.path(offset))
                 write_all(fd, data, offset % self.segment_size)
         except OSError as error:
+            # What a broken write left would look like records to a start after a crash.
             self._erase(self.end)
             if error.errno in NO_ROOM:
                 raise StoreFull(f"the disk of {self.directory} is full: {error.strerror}") from error
@@ -175,6 +176,8 @@ class CommitLog:
             elif base + self.segment_size > offset:
                 fd = self._fds.get(path)
                 self._fds.may_shrink(path)
+                # Zeros, not only a lower `end`: bytes that stay would look like records again once the log has grown up
+                # to them.
                 if not is_zero(fd, offset - base, self.segment_size):
                     os.ftruncate(fd, offset - base)
                 if os.fstat(fd).st_size < self.segment_size:  # Also after a kill between the two calls.
@@ -211,6 +214,7 @@ class CommitLog:
         while offset <= stop:
             sync_file(self.path_of(offset))
             offset += self.segment_size
+        # A file without a durable name is gone after a power loss, and its records with it.
         if self._new_names:
             self._new_names = False
             try:

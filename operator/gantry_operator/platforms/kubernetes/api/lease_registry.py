@@ -54,6 +54,8 @@ class LeaseRegistry:
             if expected is None:
                 written = await self._api.create(self._lease(group, new, None))
             else:
+                # [13] The whole record is compared, not its epoch: else a member that was removed meanwhile would come
+                # back.
                 if cached is None or entry_of(cached) != expected:
                     return False
                 written = await self._api.replace(self._lease(group, new, cached))

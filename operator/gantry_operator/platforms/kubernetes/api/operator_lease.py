@@ -83,6 +83,7 @@ class Election:
             left = self._renewed_at + GIVE_UP_S - begun
             mine = await self._try_within(max(0.1, min(left, (GIVE_UP_S - RENEW_S) / 2)))
             if not mine and (self._taken_by_other() or time.monotonic() - self._renewed_at >= GIVE_UP_S):
+                # By the own clock and before the Lease ends: two operators must not decide at the same time for long.
                 self.leading = False
                 log.error("%s does not lead any more", self._identity)
                 return
@@ -135,6 +136,7 @@ class Election:
                 if self._holder == self._identity:
                     written["spec"]["acquireTime"] = spec.get("acquireTime", written["spec"]["acquireTime"])
                 self._written = await self._api.replace(written)
+            # The time before the request counts: the API server may have written it long before its answer came.
             self._holder, self._renewed_at = self._identity, begun
         except ApiError as error:
             if last_written is not None and error.reason in ("Conflict", "NotFound"):
@@ -152,6 +154,7 @@ class Election:
         holder is unreachable.
         """
         version, now = lease["metadata"]["resourceVersion"], time.monotonic()
+        # The age is that of the version, by this clock: the holder's may be wrong by any amount.
         if self._seen is None or self._seen[0] != version:
             self._seen = (version, now)
         age = now - self._seen[1]
