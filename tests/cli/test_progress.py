@@ -58,7 +58,7 @@ def test_an_unwanted_progress_shows_nothing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "FIRST_S", 0.0)
-    with Progress("hidden", wanted=False) as progress:
+    with Progress("hidden", shown=False) as progress:
         progress.advance()
     assert capsys.readouterr().err == ""
 

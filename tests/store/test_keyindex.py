@@ -20,7 +20,7 @@ from gantry_broker.store.types import Put, StoreConfig
 
 def test_names_rise_after_the_clock_went_back_by_years(quick_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The search for a higher name must not take time that grows with the clock's error."""
-    made = KeyIndex(quick_dir, 10, 20, known=True)
+    made = KeyIndex(quick_dir, 10, 20, own_files=True)
     asked = 0
     real = time.strftime
 
@@ -39,7 +39,7 @@ def test_names_rise_after_the_clock_went_back_by_years(quick_dir: Path, monkeypa
     names = sorted(os.listdir(quick_dir))
     assert len(names) == asked == 5
     assert names[-1].startswith(real("%Y%m%d%H%M%S", time.localtime(2_000_000_001)))
-    again = KeyIndex(quick_dir, 10, 20, known=True)
+    again = KeyIndex(quick_dir, 10, 20, own_files=True)
     assert again.find(7, 0, 10_000, 10, lambda phys: -1) == [7] * 5
     again.close()
 

@@ -324,7 +324,7 @@ class Start:
 def plan_start(files: StoreFiles) -> Start:
     """Decide as recovery does and read the log from where it would, without writing. Raises StoreError, OSError."""
     with files.open_log() as log:
-        plan = recovery_plan.plan(files.root, log, files.point, known=files.epoch_file is not None)
+        plan = recovery_plan.plan(files.root, log, files.point, opened_before=files.epoch_file is not None)
         scanned = Scan(0, "an empty store")
         if files.bases:
             scanned = scan(log, plan.scan_from, lost_from=recovery_plan.lost_from(plan, files.point))

@@ -79,7 +79,7 @@ class Recovery:
         if epochs_lost and point is not None:
             # Only the control records still say which epochs the log has, so all of it is read.
             point = replace(point, clean=False, durable=0, durable_index=0, written=0, written_index=0)
-        plan = recovery_plan.plan(self._root, log, point, known=epoch_file is not None)
+        plan = recovery_plan.plan(self._root, log, point, opened_before=epoch_file is not None)
         bases = log.bases()
         log.start = recovery_plan.first_offset(bases, log.segment_size)
         state.verified_from = plan.scan_from

@@ -41,14 +41,14 @@ class Plan:
     """Unflushed bytes may be lost, in any order of writes."""
 
 
-def plan(root: Path, log: LogBytes, point: RecoveryPoint | None, *, known: bool) -> Plan:
-    """Decide where recovery starts. `known`: we have had the store open before. Raises OSError."""
+def plan(root: Path, log: LogBytes, point: RecoveryPoint | None, *, opened_before: bool) -> Plan:
+    """Decide where recovery starts. `opened_before`: we have had the store open before. Raises OSError."""
     aborted = is_there(root / "abort")
     bases = log.bases()
     start = first_offset(bases, log.segment_size)
     has_queues = any((root / "consumequeue").glob("*/*/*"))
     has_index = any((root / "index").glob("*"))
-    if not known and bases:
+    if not opened_before and bases:
         if aborted:
             scan_from = _foreign_start(root, log, bases, start)
             trusted: int | None = scan_from

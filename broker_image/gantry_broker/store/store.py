@@ -50,8 +50,8 @@ SMALL_FLUSH: Final = 256 << 10
 class MessageStore:
     """A store on disk. `open` makes one, `close` ends it."""
 
-    def __init__(self, config: StoreConfig, segment_size: int, *, known: bool) -> None:
-        """Build the parts. Callers use `open`, which also recovers. `known`: we have had the store open before."""
+    def __init__(self, config: StoreConfig, segment_size: int, *, opened_before: bool) -> None:
+        """Build the parts. Callers use `open`, which also recovers. `opened_before`: by us."""
         settings, root = config.settings, config.path
         self.config = config
         self.state = state = StoreState()
@@ -61,7 +61,7 @@ class MessageStore:
         self.queues = queues = QueueTable(root / "consumequeue", settings.mappedFileSizeConsumeQueue)
         index: KeyIndex | None = None
         if settings.messageIndexEnable:
-            index = KeyIndex(root / "index", settings.maxHashSlotNum, settings.maxIndexNum, known=known)
+            index = KeyIndex(root / "index", settings.maxHashSlotNum, settings.maxIndexNum, own_files=opened_before)
         self.index = index
         self.epoch_cache = epochs = EpochCache(root / "config" / "epochs.json", segment_size, warnings)
         self.unconfirmed = unconfirmed = UnconfirmedBuffer()
@@ -81,7 +81,7 @@ class MessageStore:
         self.removals = removals = Removals(warnings)
         self.truncator = Truncator(state, log, queues, index, epochs, unconfirmed, indexer, checkpointer, removals)
         self.retention = Retention(state, log, queues, index, self.reader, removals, settings)
-        ends = QueueEnds.load(root / "config" / queue_ends.NAME) if known else None
+        ends = QueueEnds.load(root / "config" / queue_ends.NAME) if opened_before else None
         queues.use_file_size(None if ends is None else ends.file_size)
         self.recovery = Recovery(root, state, log, queues, index, epochs, indexer, checkpointer, point_file, ends)
         self._lock: int | None = None
@@ -104,7 +104,9 @@ class MessageStore:
             lost = None if epochs else lost_epochs(root)
             epochs = epochs or lost
             stored_size = epochs.segment_size if epochs else segment_size(root)
-            store = cls(config, stored_size or config.settings.mappedFileSizeCommitLog, known=epochs is not None)
+            store = cls(
+                config, stored_size or config.settings.mappedFileSizeCommitLog, opened_before=epochs is not None
+            )
         except BaseException:
             os.close(lock)
             raise

@@ -55,9 +55,9 @@ class KubernetesTarget:
             events = await target.events()
         return resource | {"status": resource.get("status", {}) | {"events": events}}
 
-    async def preview(self, wanted: BrokerCluster | None, image: str) -> dict[str, Any]:
+    async def preview(self, spec: BrokerCluster | None, image: str) -> dict[str, Any]:
         async with self._open() as target:
-            effect: dict[str, Any] = await target.preview(wanted, image)
+            effect: dict[str, Any] = await target.preview(spec, image)
             return effect
 
     async def switchover(self, group: str, to: str | None) -> str:

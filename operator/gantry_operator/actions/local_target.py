@@ -52,7 +52,7 @@ class LocalTarget:
 
         return (await local_status(self.folder, silent)).to_object()
 
-    async def preview(self, wanted: BrokerCluster | None, image: str) -> dict[str, Any]:
+    async def preview(self, spec: BrokerCluster | None, image: str) -> dict[str, Any]:
         from gantry_operator.platforms.local.control import ControlError
         from gantry_operator.platforms.local.manifest import load_saved
         from gantry_operator.platforms.local.preview import preview
@@ -62,7 +62,7 @@ class LocalTarget:
                 "--image is for Kubernetes: processes of this machine run this installation", Cause.BAD_INPUT
             )
         try:
-            return preview(self.folder, load_saved(self.folder) if wanted is None else wanted)
+            return preview(self.folder, load_saved(self.folder) if spec is None else spec)
         except ControlError as error:
             raise ActionError(str(error), Cause.BAD_INPUT) from None
 

@@ -74,7 +74,7 @@ class Target(Protocol):
         """Return the BrokerCluster with its status; `status.events` has recent events."""
         ...
 
-    async def preview(self, wanted: BrokerCluster | None, image: str) -> dict[str, Any]:
+    async def preview(self, spec: BrokerCluster | None, image: str) -> dict[str, Any]:
         """Return what a spec (None: the present one) would change. Raises ActionError if it is refused."""
         ...
 

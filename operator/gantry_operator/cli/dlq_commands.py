@@ -131,7 +131,7 @@ def dlq_resend(
         nonlocal progress
         progress = done, total
 
-    with Progress(f"sending dead letters of {group}", wanted=not ids, poll=lambda: progress):
+    with Progress(f"sending dead letters of {group}", shown=not ids, poll=lambda: progress):
         result = run_async(resend_letters(target, choice, to, patience, dry_run, consume, counted))
     if as_json:
         print_json(result)

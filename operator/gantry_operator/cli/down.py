@@ -32,10 +32,10 @@ def down(directory: Path | None, name: str | None, delete_data: bool) -> None:
         raise CliError(f"{held}. When the source is gone for good, delete {folder.root / RECORD}, then try again")
     lacking = lacking_brokers(folder, deleted=delete_data)
     with Progress("stopping"), _without_supervisor(folder):
-        said = _end_all(folder, delete_data)
-    say(said)
-    for said in filter(None, (held, lacking)):
-        note(said)
+        outcome = _end_all(folder, delete_data)
+    say(outcome)
+    for hint in filter(None, (held, lacking)):
+        note(hint)
 
 
 def _stopped(name: str | None) -> ClusterFolder | None:

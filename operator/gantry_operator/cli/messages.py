@@ -352,7 +352,7 @@ async def _consume(target: Target, options: ConsumeOptions, show: Callable[[Rece
             await _usable_group(consumer.session, options)
             last = time.monotonic()  # The time for the questions above is none without a message.
             await consumer.subscribe(options.topic, handle, options.tags)
-            with Progress(f"reading {options.topic}", options.count, wanted=options.quiet) as progress:
+            with Progress(f"reading {options.topic}", options.count, shown=options.quiet) as progress:
                 shown = 0
                 while not done.is_set():
                     if options.timeout is not None and time.monotonic() - last > options.timeout:

@@ -42,10 +42,10 @@ class Progress:
         total: int | None = None,
         *,
         unit: str = "",
-        wanted: bool = True,
+        shown: bool = True,
         poll: Callable[[], Count | None] | None = None,
     ) -> None:
-        """Set up; nothing is shown before it is entered. `unit`: what is counted, in the plural. `wanted`: False shows
+        """Set up; nothing is shown before it is entered. `unit`: what is counted, in the plural. `shown`: False shows
         nothing.
 
         `poll`: asked for the count before each line, by a thread; None: no change.
@@ -55,7 +55,7 @@ class Progress:
         self._unit = unit
         self._count: Count = (0, total)
         self._poll = poll
-        self._shown = wanted
+        self._shown = shown
         self._started = time.monotonic()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._show, daemon=True, name="progress")

@@ -139,9 +139,9 @@ def _archives(out: Any, status: dict[str, Any]) -> None:
 
 def _figures(row: dict[str, Any]) -> tuple[str, str, str, str]:
     """ID, epoch, offset and lag of a member. A dash: not known, since it does not answer."""
-    known = [str(row[k]) if row.get(k) is not None else "-" for k in ("epoch", "maxOffset")]
+    figures = [str(row[k]) if row.get(k) is not None else "-" for k in ("epoch", "maxOffset")]
     lag = row.get("lag")
-    return str(row["brokerId"]) if row["brokerId"] >= 0 else "-", *known, "-" if lag is None else size(lag)  # type: ignore[return-value]
+    return str(row["brokerId"]) if row["brokerId"] >= 0 else "-", *figures, "-" if lag is None else size(lag)  # type: ignore[return-value]
 
 
 def _name_servers(out: Any, status: dict[str, Any]) -> None:
@@ -174,8 +174,8 @@ def _events(out: Any, status: dict[str, Any]) -> None:
         return
     table = _table("EVENT", "TIME", "ABOUT", "MESSAGE")
     for e in events:
-        said = escape(plain(e["reason"]))
-        reason = f"[yellow]{said}[/yellow]" if e["type"] == "Warning" else said
+        reason_text = escape(plain(e["reason"]))
+        reason = f"[yellow]{reason_text}[/yellow]" if e["type"] == "Warning" else reason_text
         table.add_row(reason, e["time"], escape(plain(e.get("object", ""))), escape(plain(e["message"])))
     out.print()
     out.print(table)

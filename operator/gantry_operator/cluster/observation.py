@@ -66,14 +66,14 @@ class WarmUp:
         return self._now() <= self.begun + WARM_UP_S
 
     def blind(
-        self, groups: Collection[str], known: Collection[str], controllers: Mapping[str, GroupController]
+        self, groups: Collection[str], with_result: Collection[str], controllers: Mapping[str, GroupController]
     ) -> frozenset[str]:
         """Return the groups of which nothing is known yet: no check has ended, and what its controller waits for may
-        only be the first reports of the members. `known`: groups with a result.
+        only be the first reports of the members. `with_result`: groups with a result.
         """
         if not self._inherited:
             return frozenset()
-        self._known |= set(known)
+        self._known |= set(with_result)
         if not self.just_begun:
             # By now each member has answered or has a reason why not, so a wait says something.
             self._known |= {

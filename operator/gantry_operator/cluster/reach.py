@@ -22,8 +22,8 @@ class CannotTell(Exception):
 
 def no_master(group: str, why: str = "") -> str:
     """Return the sentence about a broker group whose part of an answer is missing. `why`: what its last master does."""
-    cannot_tell = CANNOT_TELL.format(group)
-    return f"{cannot_tell} ({why})" if why else cannot_tell
+    sentence = CANNOT_TELL.format(group)
+    return f"{sentence} ({why})" if why else sentence
 
 
 async def leave_out_silent(admin: Admin, groups: Mapping[str, str]) -> list[str]:

@@ -94,8 +94,8 @@ class TopicControl:
         address: Callable[[str], str | None],
         now: Callable[[], float] = time.monotonic,
         settle_s: float = SETTLE_S,
-        tables: Callable[[WantedTopic], tuple[TableStatus, State] | None] = lambda wanted: None,
-        keeps: Callable[[WantedTopic], str | None] = lambda wanted: None,
+        tables: Callable[[WantedTopic], tuple[TableStatus, State] | None] = lambda topic: None,
+        keeps: Callable[[WantedTopic], str | None] = lambda topic: None,
     ) -> None:
         """`address`: where the master of a broker group answers clients of this process; None: not known yet.
         `tables`: the state of a topic's table; None: it has none. `keeps`: why a resource may not go, its table being

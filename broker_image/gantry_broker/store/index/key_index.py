@@ -32,8 +32,8 @@ _log = logging.getLogger(__name__)
 class KeyIndex:
     """All index files. `position`: the keys of all records below this offset are in a file or in memory."""
 
-    def __init__(self, directory: Path, slots: int, entries: int, *, known: bool) -> None:
-        """`known`: we made the files, so those of the expected size have the shape of the settings. Raises OSError."""
+    def __init__(self, directory: Path, slots: int, entries: int, *, own_files: bool) -> None:
+        """`own_files`: ours, so those of the expected size have the shape of the settings. Raises OSError."""
         self.directory = directory
         self.position = 0
         self.behind = False
@@ -59,7 +59,7 @@ class KeyIndex:
             if whole_number(name) is None:
                 continue
             path = str(directory / name)
-            ours = known and os.stat(path).st_size == file_size(slots, entries)
+            ours = own_files and os.stat(path).st_size == file_size(slots, entries)
             shape = self._shape if ours else guess_slots(path, self._shape)
             if shape is None:
                 _log.warning(

@@ -65,10 +65,10 @@ def check_epochs(epochs: Sequence[tuple[int, int]]) -> LeaderEpochs:
     return checked
 
 
-def extend_epochs(epochs: LeaderEpochs, found: Sequence[EpochStart]) -> LeaderEpochs:
+def extend_epochs(epochs: LeaderEpochs, in_log: Sequence[EpochStart]) -> LeaderEpochs:
     """`epochs` with those found in the log itself, some of which may be known. Raises StoreError as `check_epochs`."""
     listed = {entry.epoch for entry in epochs}
-    return check_epochs(sorted([*epochs, *(entry for entry in found if entry.epoch not in listed)]))
+    return check_epochs(sorted([*epochs, *(entry for entry in in_log if entry.epoch not in listed)]))
 
 
 def truncate_epochs(epochs: LeaderEpochs, end: int) -> LeaderEpochs:

@@ -54,8 +54,8 @@ class MigrationWatch:
             rolled = read_rollback(self._resource.annotation(ROLLBACK))
         except Refused as error:
             name = ROLLBACK if ROLLBACK in str(error) else MIGRATION
-            found = MigrationStatus(phase="unknown", message=str(error), next=f"repair the annotation {name}")
-            self._take(None if await self._copies(False) is None else found)
+            unreadable = MigrationStatus(phase="unknown", message=str(error), next=f"repair the annotation {name}")
+            self._take(None if await self._copies(False) is None else unreadable)
             return
         copies = await self._copies(record.phase is not Phase.DONE)
         if copies is None:
@@ -63,11 +63,11 @@ class MigrationWatch:
             return
         self._take(progress.status_of(record, copies, self._resource.annotation(MIGRATE), self._waits(), rolled))
 
-    def _take(self, found: MigrationStatus | None) -> None:
+    def _take(self, status: MigrationStatus | None) -> None:
         before = None if self.seen is None else self.seen.status
-        if found is not None:
-            for kind, text in progress.news(before, found):
+        if status is not None:
+            for kind, text in progress.news(before, status):
                 self._event(kind, "Migration", text[:900])
-        self.seen = None if found is None else ObservedMigration(found, *progress.condition_of(found))
-        if found != before:
+        self.seen = None if status is None else ObservedMigration(status, *progress.condition_of(status))
+        if status != before:
             self._changed()

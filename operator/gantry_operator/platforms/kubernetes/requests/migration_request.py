@@ -67,11 +67,11 @@ def parse_request(text: str) -> MigrationRequest:
     numbers = {"lag": 1_000 if op == "rollback" else 64, "settle": 6, "routes": 32, "timeout": 120}
     for word in words:
         name, _, value = word.partition("=")
-        found = whole_number(value, *bounds[name]) if name in bounds else None
-        if found is None:
+        number = whole_number(value, *bounds[name]) if name in bounds else None
+        if number is None:
             units = [f"{n}={unit if n == 'lag' else 'SECONDS'} ({low} to {high})" for n, (low, high) in bounds.items()]
             raise ValueError(f"{word[:100]!r}: write {', '.join(units[:-1])} or {units[-1]}")
-        numbers[name] = found
+        numbers[name] = number
     lag, settle, routes, timeout = (numbers[name] for name in ("lag", "settle", "routes", "timeout"))
     if op == "cutover" and settle + routes >= timeout:
         raise ValueError(

@@ -78,12 +78,12 @@ class MigrationRequests(AnnotationRequests):
     async def _perform(self, text: str) -> str:
         """Carry out a request. Raises ApiError, ApiUnavailable."""
         try:
-            asked = parse_request(text)
+            request = parse_request(text)
             if refused := self._why_not():
                 raise Refused(f"the spec is refused, so the groups are not known: {refused}")
-            if asked.op == "rollback" or (asked.op == "abort" and self._rollbacks.under_way()):
-                return f"done: {await self._rollbacks.carry_out(asked, lambda: self._is_called_off(text))}"
-            ended = await self._carry_out(asked, text)
+            if request.op == "rollback" or (request.op == "abort" and self._rollbacks.under_way()):
+                return f"done: {await self._rollbacks.carry_out(request, lambda: self._is_called_off(text))}"
+            ended = await self._carry_out(request, text)
         except (Refused, ValueError, *FAILURES) as error:
             self._event("Warning", "Migration", str(error)[:900])
             return f"failed: {error}"
@@ -94,7 +94,7 @@ class MigrationRequests(AnnotationRequests):
             return f"done: {SAID[ended.phase]}; {lacking}"
         return f"done: {SAID[ended.phase]}" + (f". Next: {END}" if ended.phase is Phase.DONE else "")
 
-    async def _carry_out(self, asked: MigrationRequest, text: str) -> Record:
+    async def _carry_out(self, request: MigrationRequest, text: str) -> Record:
         """Make steps until the cutover is done, or the abort. Raises Refused, ApiError, ApiUnavailable."""
         shown: list[Phase] = []
 
@@ -112,12 +112,12 @@ class MigrationRequests(AnnotationRequests):
         while True:
             async with self._open_edge() as edge:
                 if begun is None:
-                    begun = await self._begin(edge, asked)
-                    if asked.op == "cutover":
+                    begun = await self._begin(edge, request)
+                    if request.op == "cutover":
                         await self._bring_kv(edge)
-                interrupted = asked.op == "cutover" and begun.phase is Phase.ABORTING
+                interrupted = request.op == "cutover" and begun.phase is Phase.ABORTING
                 try:
-                    ended = await drive(edge, begun, asked.limits, self._save, timeout=asked.timeout_s, say=say)
+                    ended = await drive(edge, begun, request.limits, self._save, timeout=request.timeout_s, say=say)
                     if interrupted:
                         raise Refused(f"an abort was under way, and is done: {SAID[ended.phase]}")
                     return ended
@@ -158,17 +158,17 @@ class MigrationRequests(AnnotationRequests):
         log.error("%s", text, extra={"cluster": f"{meta['namespace']}/{meta['name']}"})
         self._event("Warning", "Migration", text[:900])
 
-    async def _begin(self, edge: Edge, asked: MigrationRequest) -> Record:
+    async def _begin(self, edge: Edge, request: MigrationRequest) -> Record:
         """Return the record with which to begin or go on. Raises Refused, ApiError, ApiUnavailable."""
         record, now = read_record(self._resource.annotation(MIGRATION)), time.time()
-        if asked.op == "abort":
+        if request.op == "abort":
             begun = cutover_steps.abort(record, now, await edge.look())
         elif record.phase is Phase.ABORTING:
             return record
         else:
             if record.phase is Phase.FOLLOWING and self._check is not None:
                 await self._check(edge)
-            begun = cutover_steps.begin(record, await edge.look(), asked.limits, now)
+            begun = cutover_steps.begin(record, await edge.look(), request.limits, now)
         if begun != record:
             await self._save(begun)
         return begun
