@@ -231,6 +231,7 @@ def restore(
         raise Missing(f"the archive has no record before the target: write one behind its start, {plan.start}")
     EpochFile(state.segment_size, truncate_epochs(state.epochs, end)).save(store / "config" / "epochs.json")
     atomic_write(store / RESTORED, seal(orjson.dumps({**goal, "end": end})), durable=True)
+    # Last: with the mark a start goes on with the restore, and without it the log counts as whole.
     mark.unlink()
     fsync_dir(mark.parent)
     return end

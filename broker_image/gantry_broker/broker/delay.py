@@ -227,6 +227,8 @@ class Delays:
                     self._leave_aside("delay")
                 offset = record.queue_offset + 1
             if puts:
+                # One batch: apart from each other, a failover between messages and progress would deliver them twice,
+                # or never.
                 self._changes.append({"delay": {str(queue_id + 1): offset}}, puts)
             if queue_id in self._levels:
                 self._stale.discard(queue_id)

@@ -134,16 +134,16 @@ class Registrar:
     async def use_sources(self, addresses: Sequence[str]) -> None:
         """Register at these NameServers of the source from now on, and leave the others."""
         own = set(self._config.registration_addresses)
-        wanted = {address: None for address in addresses if address not in own}
-        left = [address for address in self._tasks if address not in own and address not in wanted]
-        self._sources |= wanted.keys()
+        named = {address: None for address in addresses if address not in own}
+        left = [address for address in self._tasks if address not in own and address not in named]
+        self._sources |= named.keys()
         for address in left:
             await end_tasks(self._tasks.pop(address))
             self._source.drop(address)  # It forgets this broker with the connection.
             for table in (self._wanted, self._waiting, self._refusals, self.last_ok_ms, self._held, self._source_has):
                 table.pop(address, None)
             self._failing.discard(address)
-        for address in wanted:
+        for address in named:
             if address not in self._tasks and not self._closing:
                 self._begin(address)
 

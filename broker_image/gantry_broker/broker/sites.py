@@ -161,6 +161,7 @@ class Sites:
             why = "the group is not sealed for this hand-over"
         elif not self._role.leading:
             why = "it does not lead"
+        # Closed before its last records are confirmed, the archive would hand over less than was acknowledged.
         elif store.state.confirmed < store.log.end:
             why = f"its log is confirmed up to {store.state.confirmed} of {store.log.end}"
         else:

@@ -218,6 +218,8 @@ class Transactions:
     def _read_piece(self) -> float | None:
         """Return after how many seconds there is more to read; None: after the next record. Raises OSError."""
         store = self._store
+        # Decisions before half messages: the other way round, a decided one would wait, and its producer would be
+        # asked.
         self._op_at = max(self._op_at, store.reader.min_offset(TRANS_OP_HALF_TOPIC, 0))
         got = store.reader.get(TRANS_OP_HALF_TOPIC, 0, self._op_at, READ_BATCH, READ_BYTES)
         for record in decode_records(got.data):
@@ -245,6 +247,7 @@ class Transactions:
         self._note_progress()
         if more:
             return 0.001
+        # Decisions of the former leader may not be confirmed here yet: nothing counts as undecided before.
         if not self._role.epoch_confirmed:
             return None if self.loaded.is_set() else 0.01
         self.loaded.set()
@@ -262,6 +265,7 @@ class Transactions:
         meta = self._meta
         if not self._role.leading:
             return
+        # Never past an undecided one: a new leader begins there, and would not know of it.
         done = min(self._waiting, default=self._half_at)
         if done > meta.working.offset(TRANS_HALF_TOPIC, GROUP, 0):
             meta.commit_offset(TRANS_HALF_TOPIC, GROUP, 0, done)
@@ -390,6 +394,7 @@ class Transactions:
     def _give_up(self, half: Record) -> None:
         """End the checks of a half message. Raises RequestRejected, NotWritable, StoreError."""
         self._creation.ensure_topic(TRANS_CHECK_MAX_TIME_TOPIC, 1, Perm.READ | Perm.WRITE)
+        # One batch: the decision without the copy would lose the message.
         self._writer.append([copy_of(half, TRANS_CHECK_MAX_TIME_TOPIC, 0), self.decision(half)])
         self.note_decided(half)
         self._writer.appended(None)
@@ -432,6 +437,7 @@ class Transactions:
             self._waiting[offset] = self._waiting.pop(offset)
             return
         renewed = copy_of(half, TRANS_HALF_TOPIC, 0, props=props)
+        # One batch: the copy without the decision on the former one could be committed beside it.
         stored = self._writer.append([renewed, self.decision(half)])[0]
         self.note_decided(half)
         self._writer.appended(None)

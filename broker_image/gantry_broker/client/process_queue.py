@@ -51,6 +51,7 @@ class ProcessQueue:
         """The offset below which everything is consumed: the first message in flight, or the offset of the next
         pull.
         """
+        # Pulls rise, so the first is the lowest. A commit beyond it would skip it after a restart.
         for offset in self._in_flight:
             return offset
         return self.next_offset

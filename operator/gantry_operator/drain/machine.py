@@ -99,6 +99,7 @@ def decide(progress: Progress, seen: LeavingGroup) -> tuple[Progress, DrainStep]
         )
         return replace(progress, proof=None), _wait("Waiting", "NoMaster", why)
     phase: Phase = {"": "Waiting", "closing": "Closing", "closed": "Draining"}[report.drain]  # type: ignore[assignment]
+    # What a former leader reports says nothing about the records of the present one.
     if not report.leading or seen.epoch is None or report.epoch != seen.epoch:
         return replace(progress, proof=None), _wait(phase, "NoMaster", "the group has no master that leads now")
     if seen.homeless:
@@ -136,6 +137,7 @@ def _draining(progress: Progress, seen: LeavingGroup, report: DrainReport) -> tu
             left = [Obstacle("NotSettled", "its log still changes")]
         return replace(progress, proof=None), DrainStep("wait", "Draining", tuple(left))
     proof = progress.proof
+    # One record more begins the time again: the group goes with its disks.
     if proof is None or proof[:2] != (report.epoch, report.end):
         proof = (report.epoch, report.end, seen.now)
     progress = replace(progress, proof=proof)

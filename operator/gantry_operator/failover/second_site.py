@@ -39,10 +39,12 @@ def second_site(obs: Observation) -> Bootstrap | Retire | Wait | None:
         return None if record is None else Wait("promotion", "the cluster was a standby: members start again", False)
     newest = max(promoted, key=lambda r: r.site_end)
     able = [r for r in promoted if r.site_origin == newest.site_origin and r.end >= newest.site_end]
+    # One with less would lead without records that the other site has acknowledged.
     if not able:
         reason = f"waiting for a member with the whole log of the other site, up to {newest.site_end}"
         return Wait("waiting-for-members", reason, False)
     best = min(able, key=lambda r: (-r.end, r.id.member))
+    # Above the other site's epochs: it may have gone on from the same records, with others at the same offsets.
     epoch = max(first_epoch(best.last_epoch, best.site_origin), 0 if record is None else record.epoch + 1)
     version = 1 if record is None else record.version + 1
     reason = f"the cluster was promoted: member {best.id.member} has the whole log and leads"

@@ -134,10 +134,12 @@ class GroupRemoval:
 
     async def begin_removal(self, group: str, mark: str) -> bool:
         """See `RemovalPlatform`."""
+        # From the API server, not from a cache: the group may have come back to the spec a moment ago.
         cluster = await self._api.get(BROKER_CLUSTER, self._namespace, self._name)
         if not mark or cluster is None or group in _groups_of(cluster):
             return False
         try:
+            # At this version alone: a group that was written since, because it stays, must not lose its disks.
             await self._annotate_set(group, REMOVING, mark)
         except ApiError as error:
             if error.reason in ("Conflict", "NotFound"):
@@ -164,16 +166,19 @@ class GroupRemoval:
             await self._patch_set(group, {"spec": {"replicas": 0}})
             return False
         members = [member_name(self._name, group, number) for number in range(9)]
+        # Until its pod is gone, a broker writes to the volume.
         if any(self._caches["Pod"].get(self._namespace, member) is not None for member in members):
             return False
         lease = self._caches["Lease"].get(self._namespace, names.group_set(self._name, group))
         if lease is not None:
+            # Each by its uid: an object of this name may be that of a new group by now.
             await self._api.delete(LEASE, self._namespace, lease["metadata"]["name"], uid=lease["metadata"]["uid"])
         for member in members:
             claim = self._caches["PersistentVolumeClaim"].get(self._namespace, names.claim(member))
             if claim is not None:
                 await self._reclaim_volume(claim)
         await self._remove_certificate(group)
+        # Last: it has the mark of the removal, by which the next operator process goes on.
         await self._api.delete(STATEFUL_SET, self._namespace, live["metadata"]["name"], uid=live["metadata"]["uid"])
         return False
 
