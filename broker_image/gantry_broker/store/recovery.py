@@ -133,7 +133,7 @@ class Recovery:
             # After a failed flush the kernel may report success without writing: write all unflushed bytes again.
             for offset, data in log.chunks(unflushed, log.end):
                 log.overwrite(offset, data)
-        # Before the first fetch: the next one says that all of this is on the disk.
+        # Before the first fetch, which says that all of this is on the disk.
         log.sync(unflushed, log.end)
         state.flushed = log.end
         # Also without a change: the file may claim more than the log has, and every start would find that damage again.
