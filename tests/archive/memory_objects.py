@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 
 from gantry_broker.archive.errors import Damaged, Missing, Unavailable
-from gantry_broker.archive.objects import Found
+from gantry_broker.archive.objects import ListedObject
 
 
 class MemoryObjects:
@@ -55,7 +55,7 @@ class MemoryObjects:
         self.get(name)
         return self.modified[name]
 
-    def list(self, prefix: str, after: str = "") -> Iterator[Found]:
+    def list(self, prefix: str, after: str = "") -> Iterator[ListedObject]:
         self._may_fail(prefix)
         names = list(self.objects)
         if self.lag:
@@ -63,7 +63,7 @@ class MemoryObjects:
         for name in sorted(names):
             is_new = self.lag_ms and self.modified[name] > self.now_ms - self.lag_ms
             if name.startswith(prefix) and name > after and not is_new:
-                yield Found(name, len(self.objects[name]), self.modified[name])
+                yield ListedObject(name, len(self.objects[name]), self.modified[name])
 
     def delete(self, name: str) -> None:
         self._may_fail(name)

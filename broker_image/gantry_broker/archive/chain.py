@@ -24,7 +24,7 @@ from gantry_broker.archive import manifest
 from gantry_broker.archive.errors import ArchiveError, Damaged, Fenced, Missing, Overtaken, Unavailable
 from gantry_broker.archive.manifest import MAX_ENTRY, WHOLE_EVERY, Change, Owner, Part, State
 from gantry_broker.archive.numbers import read_json, write_json
-from gantry_broker.archive.objects import Found, Objects
+from gantry_broker.archive.objects import ListedObject, Objects
 from gantry_broker.archive.sealing import SEALED, Plain, Sealer
 from gantry_broker.archive.segment import Directory, RangeReader
 from gantry_broker.archive.verified import MAX_SIZE, Verification
@@ -117,7 +117,7 @@ class _Folder:
         self._strangers = strangers
         self._prefix = prefix
 
-    def numbered(self, digits: int, after: str = "") -> Iterator[tuple[int, Found]]:
+    def numbered(self, digits: int, after: str = "") -> Iterator[tuple[int, ListedObject]]:
         """Yield the objects whose names are numbers of so many digits, in any order. Raises ArchiveError."""
         for item in self._objects.list(self._prefix, after):
             number = whole_number(item.name.removeprefix(self._prefix).removesuffix(".json"), 1)
@@ -126,7 +126,7 @@ class _Folder:
             else:
                 self._note(item.name)
 
-    def named(self, pattern: re.Pattern[str]) -> Iterator[tuple[str, Found]]:
+    def named(self, pattern: re.Pattern[str]) -> Iterator[tuple[str, ListedObject]]:
         """Yield the objects whose names below the folder match, in any order. Raises ArchiveError."""
         for item in self._objects.list(self._prefix):
             name = item.name.removeprefix(self._prefix)

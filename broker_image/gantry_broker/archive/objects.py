@@ -60,7 +60,7 @@ MAX_ERROR: Final = 16_384
 _SAID: Final = re.compile(r"<Code>([^<]{1,100})</Code>\s*<Message>([^<]{1,300})</Message>")
 
 
-class Found(NamedTuple):
+class ListedObject(NamedTuple):
     """An object in a listing. `modified_ms`: Unix ms by the store's clock."""
 
     name: str
@@ -93,7 +93,7 @@ class Objects(Protocol):
         """When an object was written, Unix ms by the store's clock. Raises Missing."""
         ...
 
-    def list(self, prefix: str, after: str = "") -> Iterator[Found]:
+    def list(self, prefix: str, after: str = "") -> Iterator[ListedObject]:
         """Yield the objects below a prefix that ends with a slash, in any order, those with names behind `after`."""
         ...
 
@@ -190,7 +190,7 @@ class ObjectStore:
 
         return self._call(look, f"look at {name}")
 
-    def list(self, prefix: str, after: str = "") -> Iterator[Found]:
+    def list(self, prefix: str, after: str = "") -> Iterator[ListedObject]:
         import obstore
 
         def first(store: Any) -> Any:
@@ -202,7 +202,7 @@ class ObjectStore:
             if page is None:
                 return
             for o in page:
-                yield Found(o["path"], int(o["size"]), int(o["last_modified"].timestamp() * 1000))
+                yield ListedObject(o["path"], int(o["size"]), int(o["last_modified"].timestamp() * 1000))
 
     def delete(self, name: str) -> None:
         import obstore
