@@ -125,16 +125,16 @@ class TopicsCopy(Rounds):
 
     async def _take_up(self, topic: str) -> None:
         """Copy a topic from now on, and queues that it got. Raises Refused."""
-        known = self.queues.get(topic)
-        if known is None:
+        copies = self.queues.get(topic)
+        if copies is None:
             self.queues[topic] = await self._pair(topic)
             self._changed = True
             return
-        copied = {(queue.broker, queue.queue) for queue in known}
+        copied = {(queue.broker, queue.queue) for queue in copies}
         new = [q for q in sorted(await self._source.readable_queues(topic)) if (q.broker, q.queue_id) not in copied]
         if not new:
             return
-        taken = {(queue.to_broker, queue.to_queue) for queue in known}
+        taken = {(queue.to_broker, queue.to_queue) for queue in copies}
         targets = sorted(await self._target.readable_queues(topic))
         free = [queue for queue in targets if (queue.broker, queue.queue_id) not in taken]
         same = {(queue.broker, queue.queue_id): queue for queue in free}
@@ -150,7 +150,7 @@ class TopicsCopy(Rounds):
                 to = next(one for one in free if (one.broker, one.queue_id) in same)
                 del same[to.broker, to.queue_id]
             end = ends[to].max_offset if to in ends else 0
-            known.append(QueueCopy(queue.broker, queue.queue_id, to.broker, to.queue_id, end))
+            copies.append(QueueCopy(queue.broker, queue.queue_id, to.broker, to.queue_id, end))
         self._changed = True
 
     async def step(self) -> None:

@@ -105,16 +105,16 @@ class QueueCopy:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
         """Read what `to_json` wrote. Raises KeyError, TypeError, ValueError."""
-        made = cls(
+        copy = cls(
             str(value["broker"]), int(value["queue"]), str(value["toBroker"]), int(value["toQueue"]),
             int(value["toStart"]),
         )  # fmt: skip
-        made.runs = [[int(number) for number in run] for run in value["runs"]]
-        if any(len(run) != 3 or min(run) < 0 for run in made.runs):
+        copy.runs = [[int(number) for number in run] for run in value["runs"]]
+        if any(len(run) != 3 or min(run) < 0 for run in copy.runs):
             raise ValueError("runs has an entry that is no [offset, offset, count]")
-        made.next, made.expired = int(value["next"]), int(value["expired"])
-        made.known = int(value.get("known", 0))
-        return made
+        copy.next, copy.expired = int(value["next"]), int(value["expired"])
+        copy.known = int(value.get("known", 0))
+        return copy
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -41,21 +41,21 @@ def best(stores: Sequence[Path]) -> Path:
     """Return the store that a failover would choose: that of the newest epoch, with the longest log. Raises Refused,
     StoreError, OSError.
     """
-    found = []
+    intact = []
     for store in stores:
         if (store / "commitlog").is_dir():
             start = plan_start(StoreFiles.load(store))
             if start.damage is None and start.scanned.end:
                 epoch = start.epochs[-1].epoch if start.epochs else 0
-                found.append((epoch, start.scanned.end, store))
-    if not found:
+                intact.append((epoch, start.scanned.end, store))
+    if not intact:
         raise Refused("no member of the group has an intact log")
-    return max(found)[2]
+    return max(intact)[2]
 
 
 async def leader_of(http: httpx.AsyncClient, urls: Sequence[str]) -> tuple[str, LogInfo]:
     """Return the member with the most confirmed bytes, and what it has. Raises Refused when none answers."""
-    found: list[tuple[int, str, LogInfo]] = []
+    answers: list[tuple[int, str, LogInfo]] = []
     problems = []
     for url in urls:
         try:
@@ -65,10 +65,10 @@ async def leader_of(http: httpx.AsyncClient, urls: Sequence[str]) -> tuple[str, 
         except (httpx.HTTPError, ValidationError) as error:
             problems.append(f"{url}: {error!r}")
         else:
-            found.append((info.confirmed, url, info))
-    if not found:
+            answers.append((info.confirmed, url, info))
+    if not answers:
         raise Refused(f"no member answers: {'; '.join(problems)}")
-    _, url, info = max(found, key=lambda item: item[0])
+    _, url, info = max(answers, key=lambda item: item[0])
     return url, info
 
 
@@ -90,8 +90,8 @@ async def of_member(
             before = log.end
             async with http.stream("GET", f"{url}/v1/log/bytes", params=params, timeout=ANSWER_S) as answer:
                 if answer.status_code != 200:
-                    said = (await answer.aread())[:300].decode(errors="replace")
-                    raise Refused(f"{url} does not give its log from {log.end} on: {answer.status_code} {said}")
+                    refusal = (await answer.aread())[:300].decode(errors="replace")
+                    raise Refused(f"{url} does not give its log from {log.end} on: {answer.status_code} {refusal}")
                 async for piece in answer.aiter_bytes():
                     await asyncio.to_thread(log.write, piece)
                     progress(log.end - info.start, info.confirmed - info.start)

@@ -178,12 +178,12 @@ async def _ask(admin: Admin, broker: str, address: str, number: int) -> Found:
         return Found(broker, address, number, None)
 
 
-async def release(place: SourcePlace, found: Sequence[Found], permission: int) -> list[Line]:
+async def release(place: SourcePlace, brokers: Sequence[Found], permission: int) -> list[Line]:
     """Give back what `lines` says, and return the lines with what came of it."""
-    by_place = {(one.broker, one.address): one for one in found}
+    by_place = {(one.broker, one.address): one for one in brokers}
     done = []
     async with Admin(place.name_servers[0], timeout=ANSWER_S, credentials=place.credentials, tls=place.tls) as admin:
-        for line in lines(found):
+        for line in lines(brokers):
             if line.state == "to release":
                 changes = wanted(by_place[line.broker, line.address], permission)
                 try:

@@ -271,8 +271,8 @@ def _copying(record: Record, seen: Mapping[str, Seen], limits: Limits, now: floa
         return Step(record, tuple(actions), "the former brokers take messages")
     missing = _missing(seen)
     if missing is None or missing > limits.lag:
-        known = "the copy begins" if missing is None else f"{missing} messages are missing"
-        return Step(record, waits=known, copies=True)
+        waits_for = "the copy begins" if missing is None else f"{missing} messages are missing"
+        return Step(record, waits=waits_for, copies=True)
     return Step(replace(record, phase=Phase.WRITES_OFF, since=now), copies=True)
 
 
@@ -312,10 +312,10 @@ def _leaving(record: Record, seen: Mapping[str, Seen], limits: Limits, now: floa
 
 def _returning(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) -> Step:
     slaves = 0 <= now - record.since < limits.slaves
-    wanted = {name: cutover_steps.given_back(name, group) for name, group in record.groups.items()}
+    given_back = {name: cutover_steps.given_back(name, group) for name, group in record.groups.items()}
     actions = tuple(
         back
-        for name, back in wanted.items()
+        for name, back in given_back.items()
         if not back.is_so(seen[name])
         or (slaves and cutover_steps.lacking(back, seen[name].brokers, seen[name].settings))
     )
@@ -324,7 +324,7 @@ def _returning(record: Record, seen: Mapping[str, Seen], limits: Limits, now: fl
         return Step(record, actions, "the former brokers take their place")
     groups = {
         name: replace(
-            group, brokers=cutover_steps.owed(group.brokers, wanted[name], seen[name].brokers, seen[name].settings)
+            group, brokers=cutover_steps.owed(group.brokers, given_back[name], seen[name].brokers, seen[name].settings)
         )
         for name, group in record.groups.items()
     }
@@ -348,11 +348,11 @@ def _aborting(record: Record, seen: Mapping[str, Seen], now: float) -> Step:
         SetGantry(name, group.gantry) for name, group in record.groups.items() if seen[name].gantry != group.gantry
     ]
     actions += [
-        wanted
+        back
         for name in record.groups
         # A former broker that was stopped takes no messages.
         if seen[name].permission is not None
-        and not (wanted := SetSource(name, 0, FORMER_MASTER_ID, True)).is_so(seen[name])
+        and not (back := SetSource(name, 0, FORMER_MASTER_ID, True)).is_so(seen[name])
     ]
     actions += [Release(name, False) for name in record.groups if seen[name].released]
     if actions or any(seen[name].released is None for name in record.groups):

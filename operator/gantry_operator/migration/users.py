@@ -168,13 +168,13 @@ def _bounded(users: dict[str, User], left_out: dict[str, str], notes: list[str],
     return Found(users, left_out, notes)
 
 
-def merged(found: Mapping[str, Found]) -> Found:
-    """Return the users of all brokers: `found` by the broker's name. Each broker has its own table of users."""
+def merged(by_broker: Mapping[str, Found]) -> Found:
+    """Return the users of all brokers: `by_broker` by the broker's name. Each broker has its own table of users."""
     users: dict[str, User] = {}
     origin: dict[str, str] = {}
     left_out: dict[str, str] = {}
     notes: dict[str, None] = {}
-    for broker, those in found.items():
+    for broker, those in by_broker.items():
         for name, user in those.users.items():
             if users.setdefault(name, user) != user:
                 left_out[name] = f"it is another one at {broker} than at {origin[name]}: make them equal there"
@@ -182,9 +182,9 @@ def merged(found: Mapping[str, Found]) -> Found:
         for name, why in those.left_out.items():
             left_out.setdefault(name, why)
         notes.update(dict.fromkeys(those.notes))
-    guarded_ones = [broker for broker, those in found.items() if those.guarded]
+    guarded_ones = [broker for broker, those in by_broker.items() if those.guarded]
     for name in users:
-        if name not in left_out and (absent := [b for b in guarded_ones if name not in found[b].users]):
+        if name not in left_out and (absent := [b for b in guarded_ones if name not in by_broker[b].users]):
             notes[f"{name} is no user of {', '.join(absent)}, and becomes one of the whole cluster"] = None
     kept = {name: user for name, user in users.items() if name not in left_out}
     return Found(kept, left_out, list(notes), bool(guarded_ones))
@@ -198,34 +198,34 @@ async def ask(source: Source, address: str, settings: Mapping[str, str]) -> Foun
     try:
         if kind == "4.9":
             return plain(await source.admin.ask(address, RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG))
-        found = managed(
+        users = managed(
             await source.admin.ask(address, RequestCode.AUTH_LIST_USER),
             await source.admin.ask(address, RequestCode.AUTH_LIST_ACL),
         )
-        return replace(found, notes=[*settings_notes(settings), *found.notes])
+        return replace(users, notes=[*settings_notes(settings), *users.notes])
     except FAILURES as error:
         raise MigrationError(f"{address} does not give its users: {error}") from error
 
 
 async def ask_all(place: SourcePlace, brokers: Sequence[str], cluster: str | None) -> Found:
     """Ask the masters of these brokers. Raises MigrationError, SourceBroken."""
-    found = {}
+    by_broker = {}
     for broker in brokers:
         source = Source(list(place.name_servers), broker, cluster=cluster, credentials=place.credentials, tls=place.tls)
         async with source:
             look = await source.look()
-            found[broker] = await ask(source, look.address, look.settings)
-    return merged(found)
+            by_broker[broker] = await ask(source, look.address, look.settings)
+    return merged(by_broker)
 
 
-def lines(found: Found) -> list[dict[str, Any]]:
+def lines(users: Found) -> list[dict[str, Any]]:
     """Return what is shown of the users: never a key."""
     rows: list[dict[str, Any]] = [
         {"user": name, "comes": True, "super": user.super, "rules": len(user.rules), "note": ""}
-        for name, user in sorted(found.users.items())
+        for name, user in sorted(users.users.items())
     ]
     rows += [
         {"user": name, "comes": False, "super": None, "rules": None, "note": why}
-        for name, why in sorted(found.left_out.items())
+        for name, why in sorted(users.left_out.items())
     ]
     return rows

@@ -105,9 +105,9 @@ def copy_files(source: Path, target: Path, progress: Progress = lambda done, tot
 
 def _copy_data(source: Path, target: Path) -> None:
     """Copy a file and keep its holes: segments have full size from the start."""
-    with source.open("rb") as have, target.open("wb") as made:
+    with source.open("rb") as have, target.open("wb") as copy:
         size = os.fstat(have.fileno()).st_size
-        os.ftruncate(made.fileno(), size)
+        os.ftruncate(copy.fileno(), size)
         at = 0
         while at < size:
             try:
@@ -116,7 +116,7 @@ def _copy_data(source: Path, target: Path) -> None:
                 break  # Only a hole is left.
             stop = os.lseek(have.fileno(), at, os.SEEK_HOLE)
             while at < stop:
-                count = os.copy_file_range(have.fileno(), made.fileno(), min(stop - at, 64 << 20), at, at)
+                count = os.copy_file_range(have.fileno(), copy.fileno(), min(stop - at, 64 << 20), at, at)
                 if count == 0:
                     return
                 at += count
@@ -275,12 +275,12 @@ def _shape_queues(
 
     `bounds`: first, last and next queue offset of each queue.
     """
-    known = {*tables.topics, SCHEDULE_TOPIC, TIMER_TOPIC}
+    kept_topics = {*tables.topics, SCHEDULE_TOPIC, TIMER_TOPIC}
     for topic in sorted(os.listdir(folder)):
-        if topic in OWN_TOPICS or (topic not in known and topic in tables.deletion_watermarks):
+        if topic in OWN_TOPICS or (topic not in kept_topics and topic in tables.deletion_watermarks):
             shutil.rmtree(folder / topic)
     for (topic, number), (low, high, following) in bounds.items():
-        if topic in OWN_TOPICS or (topic not in known and topic in tables.deletion_watermarks):
+        if topic in OWN_TOPICS or (topic not in kept_topics and topic in tables.deletion_watermarks):
             continue
         queue = folder / topic / str(number)
         for path in sorted(queue.glob("[0-9]*")) if queue.is_dir() else ():

@@ -117,11 +117,11 @@ class Follower:
         of a segment, which is the same in many logs.
         """
         log, size = self._store.log, ha.OVERLAP
-        found = self._read(ha.first_offset(log.start, log.end), log.end)
-        while size <= len(found) < MOST_OVERLAP and len(found.rstrip(b"\0")) < ha.OVERLAP // 2:
+        data = self._read(ha.first_offset(log.start, log.end), log.end)
+        while size <= len(data) < MOST_OVERLAP and len(data.rstrip(b"\0")) < ha.OVERLAP // 2:
             size *= 2
-            found = self._read(max(log.end - size, log.start, 1), log.end - len(found)) + found
-        return found
+            data = self._read(max(log.end - size, log.start, 1), log.end - len(data)) + data
+        return data
 
     def _read(self, first: int, end: int) -> bytes:
         data = b""

@@ -131,8 +131,8 @@ def leave_later(connections: contextlib.AsyncExitStack, carrier: Carrier | None 
     task.add_done_callback(_leaving.discard)
 
 
-def _way(wanted: MigrateConfig) -> tuple[Any, ...]:
-    return sorted(wanted.name_servers), wanted.credentials, wanted.ca_file
+def _way(migrate: MigrateConfig) -> tuple[Any, ...]:
+    return sorted(migrate.name_servers), migrate.credentials, migrate.ca_file
 
 
 class Migration:
@@ -388,14 +388,14 @@ class Migration:
     async def _try(self) -> None:
         await self._guarding.read()
         self._correct()
-        wanted = self._wanted
+        migrate = self._wanted
         try:
             source = Source(
-                wanted.name_servers,
-                wanted.broker,
-                cluster=wanted.cluster,
+                migrate.name_servers,
+                migrate.broker,
+                cluster=migrate.cluster,
                 credentials=self._credentials(),
-                tls=None if wanted.ca_file is None else TlsOptions(ca_file=wanted.ca_file),
+                tls=None if migrate.ca_file is None else TlsOptions(ca_file=migrate.ca_file),
                 own=self._config.group_address,
                 # Only those of the source know it: others are to name it.
                 known=None if self._other else self._last_source(),
@@ -416,11 +416,11 @@ class Migration:
                     self._stop_for_good(str(error))
                     return
                 error = MigrationError(
-                    f"{', '.join(wanted.name_servers)}: another source than the one that was copied ({error}): write "
+                    f"{', '.join(migrate.name_servers)}: another source than the one that was copied ({error}): write "
                     "the addresses of that one, or empty the member's disk to begin with this one"
                 )
             if self._problem != str(error):
-                log.warning("cannot follow RocketMQ's %s: %s; tried again", wanted.broker, error)
+                log.warning("cannot follow RocketMQ's %s: %s; tried again", migrate.broker, error)
             self._problem = str(error)
             if self._finish is not None and self._arrived(self._finish) and self._tables is not None:
                 # The source died after its last record: its last tables are at most some seconds old.

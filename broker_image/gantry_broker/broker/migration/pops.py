@@ -67,13 +67,13 @@ class InFlight:
 
     def lowest(self) -> dict[str, dict[int, int]]:
         """Return the first message in flight, by topic and group, and by queue."""
-        found: dict[str, dict[int, int]] = {}
+        by_group: dict[str, dict[int, int]] = {}
         for given, offsets in self._given.items():
             left = offsets - self._acknowledged.get(given, set())
             if left:
-                queues = found.setdefault(offset_key(given.topic, given.group), {})
+                queues = by_group.setdefault(offset_key(given.topic, given.group), {})
                 queues[given.queue] = min(queues.get(given.queue, plausible.MAX_OFFSET), min(left))
-        return found
+        return by_group
 
 
 def _number(value: Any) -> int:
@@ -86,10 +86,10 @@ def give_again(offsets: dict[str, dict[int, int]], lowest: Mapping[str, Mapping[
     """Set groups back to what they have in flight: all from there on comes again. Returns how many queues are set."""
     count = 0
     for key, queues in lowest.items():
-        known = offsets.setdefault(key, {})
+        of_group = offsets.setdefault(key, {})
         for queue, offset in queues.items():
-            if offset < known.get(queue, plausible.MAX_OFFSET):
-                known[queue] = offset
+            if offset < of_group.get(queue, plausible.MAX_OFFSET):
+                of_group[queue] = offset
                 count += 1
     return count
 

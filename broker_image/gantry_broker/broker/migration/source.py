@@ -127,8 +127,8 @@ class Source:
                 names = ", ".join(sorted(info.brokers)) or "none"
                 raise MigrationError(f"the NameServer knows no broker {self.name}; it knows {names}")
             # Who has the place beside Gantry is the master that a controller has chosen since.
-            found = [broker.addresses.get(number) for number in (MASTER_ID, FORMER_MASTER_ID)]
-            address = next((one for one in found if one not in (None, self._own)), None)
+            addresses = [broker.addresses.get(number) for number in (MASTER_ID, FORMER_MASTER_ID)]
+            address = next((one for one in addresses if one not in (None, self._own)), None)
             if address is None and self._last_seen is not None:
                 address = self._last_seen[1]  # It has not registered again yet.
             settings = {} if address is None else await self.admin.broker_config(address)
@@ -164,8 +164,8 @@ class Source:
             async with asyncio.timeout(SLAVE_S):
                 broker = (await self.admin.cluster_info()).brokers.get(self.name)
             if broker is not None:
-                found = {at for n, at in broker.addresses.items() if n not in (MASTER_ID, FORMER_MASTER_ID)}
-                self._slaves = sorted(found - {self._own, master})
+                addresses = {at for n, at in broker.addresses.items() if n not in (MASTER_ID, FORMER_MASTER_ID)}
+                self._slaves = sorted(addresses - {self._own, master})
         except FAILURES as error:
             log.info("the NameServer does not answer: %s", error)
         ends = await asyncio.gather(*map(self._end, self._slaves))
@@ -216,11 +216,11 @@ class Source:
 
     async def first_offsets(self, address: str, topics: Sequence[str]) -> dict[tuple[str, int], int]:
         """Return the first queue offset of each queue of these topics. Raises MigrationError."""
-        found: dict[tuple[str, int], int] = {}
+        offsets: dict[tuple[str, int], int] = {}
         for topic in topics:
             queues = await self.bounds(address, topic)
-            found.update({(topic, queue): low for queue, (low, _) in queues.items()})
-        return found
+            offsets.update({(topic, queue): low for queue, (low, _) in queues.items()})
+        return offsets
 
     async def bounds(self, address: str, topic: str) -> dict[int, tuple[int, int]]:
         """Return the first and the next queue offset of each queue of a topic. Raises MigrationError."""
