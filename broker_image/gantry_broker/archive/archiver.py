@@ -629,6 +629,7 @@ class Archiver:
     def _put(self, state: State, writer: SegmentWriter, view: View, removed: tuple[str, ...]) -> None:
         data, directory = writer.finish()
         self._throttle(len(data))
+        # The object before the entry: no reader may be led to what is not there.
         part = self._group.put_part(data, directory, _epoch_of(view, directory.end))
         self._write(state, Change(added=(part,), removed=removed), view, ())
         self._note_sent(len(data))
@@ -766,6 +767,7 @@ class Archiver:
         now_ms = self._clock_ms() - self._ahead_ms
         before_ms = now_ms - GRACE_MS
         newest = self._state = self._group.load(state)
+        # Parts of another owner are no remainders of this one.
         if newest.owner != self._owner:
             return
         self._cleaned = now

@@ -133,11 +133,13 @@ class Archiving:
     def _role_changed(self, leads: bool) -> None:
         if self._archiver is not None:
             if not leads:
+                # Another one leads, and may have taken more: closed here, the archive would end before its last record.
                 self._archiver.finish_no_more()
             self._archiver.soon()
 
     def _view(self) -> View | None:
         store = self._store
+        # A disk that failed may give other bytes than were confirmed: none of them may reach the archive.
         if store.state.failed is not None or not store.epoch_cache.epochs:
             return None
         return View(store.log.start, store.state.confirmed, store.log.segment_size, store.epoch_cache.epochs)

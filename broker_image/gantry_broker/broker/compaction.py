@@ -250,6 +250,7 @@ class Compaction:
         while True:
             new = store.compaction.new_records(topic, queue_id)
             rows = store.compaction.rows(topic, queue_id) or QueueRows(store.log.segment_size)
+            # Retention waits for these records, so they do not wait for the interval as well.
             must = bool(new) and store.compaction.needed_from([topic]) < due_below
             if not must and not is_due(new, rows.count, rows.tombstones, since_ms, interval_ms):
                 break
@@ -264,6 +265,7 @@ class Compaction:
             if new <= MOST_RECORDS:
                 break
         floor = rows.floor()
+        # The last copies of these keys are about to leave with their segments: they are written again first.
         if floor is not None and floor < due_below:
             work = store.compaction.work(topic, queue_id, 0)
             assert work is not None
@@ -309,6 +311,8 @@ class Compaction:
                     return
                 if not still():
                     raise _Unfinished
+                # `still` was asked just above: the body is of a log that a truncation, a deletion or another leader may
+                # change.
                 put = Put(COMPACTION_TOPIC, 0, 0, 0, self._clock.unix_ms(), self._store_host, body, b"")
                 (stored,) = self._writer.append([put])
                 self._writer.appended(None)

@@ -236,6 +236,7 @@ class Following:
         store = self._store
         while store.state.confirmed < store.log.end:
             before = store.state.confirmed
+            # The archive has confirmed records alone, so readers may see all that came from it.
             self._log.confirm(store.log.end)
             if store.state.confirmed == before:
                 raise StoreError(f"the records at {before} of the log cannot be read")
