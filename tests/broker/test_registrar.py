@@ -7,12 +7,16 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from gantry_broker.broker import source_servers
 from gantry_broker.broker.metadata.tables import TOPIC_CHANGES, Tables
+from gantry_broker.broker.registrar import SOURCE_STATE, loss
 from gantry_broker.namesrv.routes import Registration
 from gantry_broker.namesrv.server import NameServer
 from gantry_broker.namesrv.settings import NameServerSettings
+from gantry_broker.protocol.bodies import BrokerData, DataVersion, QueueData, TopicRoute
 from gantry_broker.protocol.codes import GantryCode, RequestCode
+from gantry_broker.protocol.frame import Frame
 from gantry_broker.remoting.handshake import Identity
 from gantry_broker.remoting.members import Membership
 
@@ -97,17 +101,76 @@ async def test_the_leader_registers_again_where_a_sources_nameserver_has_dropped
     registrar.start()
     try:
         await until(routes.has_master)
-        await until(lambda: RequestCode.QUERY_DATA_VERSION in requests)
+        await until(lambda: RequestCode.GET_ROUTEINFO_BY_TOPIC in requests)
         registered = requests[RequestCode.REGISTER_BROKER]
         (entry,) = routes.groups["demo-a"].entries.values()
         assert routes.connection_lost(entry.registration.source, registrar._clock.now_ms())
         await until(lambda: requests[RequestCode.REGISTER_BROKER] > registered)
         await until(routes.has_master)
-        asked, registered = requests[RequestCode.QUERY_DATA_VERSION], requests[RequestCode.REGISTER_BROKER]
-        await until(lambda: requests[RequestCode.QUERY_DATA_VERSION] > asked + 1)
+        asked, registered = requests[RequestCode.GET_ROUTEINFO_BY_TOPIC], requests[RequestCode.REGISTER_BROKER]
+        await until(lambda: requests[RequestCode.GET_ROUTEINFO_BY_TOPIC] > asked + 1)
         assert requests[RequestCode.REGISTER_BROKER] == registered, "a NameServer that has it gets no topics again"
     finally:
         await registrar.close()
+        await bench.close()
+        await server.close()
+
+
+@pytest.mark.parametrize(
+    ("addresses", "permissions", "text"),
+    [
+        ({0: "gantry:1", 900: "source:1"}, [7], ""),
+        ({0: "source:1"}, [7], "leads clients of demo-a to source:1, not to gantry:1"),
+        ({900: "source:1"}, [7], "to no broker"),
+        (None, [7], "to no broker"),
+        # What a broker of the source had stays in the route when the leader's address comes back.
+        ({0: "gantry:1"}, [1], "the permission [1], not [7]"),
+        ({0: "gantry:1"}, [], "the permission [], not [7]"),
+    ],
+)
+def test_a_route_that_does_not_lead_to_the_leader_is_found(
+    addresses: dict[int, str] | None, permissions: list[int], text: str
+) -> None:
+    brokers = [BrokerData("demo", "demo-b", {0: "other:1"})]
+    if addresses is not None:
+        brokers.append(BrokerData("demo", "demo-a", addresses))
+    queues = [QueueData("demo-a", 1, 1, permission) for permission in permissions]
+    found = loss(TopicRoute(queues, brokers), "demo-a", "gantry:1", 7)
+    assert text in found
+    assert bool(text) == bool(found)
+
+
+async def test_topics_of_another_version_go_to_a_source_whose_route_was_lost(
+    tmp_path: Path, make_bench: Callable[..., Bench]
+) -> None:
+    """RocketMQ's NameServers compare versions, and keep the permissions of one that they have."""
+    server = NameServer(NameServerSettings("ns", "127.0.0.1", 0, 0, None, [], cluster="demo", registration_port=0))
+    await server.start()
+    bench = make_bench(tmp_path / "b", source_name_servers=[f"127.0.0.1:{server.registration_port}"])
+    bench.client._membership = Membership(Identity("demo", "demo-a", 0), None)
+    await bench.lead()
+    versions: list[DataVersion] = []
+    request = bench.client.request
+
+    async def answer(address: str, frame: Frame, timeout: float) -> Frame:
+        if frame.code == RequestCode.REGISTER_BROKER:
+            table = json.loads(frame.body)["topicConfigSerializeWrapper"]
+            versions.append(DataVersion.from_json(table["dataVersion"]))
+        got = await request(address, frame, timeout)
+        if frame.code == RequestCode.GET_ROUTEINFO_BY_TOPIC and len(versions) < 3:
+            route = TopicRoute.from_json(json.loads(got.body))
+            route.queues[0].perm = 1
+            return Frame(0, body=json.dumps(route.to_json()).encode())
+        return got
+
+    bench.client.request = answer  # type: ignore[method-assign]
+    bench.broker.registrar.start()
+    try:
+        await until(lambda: len(versions) == 3)
+        assert {version.state_version for version in versions} == {SOURCE_STATE}
+        assert len({version.timestamp for version in versions}) == 3
+    finally:
+        await bench.broker.registrar.close()
         await bench.close()
         await server.close()
 

@@ -85,8 +85,9 @@ class World:
             raise asyncio.CancelledError
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[Sides]:
+    async def open(self, before: Mapping[str, cutover_steps.Group]) -> AsyncIterator[Sides]:
         self.copy, self.moved = None, False
+        self.befores.append(before)
         yield Sides(cast(Any, self), cast(Any, "the state"))
 
     @asynccontextmanager
@@ -95,11 +96,8 @@ class World:
         yield
 
     @asynccontextmanager
-    async def copying(
-        self, before: Mapping[str, cutover_steps.Group], state: object, phase: Phase
-    ) -> AsyncIterator[None]:
+    async def copying(self, state: object, phase: Phase) -> AsyncIterator[None]:
         assert (state, phase) == ("the state", self.phase())
-        self.befores.append(before)
         if self.no_copy:
             self.no_copy -= 1
             raise Refused("the former broker does not answer")

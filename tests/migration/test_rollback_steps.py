@@ -515,7 +515,7 @@ async def test_a_rollback_begins_again_after_an_abort(tmp_path: Path, monkeypatc
         async with Edge(place, [GroupPlace("a", name, "192.0.2.1:1", list)], http) as edge:
             for _ in range(2):
                 await theirs.update_broker_config(address, {"brokerPermission": "0"})
-                rolling = RollbackEdge(edge, ours)
+                rolling = RollbackEdge(edge, ours, before)
                 done: list[Any] = []
 
                 async def act(action: Any, done: list[Any] = done) -> None:
@@ -523,7 +523,7 @@ async def test_a_rollback_begins_again_after_an_abort(tmp_path: Path, monkeypatc
                     await theirs.update_broker_config(address, {"brokerPermission": str(action.permission)})
 
                 monkeypatch.setattr(rolling, "act", act)
-                async with rolling.copying(before, tmp_path / "copy.json", Phase.COPYING):
+                async with rolling.copying(tmp_path / "copy.json", Phase.COPYING):
                     assert rolling.copy is not None
                     await rolling.copy.round()
                     await rolling.copy.save()

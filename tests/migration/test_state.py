@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.codes import Perm, RequestCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.message import decode_records
@@ -157,10 +158,10 @@ def killed(made: Scene, client: str) -> None:
 
 
 @pytest.mark.parametrize(("server", "client"), [("server49", "49"), ("server55", "55")])
-def test_a_cutover_goes_on_though_all_processes_but_the_source_are_killed_at_each_step(
+def test_a_cutover_goes_on_though_all_processes_are_killed_at_each_step(
     java_side: Path, tmp_path: Path, server: str, client: str
 ) -> None:
-    """The command, the source's NameServer, the member, the supervisor. Brokers register again after 10 seconds."""
+    """The command, the source's NameServer and broker, the member, the supervisor."""
     with scene(tmp_path, server, {"registerNameServerPeriod": "10000"}) as made, contextlib.ExitStack() as started:
         clients = made.driver(client)
         create(made, clients, "Orders")
@@ -168,6 +169,7 @@ def test_a_cutover_goes_on_though_all_processes_but_the_source_are_killed_at_eac
         made.start()
         made.until_following()
         process = made.source.namesrv_pid
+        (broker,) = made.source.broker_pids
 
         def kill() -> bool:
             os.kill(process, signal.SIGKILL)
@@ -181,6 +183,10 @@ def test_a_cutover_goes_on_though_all_processes_but_the_source_are_killed_at_eac
                 cut_at(made, phase, kill)
             log = made.base / f"nameserver-{number}.log"
             process = started.enter_context(again(made, words, log)).pid
+            words = words_of(broker)
+            os.kill(broker, signal.SIGKILL)
+            log = made.base / f"broker-{number}.log"
+            broker = started.enter_context(again(made, words, log)).pid
             kill_member(made)
             os.kill(supervisor(made), signal.SIGKILL)
             made.start()
@@ -190,6 +196,40 @@ def test_a_cutover_goes_on_though_all_processes_but_the_source_are_killed_at_eac
         assert (got.summary["unique"], got.summary["repeated"]) == (500, 0)
         sent = clients.run("produce", topic="Orders", count=10, run="then")
         assert sent.summary["statuses"] == {"SEND_OK": 10}
+
+
+@pytest.mark.parametrize(("server", "client"), [("server49", "49"), ("server55", "55")])
+def test_a_source_that_starts_again_after_the_cutover_takes_no_clients(
+    java_side: Path, tmp_path: Path, server: str, client: str
+) -> None:
+    """A master of RocketMQ registers under brokerId 0 after each start, whatever it had, here every 10 seconds."""
+    with scene(tmp_path, server, {"registerNameServerPeriod": "10000"}) as made:
+        clients = made.driver(client)
+        create(made, clients, "Orders")
+        put(clients, topic="Orders", count=100, run="run")
+        made.start()
+        made.until_following()
+        made.migrate("cutover", "--settle", "1", "--routes", "0")
+        writer = clients.start("failover", topic="Orders", run="run", first=100, size=100, threads=1, pause_ms=5)
+        writer.wait_for("ok")
+        with restarted_source(made):
+            looks = [master(made) for _ in range(800) if time.sleep(0.03) is None]
+            assert looks.count(made.source.broker_address) < 40, "the leader takes its place back"
+            if server == "server55":
+                assert set(looks[100:]) == {made.address}, "NameServers of 5.x refuse the source"
+            clients.run("stop")
+            written = {line["n"] for line in writer.finish().of("ok")}
+            assert len(written) > 1_000
+            got = clients.run("consume", topic="Orders", group="g", count=100 + len(written), settle_ms=2_000)
+            assert got.summary["unique"] == 100 + len(written)
+            assert "the source leads again" in made.migrate("rollback").stdout
+
+
+def master(made: Scene) -> str | None:
+    """Return the master's address as the source's NameServer has it."""
+    with Wire(made.source.namesrv, prefix=made.source.prefix) as wire:
+        table = fastjson.loads(wire.call(RequestCode.GET_BROKER_CLUSTER_INFO, {}).body)["brokerAddrTable"]
+    return {int(k): str(v) for k, v in table[made.source.broker_name]["brokerAddrs"].items()}.get(0)
 
 
 def routes(clients: Driver) -> str:

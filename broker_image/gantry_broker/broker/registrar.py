@@ -7,7 +7,9 @@ its own. A refusal by a NameServer changes nothing here: anyone may have registe
 
 NameServers of RocketMQ, at which the leader of a migrated cluster registers too, know no members. They drop an address
 when the connection ends by which it was registered last, and that may be a former leader's: one that was frozen may
-register once more before it sees its successor. So the leader asks them once a second whether they have its address.
+register once more before it sees its successor. A broker of the source that is started again registers as the master,
+whatever its `brokerId` was, with the permission that the cutover left it (`BrokerStartup` of 4.9.7 and 5.5.0). So the
+leader asks for its route again and again, and registers where that leads to another address or lacks the permission.
 They also end a connection when one of the addresses that it has registered was silent for two minutes, and drop another
 one with it. So a leader whose address changes registers the next one over a new connection.
 """
@@ -18,17 +20,28 @@ import asyncio
 import contextlib
 import logging
 import zlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import orjson
 
 from gantry_broker.broker.metadata.tables import RELEASED, route_permission
 from gantry_broker.contracts.models import NameServerLink
-from gantry_broker.protocol.bodies import DataVersion, TopicConfig
-from gantry_broker.protocol.codes import ACCESS_VERSION, CONTROL_TOPIC, GantryCode, Perm, RequestCode, ResponseCode
+from gantry_broker.protocol import fastjson
+from gantry_broker.protocol.bodies import DataVersion, TopicConfig, TopicRoute
+from gantry_broker.protocol.codes import (
+    ACCESS_VERSION,
+    CONTROL_TOPIC,
+    MASTER_ID,
+    GantryCode,
+    Perm,
+    RequestCode,
+    ResponseCode,
+)
 from gantry_broker.protocol.digits import whole_number
+from gantry_broker.protocol.fields import BodyError
 from gantry_broker.protocol.frame import Frame
-from gantry_broker.protocol.headers import Long, QueryDataVersionHeader, RegisterBrokerHeader, UnregisterBrokerHeader
+from gantry_broker.protocol.headers import Long, RegisterBrokerHeader, RouteHeader, UnregisterBrokerHeader
 from gantry_broker.protocol.limits import SMALL_BODY
 from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.tasks import end_tasks, set_within
@@ -54,9 +67,12 @@ REGISTERED_S: Final = 1.0
 """The longest time in seconds that a change of a topic waits for slow NameServers. It waits for no failing one."""
 RETRY_S: Final = 1.0
 """Time until the next attempt after a failed one; brokers and NameServers may start in any order."""
-ASK_S: Final = 1.0
-"""Time between two questions to a source's NameServer whether it has the leader's address."""
-
+ASK_S: Final = 0.25
+"""Time between two questions to a source's NameServer whether its route leads to the leader."""
+SOURCE_STATE: Final = 1 << 40
+"""The state version under which the leader registers at a source's NameServers. Those of 5.x keep a master against
+another one with a lower version, and a source's is 0 or the epoch of its controller.
+"""
 
 MOST_CHANGES: Final = 400
 """Changed topics up to which a registration has these alone."""
@@ -118,6 +134,10 @@ class Registrar:
         """NameServers of an older version, which know no REGISTER_CHANGES."""
         self._source_has: dict[str, str] = {}
         """By NameServer of a source: the address that the present connection has registered."""
+        self._lost: dict[str, str] = {}
+        """By NameServer of a source: in which way its route does not lead here."""
+        self._losses: dict[str, int] = {}
+        """By NameServer of a source: how often its route did not lead here. It takes topics of another version only."""
 
     def start(self) -> None:
         for address in (*self._config.registration_addresses, *self._config.source_name_servers):
@@ -140,7 +160,15 @@ class Registrar:
         for address in left:
             await end_tasks(self._tasks.pop(address))
             self._source.drop(address)  # It forgets this broker with the connection.
-            for table in (self._wanted, self._waiting, self._refusals, self.last_ok_ms, self._held, self._source_has):
+            for table in (
+                self._wanted,
+                self._waiting,
+                self._refusals,
+                self.last_ok_ms,
+                self._held,
+                self._source_has,
+                self._lost,
+            ):
                 table.pop(address, None)
             self._failing.discard(address)
         for address in named:
@@ -221,28 +249,45 @@ class Registrar:
                 await set_within(due_now, delay)
 
     async def _until_lacking(self, address: str, due_now: asyncio.Event, delay: float) -> None:
-        """Wait until the next registration at a source's NameServer is due, or the NameServer lacks this leader."""
+        """Wait until the next registration at a source's NameServer is due, or its route does not lead here."""
         loop = asyncio.get_running_loop()
         until = loop.time() + delay
-        while (left := until - loop.time()) > 0 and not await set_within(due_now, min(left, ASK_S)):
+        while (left := until - loop.time()) > 0:
+            if await set_within(due_now, min(left, RETRY_S if address in self._lost else ASK_S)):
+                return
             try:
-                if self._role.leading and not await self._is_listed(address):
-                    return
+                loss = await self._loss(address) if self._role.leading else ""
             except RemotingError:
                 return  # The next registration says what is wrong.
+            before = self._lost.pop(address, "")
+            if loss:
+                if loss != before:
+                    log.warning("NameServer %s of the source %s", address, loss)
+                self._lost[address] = loss
+                self._losses[address] = self._losses.get(address, 0) + 1
+                return
 
-    async def _is_listed(self, address: str) -> bool:
-        """Return whether a NameServer of RocketMQ has this leader's address, by a request of RocketMQ's own brokers.
-        Raises RemotingError.
+    async def _loss(self, address: str) -> str:
+        """Return in which way the route of a source's NameServer does not lead to this leader; empty: it does. Raises
+        RemotingError.
         """
         if address not in self.last_ok_ms or RELEASED in self._meta.working.marks:
-            return True  # It is to have none.
-        leaving = self._leaving()
-        header = QueryDataVersionHeader(leaving.brokerName, leaving.brokerAddr, leaving.clusterName, leaving.brokerId)
-        body = orjson.dumps(self._meta.working.topic_version.to_json())
-        frame = Frame(RequestCode.QUERY_DATA_VERSION, ext=header.ext(), body=body)
+            return ""  # It is to lead elsewhere.
+        topic = self._meta.working.topics.get(self._config.group)
+        if topic is None:
+            return ""
+        frame = Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext=RouteHeader(topic.name).ext())
         answer = await self._client_of(address).request(address, frame, TIMEOUT_S)
-        return answer.ext.get("changed") != "true"
+        if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+            return "does not know this group"
+        try:
+            if answer.code != ResponseCode.SUCCESS or len(answer.body) > SMALL_BODY:
+                return ""  # It does not say.
+            route = TopicRoute.from_json(fastjson.loads(answer.body))
+        except (fastjson.JsonError, BodyError):
+            return ""
+        permission = topic.perm & (self._permission() | Perm.INHERIT)
+        return loss(route, self._config.group, self._role.address, permission)
 
     def _header(self, body: bytes, since: DataVersion | None = None) -> RegisterBrokerHeader:
         config = self._config
@@ -308,6 +353,15 @@ class Registrar:
             pieces[name] = piece
         return registration_body(tables.topic_version, [piece[2] for piece in pieces.values()], [])
 
+    def _body_for_source(self, address: str) -> bytes:
+        """Return the topic table for a source's NameServer."""
+        self.body()
+        version = self._meta.working.topic_version
+        version = replace(
+            version, state_version=SOURCE_STATE, timestamp=version.timestamp + self._losses.get(address, 0)
+        )
+        return registration_body(version, [piece[2] for piece in self._pieces.values()], [])
+
     async def _register(self, address: str) -> bool:
         """Register; return False when the NameServer refused. Raises RemotingError."""
         if self._replication.role.value == "Waiting" and not self._replication.epoch and not self._role.serves:
@@ -325,7 +379,7 @@ class Registrar:
         tables, permission = self._meta.working, self._permission()
         now_held = _Held(tables, tables.topic_version, permission)
         held = self._held.pop(address, None)
-        answer = None
+        answer: Frame | None = None
         if held is not None and (body := self.changes(held)) is not None:
             header = self._header(body, held.version)
             frame = Frame(GantryCode.REGISTER_CHANGES, ext=header.ext(), body=body)
@@ -335,11 +389,11 @@ class Registrar:
         if answer is None or answer.code != ResponseCode.SUCCESS:
             tables, permission = self._meta.working, self._permission()
             now_held = _Held(tables, tables.topic_version, permission)
-            body = self.body()
+            body = self._body_for_source(address) if address in self._sources else self.body()
             frame = Frame(RequestCode.REGISTER_BROKER, ext=self._header(body).ext(), body=body)
             answer = await client.request(address, frame, TIMEOUT_S)
         if answer.code == ResponseCode.SUCCESS:
-            if address not in self._whole_only:
+            if address not in self._whole_only and address not in self._sources:
                 self._held[address] = now_held
             self._refusals.pop(address, None)
             self.last_ok_ms[address] = self._clock.now_ms()
@@ -400,6 +454,20 @@ class Registrar:
 
     def _client_of(self, address: str) -> RemotingClient:
         return self._source if address in self._sources else self._client
+
+
+def loss(route: TopicRoute, group: str, address: str, permission: int) -> str:
+    """Return in which way the route of a group's own topic does not lead to `address` with `permission`; empty: it
+    does.
+    """
+    masters = [broker.addresses.get(MASTER_ID) for broker in route.brokers if broker.name == group]
+    if masters != [address]:
+        leads = ", ".join(master for master in masters if master) or "no broker"
+        return f"leads clients of {group} to {leads}, not to {address}: stop a broker of the source that runs there"
+    has = [queues.perm for queues in route.queues if queues.broker == group]
+    if has != [permission]:
+        return f"gives topics of {group} the permission {has}, not [{permission}], which a broker of the source had"
+    return ""
 
 
 def topic_json(name: str, config: TopicConfig, permission: int) -> bytes:

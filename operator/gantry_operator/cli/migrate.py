@@ -527,7 +527,7 @@ def rollback(
             LocalTarget(folder).clients() as ours,
             Admin(ours.name_servers, credentials=ours.credentials, tls=ours.tls) as gantry,
         ):
-            rolling = RollbackEdge(edge, gantry)
+            rolling = RollbackEdge(edge, gantry, cut.groups)
             if back:
                 begun = rollback_steps.abort(record, time.time())
             else:
@@ -539,9 +539,7 @@ def rollback(
             await save_rollback(folder, begun)
             async with contextlib.AsyncExitStack() as stack:
                 if begun.phase in rollback_steps.COPIES:
-                    await stack.enter_async_context(
-                        rolling.copying(cut.groups, folder.root / ROLLBACK_COPY, begun.phase)
-                    )
+                    await stack.enter_async_context(rolling.copying(folder.root / ROLLBACK_COPY, begun.phase))
                 shown, began = Phases(), time.monotonic()
                 save = partial(save_rollback, folder)
                 ended = await drive(rolling, begun, limits, save, timeout=timeout, say=shown, warn=shown.warn)

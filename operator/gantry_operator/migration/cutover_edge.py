@@ -31,8 +31,6 @@ PAUSED_POLL_S: Final = 0.05
 """The same while writes pause, and after an action that was not done."""
 PAUSED: Final = frozenset({Phase.WRITES_OFF, Phase.FINISHING})
 ACCEPTS_FROM: Final = "startAcceptSendRequestTimeStamp"
-MAX_ADDRESS: Final = 255
-"""Characters of a broker's address in a record."""
 NEVER_MS: Final = 4_102_444_800_000
 """The year 2100 in Unix ms."""
 FAILURES: Final = (RemotingError, ClientError, BodyError, OSError, asyncio.TimeoutError)
@@ -154,17 +152,25 @@ class Edge:
             self._keepers.discard(server)
         return {name: broker.addresses for name, broker in info.brokers.items()}
 
+    def remember(self, groups: Mapping[str, cutover_steps.Group]) -> None:
+        """Know the addresses of a record, for sources that are in no route."""
+        for name, group in groups.items():
+            if group.source:
+                self._addresses.setdefault(name, group.source)
+
     def source_of(self, group: GroupPlace, routes: Routes) -> str | None:
         """Return the address of a group's source; None: no NameServer knows one."""
         taken = False
         for table in routes.values():
             addresses = (table or {}).get(group.broker, {})
             for number in (FORMER_MASTER_ID, cutover_steps.MASTER):
-                if addresses.get(number) not in (None, group.address):
-                    self._addresses[group.name] = addresses[number]
-                    return addresses[number]
+                address = addresses.get(number)
+                if address not in (None, group.address) and len(address) <= cutover_steps.MOST_ADDRESS:
+                    self._addresses[group.name] = address
+                    return address
             taken = taken or addresses.get(cutover_steps.MASTER) == group.address
-        # Gantry has its place, and it has not registered under its other number yet: it does so every 30 s.
+        # Gantry has its place, and it has not registered under its other number yet: it does so every 30 s. One that
+        # was started again asks for its place only, in vain.
         return self._addresses.get(group.name) if taken else None
 
     async def settings_of(self, address: str) -> dict[str, str]:
@@ -246,6 +252,7 @@ class Edge:
             refuses=settings.refuses,
             brokers=others,
             settings=await self.settings_at(others) if brokers else {},
+            source=source or "",
             can_carry=can_carry,
             carries=carries,
             routed=all(address == group.address for address in routed) if routed else None,
@@ -262,7 +269,7 @@ class Edge:
         numbers: dict[str, int] = {}
         for table in routes.values():
             for number, address in (table or {}).get(group.broker, {}).items():
-                if address in (source, group.address) or len(address) > MAX_ADDRESS:
+                if address in (source, group.address) or len(address) > cutover_steps.MOST_ADDRESS:
                     continue
                 if 0 <= number < 2 * FORMER_MASTER_ID and (
                     address in numbers or len(numbers) < cutover_steps.MOST_BROKERS

@@ -18,6 +18,8 @@ READ, WRITE = 4, 2
 MASTER: Final = 0
 MOST_PERMISSION: Final = 15
 MOST_OFFSET: Final = 2**63 - 1
+MOST_ADDRESS: Final = 255
+"""Characters of a broker's address in a record."""
 MOST_BROKERS: Final = 64
 """Brokers of a group in a record, which is an annotation on Kubernetes: NameServers may name any."""
 
@@ -77,6 +79,10 @@ class Group:
     finished: bool = False
     brokers: Mapping[str, int] = field(default_factory=dict)
     """The source's other brokers that a cutover changes, or has changed and not given back: brokerId by address."""
+    source: str = ""
+    """The source's address, as it was seen last; empty: it was not. A master that is started again asks for its place,
+    which NameServers of 5.x do not give it. It is in no route then.
+    """
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -84,6 +90,7 @@ class Group:
             "end": self.end,
             "finished": self.finished,
             "brokers": dict(self.brokers),
+            "source": self.source,
         }
 
 
@@ -117,6 +124,7 @@ class Record:
                 whole(item["end"], 0, MOST_OFFSET),
                 item["finished"] is True,
                 brokers_of(item.get("brokers", {})),
+                str(item.get("source", ""))[:MOST_ADDRESS],
             )
             for name, item in value["groups"].items()
         }
@@ -163,6 +171,8 @@ class Seen:
     without Gantry's."""
     settings: Mapping[str, Settings | None] = field(default_factory=dict)
     """Of these brokers, where they were asked; None: it does not answer."""
+    source: str = ""
+    """The source's address; empty: not known."""
     can_carry: bool = False
     """Whether the copy's member can pass clients on to the source."""
     carries: bool | None = None
@@ -380,7 +390,10 @@ def step(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) -
             "on or abort"
         )
     if record.phase not in (Phase.FOLLOWING, Phase.ABORTING, Phase.DONE):
-        groups = {n: replace(g, brokers=noted(g.brokers, seen[n].brokers)) for n, g in record.groups.items()}
+        groups = {
+            n: replace(g, brokers=noted(g.brokers, seen[n].brokers), source=seen[n].source or g.source)
+            for n, g in record.groups.items()
+        }
         record = replace(record, groups=groups)
     if record.phase is Phase.ROUTING:
         return _routing(record, seen, now)

@@ -182,8 +182,10 @@ async def _offsets(admin: Admin, address: str) -> dict[str, dict[int, int]]:
 class RollbackEdge:
     """Looks and acts for a rollback."""
 
-    def __init__(self, edge: Edge, gantry: Admin) -> None:
-        """`gantry`: a client of the new cluster's own NameServers."""
+    def __init__(self, edge: Edge, gantry: Admin, before: Mapping[str, cutover_steps.Group]) -> None:
+        """`gantry`: a client of the new cluster's own NameServers. `before`: what the cutover recorded."""
+        edge.remember(before)
+        self._before = before
         self._edge, self._gantry, self._http = edge, gantry, edge.http
         self.copy: BackCopy | None = None
         self._moved: set[str] = set()
@@ -200,11 +202,9 @@ class RollbackEdge:
         return addresses
 
     @asynccontextmanager
-    async def copying(
-        self, before: Mapping[str, cutover_steps.Group], state: CopyState | Path, phase: Phase
-    ) -> AsyncIterator[None]:
-        """Have a copy to the former brokers meanwhile, which stand aside and take messages. `before`: what the cutover
-        recorded. `state`: what was copied, or its file. Raises Refused, errors of clients and of the state.
+    async def copying(self, state: CopyState | Path, phase: Phase) -> AsyncIterator[None]:
+        """Have a copy to the former brokers meanwhile, which stand aside and take messages. `state`: what was copied,
+        or its file. Raises Refused, errors of clients and of the state.
         """
         masters, place = await self.masters(), self._edge.place
         # The copy reads at them what it has sent before.
@@ -212,7 +212,7 @@ class RollbackEdge:
             await self.act(action)
         session = AsideSession(";".join(place.name_servers), masters, place.credentials, place.tls)
         async with Admin(session) as former:
-            ends = {self._edge.groups[name].broker: group.end or 0 for name, group in before.items()}
+            ends = {self._edge.groups[name].broker: group.end or 0 for name, group in self._before.items()}
             copy = BackCopy(self._gantry, former, masters, ends, state)
             copy.readable = phase not in rollback_steps.UNREADABLE
             await copy.begin()

@@ -28,6 +28,7 @@ from gantry_operator.cluster.platform import Change, Event, LedGroup, MemberProc
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
 from gantry_operator.cluster.status import last_failover
 from gantry_operator.cluster.upgrade_check import Running, Upgrade, release_of
+from gantry_operator.migration import cutover_steps
 from gantry_operator.migration.cutover_edge import Edge, GroupPlace, SourcePlace, ask_copy
 from gantry_operator.migration.cutover_steps import Refused
 from gantry_operator.migration.rollback_edge import RollbackEdge
@@ -190,15 +191,17 @@ class ClusterPlatform:
             raise Refused(f"group {group}: the Service does not lead to the copy: {error}") from error
 
     @asynccontextmanager
-    async def rollback_steps(self) -> AsyncIterator[Sides]:
-        """Yield what a rollback asks and changes. Raises Refused, ApiError, ApiUnavailable."""
+    async def rollback_steps(self, before: Mapping[str, cutover_steps.Group]) -> AsyncIterator[Sides]:
+        """Yield what a rollback asks and changes. `before`: what the cutover recorded. Raises Refused, ApiError,
+        ApiUnavailable.
+        """
         async with self.migration() as edge:
             assert self.cluster is not None
             async with self._own_admin() as own:
                 state = ConfigMapState(
                     self.shared.api, self.namespace, names.rollback_map(self.name), names.owner(self.cluster)
                 )
-                yield Sides(RollbackEdge(edge, own), state)
+                yield Sides(RollbackEdge(edge, own, before), state)
 
     async def _super_user(self) -> Credentials | None:
         """Return the keys of the cluster's super user; None: they are not made yet. Raises ApiError, ApiUnavailable."""

@@ -29,7 +29,7 @@ from gantry_operator.platforms.kubernetes.requests.migration_request import (
     read_record,
     written,
 )
-from gantry_operator.platforms.kubernetes.requests.rollbacks import Rollbacks, Sides
+from gantry_operator.platforms.kubernetes.requests.rollbacks import OpenSides, Rollbacks
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class MigrationRequests(AnnotationRequests):
         self,
         resource: ClusterResource,
         open_edge: Callable[[], AbstractAsyncContextManager[Edge]],
-        open_sides: Callable[[], AbstractAsyncContextManager[Sides]],
+        open_sides: OpenSides,
         event: Callable[[str, str, str], None],
         on_end: Callable[[], None],
         why_not: Callable[[], str | None] = lambda: "",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import NamedTuple
 
@@ -46,13 +46,17 @@ class Sides(NamedTuple):
     state: CopyState
 
 
+OpenSides = Callable[[Mapping[str, cutover_steps.Group]], AbstractAsyncContextManager[Sides]]
+"""Opens both sides. It gets what the cutover recorded."""
+
+
 class Rollbacks:
     """The rollback of one cluster."""
 
     def __init__(
         self,
         resource: ClusterResource,
-        open_sides: Callable[[], AbstractAsyncContextManager[Sides]],
+        open_sides: OpenSides,
         event: Callable[[str, str, str], None],
         waits: Callable[[str], None],
     ) -> None:
@@ -88,7 +92,7 @@ class Rollbacks:
         ends, gave_up = time.monotonic() + request.timeout_s, ""
         while True:
             try:
-                async with self._open() as sides:
+                async with self._open(read_record(self._resource.annotation(MIGRATION)).groups) as sides:
                     begun = begun or await self._begin(sides, request)
                     ended, text = await self._drive(sides, begun, request, say)
                     break
@@ -133,9 +137,8 @@ class Rollbacks:
         edge = sides.edge
         async with contextlib.AsyncExitStack() as stack:
             if begun.phase in COPIES:
-                before = read_record(self._resource.annotation(MIGRATION)).groups
                 try:
-                    await stack.enter_async_context(edge.copying(before, sides.state, begun.phase))
+                    await stack.enter_async_context(edge.copying(sides.state, begun.phase))
                 except (Refused, *FAILURES) as error:
                     raise _NoCopy(str(error)) from error
             ended = await drive(edge, begun, request.back, self._save, timeout=request.timeout_s, say=say)
