@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gantry_operator.cli.errors import CliError, Exit
+from gantry_operator.cli.on_cluster import sharing
 from gantry_operator.cli.options import ContextOption, DirOption, NameOption, NamespaceOption, Output, OutputOption
 from gantry_operator.cli.output import note, print_json, print_table, say
 from gantry_operator.cli.progress import Progress
@@ -121,25 +121,8 @@ def archive_of(
     return place_of(spec, credentials, key_file), spec.url
 
 
-def _with_archive(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of `archive_of` beside its own; its parameter `archive` gets the open archive."""
-    names = {**globals(), "Archive": Any}  # The archive's modules are imported when a command runs.
-    hints = get_type_hints(archive_of, names, include_extras=True)
-    place = [p.replace(annotation=hints[p.name]) for p in inspect.signature(archive_of).parameters.values()]
-    hints = get_type_hints(command, names, include_extras=True)
-    own = [p.replace(annotation=hints[p.name]) for p in inspect.signature(command).parameters.values()]
-
-    def run(**given: Any) -> None:
-        archive, _ = archive_of(**{p.name: given.pop(p.name) for p in place})
-        command(archive=archive, **given)
-
-    taken = [place[0], *(p for p in own if p.name != "archive"), *place[1:]]
-    run.__name__, run.__doc__ = command.__name__, command.__doc__
-    run.__annotations__ = {p.name: p.annotation for p in taken}
-    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in taken]
-    )
-    return run
+_with_archive = sharing(archive_of, "archive")
+"""Gives a command the options of `archive_of`; its parameter `archive` gets the open archive."""
 
 
 def groups_of(archive: Archive, group: str | None) -> list[str]:

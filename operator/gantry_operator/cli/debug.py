@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gantry_operator.cli.errors import CliError, Exit
+from gantry_operator.cli.on_cluster import sharing
 from gantry_operator.cli.options import DirOption, NameOption, Output, OutputOption
 from gantry_operator.cli.output import json_text, note, print_json, say
 from gantry_operator.cli.target import find_local
@@ -60,6 +61,16 @@ def find_place(what: str, directory: Path | None, name: str | None) -> StoreLoca
     return StoreLocation(folder.data(what), config, folder.token_file)
 
 
+def _chosen(
+    what: WhatArgument, directory: DirOption = None, name: NameOption = None, output: OutputOption = Output.text
+) -> tuple[StoreLocation, bool]:
+    return find_place(what, directory, name), output == Output.json
+
+
+_of_store = sharing(_chosen, "place", "as_json")
+"""Gives a command the options that choose a store, and `--output`."""
+
+
 @contextmanager
 def one_line_errors() -> Iterator[None]:
     """Show one line about a store that cannot be read. Raises CliError."""
@@ -86,16 +97,15 @@ def print_facts(facts: list[tuple[str, str]]) -> None:
 
 
 @debug_app.command("log")
+@_of_store
 def log(
-    what: WhatArgument,
+    place: StoreLocation,
+    as_json: bool,
     start: Annotated[
         int | None, typer.Option("--from", min=0, help="First offset. Default: the beginning of the log.")
     ] = None,
     count: Annotated[int | None, typer.Option(min=1, help="End after this many records.")] = None,
     topic: Annotated[str | None, typer.Option(help="Only records of this topic, or that wait for it.")] = None,
-    directory: DirOption = None,
-    name: NameOption = None,
-    output: OutputOption = Output.text,
 ) -> None:
     """Print the records of the commit log, one line each, and what lies between them.
 
@@ -104,8 +114,6 @@ def log(
     """
     from gantry_broker.store.describe import HEADINGS, StoreFiles, Stretch, is_about, walk
 
-    place = find_place(what, directory, name)
-    as_json = output == Output.json
     with one_line_errors():
         files = StoreFiles.load(place.store)
         if not files.bases:
@@ -165,39 +173,36 @@ def _entry_json(entry: Any) -> dict[str, Any]:
     return out | {"control": _control(entry)} if entry.kind == "control" else out
 
 
-def _load_store(what: str, directory: Path | None, name: str | None) -> tuple[StoreFiles, Start]:
+def _load_store(place: StoreLocation) -> tuple[StoreFiles, Start]:
     """Return the files of a store, and the plan of a start from them. Raises CliError."""
     from gantry_broker.store.describe import StoreFiles, plan_start
 
-    place = find_place(what, directory, name)
     with one_line_errors():
         files = StoreFiles.load(place.store)
         return files, plan_start(files)
 
 
 @debug_app.command("epochs")
+@_of_store
 def epochs(
-    what: WhatArgument,
-    directory: DirOption = None,
-    name: NameOption = None,
-    output: OutputOption = Output.text,
+    place: StoreLocation,
+    as_json: bool,
 ) -> None:
     """Print the leader epochs of the log, oldest first, with their ranges."""
     from gantry_broker.store.describe import describe_epochs, epochs_to_json
 
-    files, planned = _load_store(what, directory, name)
-    if output == Output.json:
+    files, planned = _load_store(place)
+    if as_json:
         print_json(epochs_to_json(files, planned))
     else:
         say("\n".join(describe_epochs(files, planned)))
 
 
 @debug_app.command("checkpoint")
+@_of_store
 def checkpoint(
-    what: WhatArgument,
-    directory: DirOption = None,
-    name: NameOption = None,
-    output: OutputOption = Output.text,
+    place: StoreLocation,
+    as_json: bool,
 ) -> None:
     """Print the recovery point, RocketMQ's checkpoint and the abort file, and what a start would do.
 
@@ -205,19 +210,18 @@ def checkpoint(
     """
     from gantry_broker.store.describe import checkpoint_to_json, describe_checkpoint
 
-    files, planned = _load_store(what, directory, name)
-    if output == Output.json:
+    files, planned = _load_store(place)
+    if as_json:
         print_json(checkpoint_to_json(files, planned))
     else:
         print_facts(describe_checkpoint(files, planned))
 
 
 @debug_app.command("member")
+@_of_store
 def member(
-    what: WhatArgument,
-    directory: DirOption = None,
-    name: NameOption = None,
-    output: OutputOption = Output.text,
+    place: StoreLocation,
+    as_json: bool,
 ) -> None:
     """Print what a member remembers of its role, and the status of a running member of a local cluster."""
     from gantry_broker.replication.describe import (
@@ -228,13 +232,12 @@ def member(
         read_state,
     )
 
-    place = find_place(what, directory, name)
     replica, members = place.store / "config" / REPLICA, place.store / "config" / MEMBERS
     with one_line_errors():
         state, changes = read_state(replica), read_state(members)
         facts = describe_replica(state, replica) + describe_member_changes(changes, members)
         status, why_not = _status(place)
-    if output == Output.json:
+    if as_json:
         print_json({"path": str(place.store), "replica": state, "memberChanges": changes, "status": status})
         return
     print_facts([("store", str(place.store)), *facts])

@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -17,6 +18,7 @@ import typer
 from gantry_broker.protocol.digits import whole_number
 
 from gantry_operator.cli.errors import CliError, Exit
+from gantry_operator.cli.on_cluster import sharing
 from gantry_operator.cli.options import DirOption, NameOption, Output, OutputOption
 from gantry_operator.cli.output import note, print_json, print_table, say
 from gantry_operator.cli.progress import Progress
@@ -79,33 +81,42 @@ def _one_line_errors() -> Iterator[None]:
         raise CliError(str(error)) from None
 
 
-def _namespace(given: str | None, catalog: Path | None, directory: Path | None, name: str | None) -> str:
-    """Return the namespace of the tables in the catalog: the given one, that of the cluster, or the usual one. Raises
-    CliError.
-    """
-    from gantry_operator.api.base import TABLE_NAMESPACE
+@dataclass(frozen=True, slots=True)
+class TablePlace:
+    """Where the tables of a command lie, as its options say. Methods raise CliError."""
 
-    if given is not None:
-        if not re.fullmatch(TABLE_NAMESPACE, given) or len(given) > MAX_NAMESPACE:
-            raise CliError(f"--table-namespace: {given[:70]!r}; write lower-case letters, digits and _", Exit.USAGE)
-        return given
-    tables = None if catalog is not None else _tables(directory, name)[1]
-    return USUAL_NAMESPACE if tables is None else tables.namespace
+    catalog: Path | None
+    given_namespace: str | None
+    directory: Path | None
+    name: str | None
 
+    @property
+    def namespace(self) -> str:
+        """The namespace of the tables in the catalog: the given one, that of the cluster, or the usual one."""
+        from gantry_operator.api.base import TABLE_NAMESPACE
 
-def _tables(directory: Path | None, name: str | None) -> tuple[ClusterFolder, Tables | None]:
-    """Return the folder of the cluster, and what its manifest says of tables. Raises CliError."""
-    from gantry_operator.platforms.local.table_catalog import saved_tables
+        given = self.given_namespace
+        if given is not None:
+            if not re.fullmatch(TABLE_NAMESPACE, given) or len(given) > MAX_NAMESPACE:
+                raise CliError(f"--table-namespace: {given[:70]!r}; write lower-case letters, digits and _", Exit.USAGE)
+            return given
+        tables = None if self.catalog is not None else self._saved()[1]
+        return USUAL_NAMESPACE if tables is None else tables.namespace
 
-    folder = find_local(directory, name)
-    return folder, saved_tables(folder)
+    def _saved(self) -> tuple[ClusterFolder, Tables | None]:
+        """Return the folder of the cluster, and what its manifest says of tables."""
+        from gantry_operator.platforms.local.table_catalog import saved_tables
 
+        folder = find_local(self.directory, self.name)
+        return folder, saved_tables(folder)
 
-def _catalog(given: Path | None, directory: Path | None, name: str | None) -> dict[str, str]:
-    """Return the properties of the catalog. Raises CliError."""
-    from gantry_operator.platforms.local.table_catalog import local_catalog
+    def properties(self) -> dict[str, str]:
+        """Return the properties of the catalog."""
+        from gantry_operator.platforms.local.table_catalog import local_catalog
 
-    if given is not None:
+        given = self.catalog
+        if given is None:
+            return local_catalog(*self._saved())
         try:
             properties = json.loads(given.read_text())
         except OSError as error:
@@ -115,7 +126,57 @@ def _catalog(given: Path | None, directory: Path | None, name: str | None) -> di
         if not isinstance(properties, dict) or not all(isinstance(v, str) for v in properties.values()):
             raise CliError(f'--catalog: {given}: write an object of texts, as {{"type": "sql"}}', Exit.USAGE)
         return {str(k): v for k, v in properties.items()}
-    return local_catalog(*_tables(directory, name))
+
+    def spec(self, catalog: dict[str, str], **more: Any) -> TableSpec:
+        """Return a specification with the addresses of the cluster."""
+        from gantry_spark.tables.spec import TableSpec
+
+        servers, options = self._reached()
+        return TableSpec(name_servers=servers, catalog=catalog, options=options, **more)
+
+    def cluster(self) -> Cluster:
+        """Return the cluster's brokers."""
+        from gantry_spark.topics.wire import Cluster
+        from gantry_spark.trust import Trust
+
+        servers, options = self._reached()
+        keys = (options["accessKey"], options["secretKey"]) if "accessKey" in options else None
+        trust = Trust(options.get("caFile"), "tls" in options, None, keys)
+        return Cluster(tuple(servers.split(";")), trust, BROKERS_S)
+
+    def _reached(self) -> tuple[str, dict[str, str]]:
+        """Return the addresses of the NameServers, and how to reach brokers as options of the source."""
+        import asyncio
+
+        from gantry_broker.remoting.tls import TlsOptions
+
+        async def clients() -> Any:
+            async with find_target(self.directory, self.name, None, None).clients() as access:
+                return access
+
+        access = asyncio.run(clients())
+        options: dict[str, str] = {}
+        if access.credentials is not None:
+            options |= {"accessKey": access.credentials.access_key, "secretKey": access.credentials.secret_key}
+        if access.tls is not None:
+            options["tls"] = "true"
+            if isinstance(access.tls, TlsOptions) and access.tls.ca_file is not None:
+                options["caFile"] = str(access.tls.ca_file)
+        return access.name_servers, options
+
+
+def _chosen(
+    catalog: CatalogOption = None,
+    table_namespace: TableNamespaceOption = None,
+    name: NameOption = None,
+    directory: DirOption = None,
+    output: OutputOption = Output.text,
+) -> tuple[TablePlace, bool]:
+    return TablePlace(catalog, table_namespace, directory, name), output == Output.json
+
+
+_of_tables = sharing(_chosen, "place", "as_json")
+"""Gives a command the options that say where the tables lie, and `--output`."""
 
 
 def _has_none(properties: dict[str, str]) -> bool:
@@ -133,46 +194,6 @@ def _in_format(properties: dict[str, str], file_format: str) -> dict[str, str]:
     if file_format.lower() not in ("iceberg", "parquet"):
         raise CliError(f"--format: {file_format[:40]!r}; write Iceberg or Parquet", Exit.USAGE)
     return {**properties, "type": "parquet"} if file_format.lower() == "parquet" else properties
-
-
-def _spec(catalog: dict[str, str], directory: Path | None, name: str | None, **more: Any) -> TableSpec:
-    """Return a specification with the addresses of the cluster. Raises CliError."""
-    from gantry_spark.tables.spec import TableSpec
-
-    servers, options = _reached(directory, name)
-    return TableSpec(name_servers=servers, catalog=catalog, options=options, **more)
-
-
-def _cluster(directory: Path | None, name: str | None) -> Cluster:
-    """Return the cluster's brokers. Raises CliError."""
-    from gantry_spark.topics.wire import Cluster
-    from gantry_spark.trust import Trust
-
-    servers, options = _reached(directory, name)
-    keys = (options["accessKey"], options["secretKey"]) if "accessKey" in options else None
-    trust = Trust(options.get("caFile"), "tls" in options, None, keys)
-    return Cluster(tuple(servers.split(";")), trust, BROKERS_S)
-
-
-def _reached(directory: Path | None, name: str | None) -> tuple[str, dict[str, str]]:
-    """Return the addresses of the NameServers, and how to reach brokers as options of the source. Raises CliError."""
-    import asyncio
-
-    from gantry_broker.remoting.tls import TlsOptions
-
-    async def clients() -> Any:
-        async with find_target(directory, name, None, None).clients() as access:
-            return access
-
-    access = asyncio.run(clients())
-    options: dict[str, str] = {}
-    if access.credentials is not None:
-        options |= {"accessKey": access.credentials.access_key, "secretKey": access.credentials.secret_key}
-    if access.tls is not None:
-        options["tls"] = "true"
-        if isinstance(access.tls, TlsOptions) and access.tls.ca_file is not None:
-            options["caFile"] = str(access.tls.ca_file)
-    return access.name_servers, options
 
 
 def _seconds(text: str, option: str = "--every") -> float:
@@ -204,7 +225,10 @@ def _schema(text: str, message: str | None) -> dict[str, Any]:
 
 
 @table_app.command("run")
+@_of_tables
 def run_table(
+    place: TablePlace,
+    as_json: bool,
     topic: Annotated[str, typer.Argument(help="The topic.", show_default=False)],
     schema: Annotated[
         str,
@@ -232,25 +256,20 @@ def run_table(
     ] = False,
     with_spark: Annotated[bool, typer.Option("--spark", help="Let Spark write the files, on all cores.")] = False,
     every: Annotated[str | None, typer.Option(help="Run again and again, as 1m. Default: once.")] = None,
-    catalog: CatalogOption = None,
-    table_namespace: TableNamespaceOption = None,
-    name: NameOption = None,
-    directory: DirOption = None,
-    output: OutputOption = Output.text,
 ) -> None:
     """Commit the messages of a topic to its table, from where the table ends."""
     pause = None if every is None else _seconds(every)
     with _one_line_errors():
-        properties = _in_format(_catalog(catalog, directory, name), file_format)
+        properties = _in_format(place.properties(), file_format)
         mode = "Upsert" if upsert else "Append"
-        spec = _spec(
-            properties, directory, name, topic=topic, freeze=freeze, mode=mode, partition_by=tuple(partition_by or ()),
-            namespace=_namespace(table_namespace, catalog, directory, name), on_bad_record=on_bad_record.capitalize(),
+        spec = place.spec(
+            properties, topic=topic, freeze=freeze, mode=mode, partition_by=tuple(partition_by or ()),
+            namespace=place.namespace, on_bad_record=on_bad_record.capitalize(),
             **_schema(schema, message),
         )  # fmt: skip
         while True:
             begun = time.monotonic()
-            _run(spec, output == Output.json, with_spark)
+            _run(spec, as_json, with_spark)
             if pause is None:
                 return
             time.sleep(max(0.0, begun + pause - time.monotonic()))
@@ -298,18 +317,15 @@ def _run(spec: TableSpec, as_json: bool, with_spark: bool = False) -> None:
 
 
 @table_app.command("list")
+@_of_tables
 def list_tables(
-    catalog: CatalogOption = None,
-    table_namespace: TableNamespaceOption = None,
-    name: NameOption = None,
-    directory: DirOption = None,
-    output: OutputOption = Output.text,
+    place: TablePlace,
+    as_json: bool,
 ) -> None:
     """List the tables: rows, rejected rows, last commit, and how far each is behind its topic."""
     with _one_line_errors():
-        namespace = _namespace(table_namespace, catalog, directory, name)
-        tables = _described(catalog, directory, name, namespace, None)
-    if output == Output.json:
+        tables = _described(place, None)
+    if as_json:
         print_json(tables)
         return
     headings = ("TABLE", "MODE", "SCHEMA", "ROWS", "REJECTED", "SIZE", "LAST COMMIT", "BEHIND")
@@ -329,10 +345,8 @@ def _row(one: dict[str, Any]) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def _described(
-    catalog: Path | None, directory: Path | None, name: str | None, namespace: str, only: str | None
-) -> list[dict[str, Any]]:
-    properties = _catalog(catalog, directory, name)
+def _described(place: TablePlace, only: str | None) -> list[dict[str, Any]]:
+    namespace, properties = place.namespace, place.properties()
     if only is None and _has_none(properties):
         return []
     from gantry_spark.tables import entry_cache
@@ -345,7 +359,7 @@ def _described(
         entries = _read(properties, namespace, only)
     cluster = None
     try:
-        cluster = _cluster(directory, name)
+        cluster = place.cluster()
     except CliError as error:
         note(f"how far tables are behind is not known: {error}")
     return [entry_cache.with_behind(one, cluster) | {"group": _group(one, namespace, properties)} for one in entries]
@@ -371,19 +385,16 @@ def _read(properties: dict[str, str], namespace: str, only: str | None) -> list[
 
 
 @table_app.command("describe")
+@_of_tables
 def describe_table(
+    place: TablePlace,
+    as_json: bool,
     table: TableArgument,
-    catalog: CatalogOption = None,
-    table_namespace: TableNamespaceOption = None,
-    name: NameOption = None,
-    directory: DirOption = None,
-    output: OutputOption = Output.text,
 ) -> None:
     """Show a table: its columns, its place, and the offsets that it covers."""
     with _one_line_errors():
-        namespace = _namespace(table_namespace, catalog, directory, name)
-        (described,) = _described(catalog, directory, name, namespace, table)
-    if output == Output.json:
+        (described,) = _described(place, table)
+    if as_json:
         print_json(described)
         return
     for label, key in (
@@ -402,21 +413,19 @@ def describe_table(
 
 
 @table_app.command("query")
+@_of_tables
 def query_table(
+    place: TablePlace,
+    as_json: bool,
     sql: Annotated[str, typer.Argument(help="A query: select count(*) from Orders", show_default=False)],
-    catalog: CatalogOption = None,
-    table_namespace: TableNamespaceOption = None,
-    name: NameOption = None,
-    directory: DirOption = None,
-    output: OutputOption = Output.text,
 ) -> None:
     """Run SQL (DuckDB's) over the tables, which have the names of their topics."""
     with _one_line_errors(), Progress("reading the tables"):
         from gantry_spark.tables import library
 
-        namespace = _namespace(table_namespace, catalog, directory, name)
-        columns, rows = library.query(library.catalogs(_catalog(catalog, directory, name)), sql, namespace)
-    if output == Output.json:
+        namespace = place.namespace
+        columns, rows = library.query(library.catalogs(place.properties()), sql, namespace)
+    if as_json:
         print_json([dict(zip(columns, map(_plain, row), strict=True)) for row in rows])
         return
     print_table(columns, [tuple(map(_plain, row)) for row in rows])
@@ -436,18 +445,16 @@ def _plain(value: Any) -> Any:
 
 
 @table_app.command("maintain")
+@_of_tables
 def maintain_table(
+    place: TablePlace,
+    as_json: bool,
     table: TableArgument,
     snapshots: Annotated[str, typer.Option(help="Age from which snapshots expire.")] = "3d",
     retention: Annotated[
         str | None,
         typer.Option(help="Age from which rows go, by the store time of their messages. Default: they stay."),
     ] = None,
-    catalog: CatalogOption = None,
-    table_namespace: TableNamespaceOption = None,
-    name: NameOption = None,
-    directory: DirOption = None,
-    output: OutputOption = Output.text,
 ) -> None:
     """Merge small files of a table and of its rejected rows, remove old rows, and let old snapshots expire."""
     snapshots_s = _seconds(snapshots, "--snapshots")
@@ -457,8 +464,8 @@ def maintain_table(
         from gantry_spark.tables.commits import ends_of
         from gantry_spark.tables.maintenance import Rules, maintain, now_ms
 
-        namespace = _namespace(table_namespace, catalog, directory, name)
-        opened, own = library.find(_catalog(catalog, directory, name), table, namespace)
+        namespace = place.namespace
+        opened, own = library.find(place.properties(), table, namespace)
         rules = Rules(now_ms(), int(snapshots_s * 1000), None if rows_s is None else int(rows_s * 1000))
         tables = [own, *library.rejected(opened, table, namespace)]
         done = [maintain(one, rules, ends_of) for one in tables]
@@ -470,7 +477,7 @@ def maintain_table(
         "deletedFiles": sum(one.deleted_files for one in done),
         "skipped": "; ".join(one.skipped for one in done if one.skipped),
     }
-    if output == Output.json:
+    if as_json:
         print_json(result)
         return
     say(
@@ -481,14 +488,14 @@ def maintain_table(
         note(result["skipped"])
 
 
-def _of_resource(directory: Path | None, name: str | None, topic: str) -> dict[str, Any]:
+def _of_resource(place: TablePlace, topic: str) -> dict[str, Any]:
     """Return what the BrokerTopic of a topic says of its table, as fields of a specification; empty: there is none."""
     from gantry_spark.tables.run import ordered
 
     from gantry_operator.platforms.local.topics import load_resources
     from gantry_operator.tables.schedule import WantedTable
 
-    for one in load_resources(find_local(directory, name)).topics.values():
+    for one in load_resources(find_local(place.directory, place.name)).topics.values():
         if one.topic == topic and one.spec.table is not None:
             order = WantedTable(one.name, topic, one.spec.table).order("1m")
             return {**ordered(order), "freeze": True}
@@ -496,7 +503,10 @@ def _of_resource(directory: Path | None, name: str | None, topic: str) -> dict[s
 
 
 @table_app.command("rebuild")
+@_of_tables
 def rebuild_table(
+    place: TablePlace,
+    as_json: bool,
     table: TableArgument,
     schema: Annotated[
         str | None,
@@ -507,28 +517,21 @@ def rebuild_table(
     ] = None,
     message: Annotated[str | None, typer.Option(help="Full name of the Protobuf message.")] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    catalog: CatalogOption = None,
-    table_namespace: TableNamespaceOption = None,
-    name: NameOption = None,
-    directory: DirOption = None,
-    output: OutputOption = Output.text,
 ) -> None:
     """Make a table again from the messages that the brokers still have. Rows of expired messages are gone then.
 
     It becomes what the BrokerTopic says by now: schema, mode and partitions.
     """
     with _one_line_errors():
-        from dataclasses import replace
-
         from gantry_spark.tables import library
 
-        properties = _catalog(catalog, directory, name)
-        namespace = _namespace(table_namespace, catalog, directory, name)
+        properties = place.properties()
+        namespace = place.namespace
         opened, former = library.find(properties, table, namespace)
         if library.is_parquet(former):
             properties = _in_format(properties, "Parquet")
-        spec = library.spec_of(former, _spec(properties, directory, name, topic=table, namespace=namespace))
-        changes = _of_resource(directory, name, spec.topic) if catalog is None else {}
+        spec = library.spec_of(former, place.spec(properties, topic=table, namespace=namespace))
+        changes = _of_resource(place, spec.topic) if place.catalog is None else {}
         if schema is not None:
             changes |= {"schema": None, "definition": "", "message": ""} | _schema(schema, message)
         spec = replace(spec, **changes)
@@ -539,4 +542,4 @@ def rebuild_table(
         if not yes and not typer.confirm(f"Drop table {table} and read topic {spec.topic} from its first message?"):
             raise CliError("nothing changed", Exit.USAGE)
         library.drop(opened, spec.topic, namespace)
-        _run(spec, output == Output.json)
+        _run(spec, as_json)
