@@ -57,9 +57,9 @@ if TYPE_CHECKING:
     from gantry_operator.actions.target import Target
     from gantry_operator.api.cluster import BrokerCluster
     from gantry_operator.api.migration import FromRocketMQ
-    from gantry_operator.migration import rollback_steps
-    from gantry_operator.migration.cutover_edge import Edge
-    from gantry_operator.migration.cutover_steps import Record
+    from gantry_operator.migration import releasing, rollback_steps
+    from gantry_operator.migration.cutover_edge import Edge, SourcePlace
+    from gantry_operator.migration.cutover_steps import Limits, Record, Seen
     from gantry_operator.platforms.local.folder import ClusterFolder
 
 
@@ -110,26 +110,20 @@ def _refuse_findings(findings: dict[str, list[Any]]) -> None:
 
 
 async def _findings(cluster: BrokerCluster, source: FromRocketMQ) -> tuple[dict[str, list[Any]], list[str]]:
-    """By group, and the brokers that are left out. Raises CliError."""
-    from gantry_broker.broker.migration.errors import MigrationError, SourceBroken
-
+    """By group, and the brokers that are left out. Raises MigrationError."""
     from gantry_operator.migration import check as checks
 
     place = place_of(source)
     by_group: dict[str, list[Any]] = {}
     names = set()
-    try:
-        for group in cluster.spec.brokerGroups:
-            broker = source.broker_of(group.name, group.broker_name)
-            names.add(broker)
-            facts = await checks.ask(place, broker, source.cluster)
-            by_group[group.name] = checks.findings(
-                facts, cluster.spec.broker, cluster.spec.security.authentication, dropped=source.dropAccessControl
-            )
-        left_out = [name for name in await checks.brokers_of(place) if name not in names]
-    except (MigrationError, SourceBroken) as error:
-        raise CliError(str(error)) from None
-    return by_group, left_out
+    for group in cluster.spec.brokerGroups:
+        broker = source.broker_of(group.name, group.broker_name)
+        names.add(broker)
+        facts = await checks.ask(place, broker, source.cluster)
+        by_group[group.name] = checks.findings(
+            facts, cluster.spec.broker, cluster.spec.security.authentication, dropped=source.dropAccessControl
+        )
+    return by_group, [name for name in await checks.brokers_of(place) if name not in names]
 
 
 @migrate_app.command()
@@ -243,52 +237,35 @@ def status(
         return
     record, rolled = read_record(folder), read_rollback(folder)
 
-    async def ask() -> dict[str, Any]:
+    async def ask() -> tuple[dict[str, Seen], dict[str, Any]]:
         async with open_edge(folder) as edge:
             owes = bool(rolled.groups if record.phase is Phase.DONE else record.groups)
             seen = await edge.look(brokers=owes and not held_source(folder))
-            copies = {n: await edge.copy_status(g) for n, g in edge.groups.items()}
-        return {n: {"seen": seen[n], "copy": copies[n]} for n in seen}
+            return seen, {n: await edge.copy_status(g) for n, g in edge.groups.items()}
 
-    by_group = run_async(ask())
-    seen = {n: f["seen"] for n, f in by_group.items()}
+    seen, copies = run_async(ask())
     left = still_owed(record, seen)
     left_by_rollback = rollback_steps.still_owed(rolled, seen)
     if output == Output.json:
-        print_json(
-            {
-                "phase": record.phase.value,
-                "rollback": rolled.phase.value,
-                "groups": {
-                    n: {
-                        "state": f["seen"].state,
-                        "problem": f["seen"].problem,
-                        "copyEnd": f["seen"].copy_end,
-                        "sourceEnd": f["seen"].source_end,
-                        "lag": f["seen"].lag,
-                        "sourcePermission": f["seen"].permission,
-                        "routed": f["seen"].routed,
-                        "lacking": left.get(n) or left_by_rollback.get(n) or [],
-                        "copy": f["copy"],
-                    }
-                    for n, f in by_group.items()
-                },
-            }
-        )
+        lacking = {n: left.get(n) or left_by_rollback.get(n) or [] for n in seen}
+        groups = {n: _group_json(s, lacking[n], copies[n]) for n, s in seen.items()}
+        print_json({"phase": record.phase.value, "rollback": rolled.phase.value, "groups": groups})
         return
     say(f"phase: {record.phase.value}")
     if rolled.phase.value != "none":
         say(f"rollback: {rolled.phase.value}")
-    print_copies(
-        {
-            n: Copied(f["seen"].state, f["seen"].copy_end, f["seen"].lag, f["seen"].problem, f["copy"] or {})
-            for n, f in by_group.items()
-        }
-    )
+    print_copies({n: Copied(s.state, s.copy_end, s.lag, s.problem, copies[n] or {}) for n, s in seen.items()})
     if left:
         note(said_owed(left, "run gantry migrate abort"))
     if left_by_rollback:
         note(after_rollback(folder, left_by_rollback))
+
+
+def _group_json(seen: Seen, lacking: list[str], copy: Any) -> dict[str, Any]:
+    return {
+        "state": seen.state, "problem": seen.problem, "copyEnd": seen.copy_end, "sourceEnd": seen.source_end,
+        "lag": seen.lag, "sourcePermission": seen.permission, "routed": seen.routed, "lacking": lacking, "copy": copy,
+    }  # fmt: skip
 
 
 @migrate_app.command()
@@ -310,14 +287,13 @@ def cutover(
 
     On Kubernetes the operator makes the steps.
     """
-    from gantry_operator.migration import cutover_steps
-    from gantry_operator.migration.cutover_edge import drive
+    from gantry_operator.migration.cutover_steps import Limits
 
     if settle + routes >= timeout and not dry_run:
         raise CliError(
             f"--settle and --routes leave no time of --timeout {timeout:g}: after that a cutover goes back", Exit.USAGE
         )
-    limits = cutover_steps.Limits(lag=max_lag << 20, settle=settle, routes=routes)
+    limits = Limits(lag=max_lag << 20, settle=settle, routes=routes)
     if on_kubernetes(context, namespace):
         if dry_run:
             show_cutover_steps(context, namespace, name, limits)
@@ -329,32 +305,34 @@ def cutover(
         finish_messages(folder, messages, dry_run, timeout)
         return
 
-    async def go() -> None:
-        record = read_record(folder)
-        async with open_edge(folder) as edge:
-            if record.phase is cutover_steps.Phase.FOLLOWING and _asks_for_keys_by_default(folder):
-                await edge.refuse_without_keys()
-            seen = await edge.look()
-            begun = cutover_steps.begin(record, seen, limits, time.time())
-            if dry_run:
-                show_steps(begun, limits, {n: s.lag or 0 for n, s in seen.items()})
-                return
-            await save_record(folder, begun)
-            await _copy_kv(folder, edge)
-            shown = Phases()
-            began = time.monotonic()
-            await drive(edge, begun, limits, partial(save_record, folder), timeout=timeout, say=shown)
-            shown.end(time.monotonic() - began)
-        say(
-            "Gantry leads. Next: keep the source's brokers while you may want gantry migrate rollback; then stop them "
-            "for good"
-        )
+    with contextlib.nullcontext() if dry_run else alone(folder):
+        run_async(_cut_over(folder, limits, timeout, dry_run))
 
-    try:
-        with contextlib.nullcontext() if dry_run else alone(folder):
-            run_async(go())
-    except cutover_steps.Refused as error:
-        raise CliError(str(error)) from None
+
+async def _cut_over(folder: ClusterFolder, limits: Limits, timeout: float, dry_run: bool) -> None:
+    """Begin the cutover, or go on with it. Raises Refused, CliError, OSError."""
+    from gantry_operator.migration import cutover_steps
+    from gantry_operator.migration.cutover_edge import drive
+
+    record = read_record(folder)
+    async with open_edge(folder) as edge:
+        if record.phase is cutover_steps.Phase.FOLLOWING and _asks_for_keys_by_default(folder):
+            await edge.refuse_without_keys()
+        seen = await edge.look()
+        begun = cutover_steps.begin(record, seen, limits, time.time())
+        if dry_run:
+            show_steps(begun, limits, {n: s.lag or 0 for n, s in seen.items()})
+            return
+        await save_record(folder, begun)
+        await _copy_kv(folder, edge)
+        shown = Phases()
+        began = time.monotonic()
+        await drive(edge, begun, limits, partial(save_record, folder), timeout=timeout, say=shown)
+        shown.end(time.monotonic() - began)
+    say(
+        "Gantry leads. Next: keep the source's brokers while you may want gantry migrate rollback; then stop them "
+        "for good"
+    )
 
 
 def _asks_for_keys_by_default(folder: ClusterFolder) -> bool:
@@ -406,11 +384,8 @@ def abort(
             await save_record(folder, begun)
             return await drive(edge, begun, cutover_steps.Limits(), partial(save_record, folder), timeout=timeout)
 
-    try:
-        with alone(folder):
-            ended = run_async(go())
-    except cutover_steps.Refused as error:
-        raise CliError(str(error)) from None
+    with alone(folder):
+        ended = run_async(go())
     say("the source has its permission back")
     if left := cutover_steps.still_owed(ended, {}):
         note(cutover_steps.said_owed(left, "run gantry migrate abort"))
@@ -442,9 +417,8 @@ def release(
     """
     from gantry_broker.remoting.tls import TlsOptions
 
-    from gantry_operator.migration import releasing
     from gantry_operator.migration.cutover_edge import SourcePlace
-    from gantry_operator.migration.cutover_steps import READ, WRITE, Refused
+    from gantry_operator.migration.cutover_steps import READ, WRITE
 
     if (file is None) is (name_servers is None):
         raise CliError("write a manifest, or --name-servers with the addresses of the source's NameServers", Exit.USAGE)
@@ -461,28 +435,31 @@ def release(
         servers = listed(name_servers, ";", "--name-servers names no NameServer")
         place = SourcePlace(tuple(servers), keys_of(secret), None if ca is None else TlsOptions(ca_file=ca))
 
-    async def go() -> list[releasing.Line]:
-        brokers_there = await releasing.look(place, names)
-        lines = releasing.lines(brokers_there)
-        if dry_run or not any(line.state == "to release" for line in lines):
-            return lines
-        if not yes and not typer.confirm(
-            "No cluster of Gantry leads these groups any more, or is about to. What Gantry acknowledged after a "
-            "cutover the source lacks. Let the source take messages?"
-        ):
-            raise CliError("nothing was changed")
-        return await releasing.release(place, brokers_there, permission)
-
-    try:
-        lines = run_async(go())
-    except Refused as error:
-        raise CliError(str(error)) from None
+    lines = run_async(_release(place, names, permission, dry_run, yes))
     print_table(["BROKER", "ADDRESS", "STATE", "NOTE"], lines)
     if refused := [line for line in lines if line.state == "refused"]:
         raise CliError("; ".join(f"{line.broker} {line.address}: {line.note}" for line in refused))
     released = sum(line.state == "released" for line in lines)
     what = "1 broker has its settings back" if released == 1 else f"{released} brokers have their settings back"
     say(what if released else "nothing was changed")
+
+
+async def _release(
+    place: SourcePlace, names: list[str], permission: int, dry_run: bool, yes: bool
+) -> list[releasing.Line]:
+    """Release what a person wants released, and return what was found. Raises Refused, CliError."""
+    from gantry_operator.migration import releasing
+
+    brokers = await releasing.look(place, names)
+    lines = releasing.lines(brokers)
+    if dry_run or not any(line.state == "to release" for line in lines):
+        return lines
+    if not yes and not typer.confirm(
+        "No cluster of Gantry leads these groups any more, or is about to. What Gantry acknowledged after a "
+        "cutover the source lacks. Let the source take messages?"
+    ):
+        raise CliError("nothing was changed")
+    return await releasing.release(place, brokers, permission)
 
 
 @migrate_app.command()
@@ -506,9 +483,7 @@ def rollback(
     Producers and consumers go on until the last seconds. Broken off, the same command goes on. On Kubernetes the
     operator makes the steps.
     """
-    from gantry_operator.actions.local_target import LocalTarget
-    from gantry_operator.migration import cutover_steps, rollback_steps
-    from gantry_operator.migration.rollback_edge import RollbackEdge, drive
+    from gantry_operator.migration import rollback_steps
 
     if back and dry_run:
         raise CliError("--dry-run shows the steps of a rollback, not those of --abort", Exit.USAGE)
@@ -518,43 +493,8 @@ def rollback(
         return
     folder = find_local(directory, name)
 
-    async def go() -> rollback_steps.Record | None:
-        from gantry_broker.client import Admin
-
-        cut, record = read_record(folder), read_rollback(folder)
-        async with (
-            open_edge(folder) as edge,
-            LocalTarget(folder).clients() as ours,
-            Admin(ours.name_servers, credentials=ours.credentials, tls=ours.tls) as gantry,
-        ):
-            rolling = RollbackEdge(edge, gantry, cut.groups)
-            if back:
-                begun = rollback_steps.abort(record, time.time())
-            else:
-                done = cut.phase is cutover_steps.Phase.DONE
-                begun = rollback_steps.begin(record, cut.groups, await rolling.look(), time.time(), cut_over=done)
-            if dry_run:
-                show_rollback(list(begun.groups), limits)
-                return None
-            await save_rollback(folder, begun)
-            async with contextlib.AsyncExitStack() as stack:
-                if begun.phase in rollback_steps.COPIES:
-                    await stack.enter_async_context(rolling.copying(folder.root / ROLLBACK_COPY, begun.phase))
-                shown, began = Phases(), time.monotonic()
-                save = partial(save_rollback, folder)
-                ended = await drive(rolling, begun, limits, save, timeout=timeout, say=shown, warn=shown.warn)
-                shown.end(time.monotonic() - began)
-                if rolling.copy is not None:
-                    say(f"{rolling.copy.sent()} messages are copied")
-                    if expired := rolling.copy.expired():
-                        note(f"{expired} messages had expired at Gantry before they were read: the source lacks them")
-                return ended
-
-    try:
-        with contextlib.nullcontext() if dry_run else alone(folder):
-            ended = run_async(go())
-    except cutover_steps.Refused as error:
-        raise CliError(str(error)) from None
+    with contextlib.nullcontext() if dry_run else alone(folder):
+        ended = run_async(_roll_back(folder, back, limits, timeout, dry_run))
     if ended is None:
         return
     if ended.phase is rollback_steps.Phase.DONE:
@@ -563,6 +503,48 @@ def rollback(
             note(after_rollback(folder, left))
     else:
         say("Gantry has its clients; the source stands aside")
+
+
+async def _roll_back(
+    folder: ClusterFolder, back: bool, limits: rollback_steps.Limits, timeout: float, dry_run: bool
+) -> rollback_steps.Record | None:
+    """Begin the rollback, go on with it, or with `back` go back to Gantry; None: nothing was changed. Raises Refused,
+    CliError, OSError, errors of clients.
+    """
+    from gantry_broker.client import Admin
+
+    from gantry_operator.actions.local_target import LocalTarget
+    from gantry_operator.migration import cutover_steps, rollback_steps
+    from gantry_operator.migration.rollback_edge import RollbackEdge, drive
+
+    cut, record = read_record(folder), read_rollback(folder)
+    async with (
+        open_edge(folder) as edge,
+        LocalTarget(folder).clients() as ours,
+        Admin(ours.name_servers, credentials=ours.credentials, tls=ours.tls) as gantry,
+    ):
+        rolling = RollbackEdge(edge, gantry, cut.groups)
+        if back:
+            begun = rollback_steps.abort(record, time.time())
+        else:
+            done = cut.phase is cutover_steps.Phase.DONE
+            begun = rollback_steps.begin(record, cut.groups, await rolling.look(), time.time(), cut_over=done)
+        if dry_run:
+            show_rollback(list(begun.groups), limits)
+            return None
+        await save_rollback(folder, begun)
+        async with contextlib.AsyncExitStack() as stack:
+            if begun.phase in rollback_steps.COPIES:
+                await stack.enter_async_context(rolling.copying(folder.root / ROLLBACK_COPY, begun.phase))
+            shown, began = Phases(), time.monotonic()
+            save = partial(save_rollback, folder)
+            ended = await drive(rolling, begun, limits, save, timeout=timeout, say=shown, warn=shown.warn)
+            shown.end(time.monotonic() - began)
+            if rolling.copy is not None:
+                say(f"{rolling.copy.sent()} messages are copied")
+                if expired := rolling.copy.expired():
+                    note(f"{expired} messages had expired at Gantry before they were read: the source lacks them")
+            return ended
 
 
 @migrate_app.command()
@@ -579,8 +561,6 @@ def users(
     """
     from dataclasses import replace
 
-    from gantry_broker.broker.migration.errors import MigrationError, SourceBroken
-
     from gantry_operator.actions.plain_acl import accounts_of
     from gantry_operator.actions.users import import_accounts, importable, known_users
     from gantry_operator.migration import users as users_of
@@ -591,10 +571,7 @@ def users(
     taken: set[str] = set()
     if not dry_run:
         existing, taken = run_async(known_users(target, cluster.name))
-    try:
-        source_users = run_async(users_of.ask_all(place_of(source), brokers, source.cluster))
-    except (MigrationError, SourceBroken) as error:
-        raise CliError(str(error)) from None
+    source_users = run_async(users_of.ask_all(place_of(source), brokers, source.cluster))
     accounts, nameless = accounts_of(source_users.users, existing, taken)
     accounts, refused = importable(accounts, cluster.name)
     left_out = {**source_users.left_out, **nameless, **refused}
@@ -640,10 +617,4 @@ def copy(
     ] = None,
 ) -> None:
     """Copy topics by messages, from RocketMQ to Gantry, back, or between any two clusters."""
-    from gantry_operator.migration.cutover_steps import Refused
-
-    names = topics_of(topics)
-    try:
-        run_async(copy_topics((source, source_secret), (target, target_secret), names, state, follow, groups))
-    except Refused as error:
-        raise CliError(str(error)) from None
+    run_async(copy_topics((source, source_secret), (target, target_secret), topics_of(topics), state, follow, groups))

@@ -72,6 +72,7 @@ def _in_one_line(error: Exception) -> str:
 
     The modules of these errors are imported here: a command that succeeds does not need them all.
     """
+    from gantry_broker.broker.migration.errors import MigrationError
     from gantry_broker.client import ClientError
     from gantry_broker.protocol.fields import BodyError
     from gantry_broker.remoting.errors import RemotingError
@@ -79,9 +80,10 @@ def _in_one_line(error: Exception) -> str:
 
     from gantry_operator.cluster import failures
     from gantry_operator.cluster.reach import CannotTell
+    from gantry_operator.migration.cutover_steps import Refused
     from gantry_operator.platforms.local.ports import NoPort
 
-    if isinstance(error, NoPort | CannotTell):
+    if isinstance(error, NoPort | CannotTell | Refused | MigrationError):
         return str(error)
     if isinstance(error, ClientError | RemotingError | BodyError):
         return failures.in_words(error)
