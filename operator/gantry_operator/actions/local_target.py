@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gantry_operator.actions.errors import ActionError, Cause
 from gantry_operator.actions.target import Clients, LoggedRemarks, Remarks, Where
+from gantry_operator.platforms.local import control
 from gantry_operator.platforms.local.folder import ClusterFolder
 
 if TYPE_CHECKING:
@@ -37,8 +38,6 @@ class LocalTarget:
         return Where(folder=str(self.folder.root))
 
     async def resource(self) -> dict[str, Any]:
-        from gantry_operator.platforms.local import control
-
         # The supervisor has the modules and models that a status needs: to load them here takes longer than the answer.
         silent = None
         try:
@@ -53,7 +52,6 @@ class LocalTarget:
         return (await local_status(self.folder, silent)).to_object()
 
     async def preview(self, spec: BrokerCluster | None, image: str) -> dict[str, Any]:
-        from gantry_operator.platforms.local.control import ControlError
         from gantry_operator.platforms.local.manifest import load_saved
         from gantry_operator.platforms.local.preview import preview
 
@@ -63,45 +61,40 @@ class LocalTarget:
             )
         try:
             return preview(self.folder, load_saved(self.folder) if spec is None else spec)
-        except ControlError as error:
+        except control.ControlError as error:
             raise ActionError(str(error), Cause.BAD_INPUT) from None
 
     async def switchover(self, group: str, to: str | None) -> str:
-        from gantry_operator.platforms.local import control
-        from gantry_operator.platforms.local.addresses import why_asleep
-        from gantry_operator.platforms.local.manifest import load_saved
         from gantry_operator.platforms.local.switchover_once import switchover_once
 
-        asleep = why_asleep(load_saved(self.folder))
-        if asleep:
-            raise ActionError(asleep)
+        self._refuse_asleep()
+        if control.supervisor_of(self.folder) is not None:
+            return str((await self._ask("switchover", group=group, to=to))["done"])
         try:
-            if control.supervisor_of(self.folder) is None:
-                return await switchover_once(self.folder, group, to)
-            answer = await control.ask(self.folder, "switchover", SWITCHOVER_S, group=group, to=to)
+            return await switchover_once(self.folder, group, to)
         except control.ControlError as error:
             raise ActionError(str(error)) from None
-        return str(answer["done"])
 
     async def restart(self, names: Sequence[str]) -> list[str]:
-        from gantry_operator.platforms.local import control
+        self._refuse_asleep()
+        return [str(name) for name in (await self._ask("restart", names=list(names)))["members"]]
+
+    async def fence(self, member: str, on: bool) -> None:
+        await self._ask("fence", member=member, on=on)
+
+    def _refuse_asleep(self) -> None:
+        """Raise ActionError when the cluster hibernates."""
         from gantry_operator.platforms.local.addresses import why_asleep
         from gantry_operator.platforms.local.manifest import load_saved
 
         asleep = why_asleep(load_saved(self.folder))
         if asleep:
             raise ActionError(asleep)
-        try:
-            answer = await control.ask(self.folder, "restart", SWITCHOVER_S, names=list(names))
-        except control.ControlError as error:
-            raise ActionError(str(error)) from None
-        return [str(name) for name in answer["members"]]
 
-    async def fence(self, member: str, on: bool) -> None:
-        from gantry_operator.platforms.local import control
-
+    async def _ask(self, op: str, timeout_s: float = SWITCHOVER_S, **arguments: Any) -> dict[str, Any]:
+        """Ask the supervisor. Raises ActionError."""
         try:
-            await control.ask(self.folder, "fence", SWITCHOVER_S, member=member, on=on)
+            return await control.ask(self.folder, op, timeout_s, **arguments)
         except control.ControlError as error:
             raise ActionError(str(error)) from None
 
@@ -123,19 +116,12 @@ class LocalTarget:
             raise ActionError(f"{volume.name} is not deleted: {error}") from None
 
     async def demote(self, accept_loss: bool, timeout_s: float) -> str:
-        answer = await self._of_sites("demote", timeout_s, acceptLoss=accept_loss)
+        answer = await self._ask("demote", timeout_s + SWITCHOVER_S, timeout=timeout_s, acceptLoss=accept_loss)
         return str(answer["token"])
 
     async def promote(self, token: str, accept_loss: bool, timeout_s: float) -> None:
-        await self._of_sites("promote", timeout_s, acceptLoss=accept_loss, token=token)
-
-    async def _of_sites(self, op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
-        from gantry_operator.platforms.local import control
-
-        try:
-            return await control.ask(self.folder, op, timeout_s + SWITCHOVER_S, timeout=timeout_s, **arguments)
-        except control.ControlError as error:
-            raise ActionError(str(error)) from None
+        patience_s = timeout_s + SWITCHOVER_S
+        await self._ask("promote", patience_s, timeout=timeout_s, acceptLoss=accept_loss, token=token)
 
     @asynccontextmanager
     async def clients(self) -> AsyncIterator[Clients]:
@@ -154,8 +140,6 @@ class LocalTarget:
         yield Clients(facts["servers"], credentials, tls, facts["groups"])
 
     async def _client_facts(self) -> dict[str, Any]:
-        from gantry_operator.platforms.local import control
-
         try:
             return await control.ask(self.folder, "clients", ALIVE_S)
         except control.ControlError:  # None answers, or it is of another version.
@@ -170,7 +154,6 @@ class LocalTarget:
 
     async def network(self, limit_ms: float) -> list[Link]:
         from gantry_operator.cluster.network import Link
-        from gantry_operator.platforms.local import control
 
         try:
             links = (await control.ask(self.folder, "network", NETWORK_S, limitMs=limit_ms))["links"]

@@ -222,7 +222,11 @@ class IndexFile:
         if number == self.count and number > 1:
             zero(self._fd, self._entries_at + number * ENTRY_SIZE, file_size(self.slots, self.capacity))
             return
-        self.count = number
+        self._end_before(number, self.used_slots)
+
+    def _end_before(self, number: int, used_slots: int) -> None:
+        """Make the entry before `number` the last one, in the header and on the disk. Raises OSError."""
+        self.count, self.used_slots = number, used_slots
         if number <= 1:
             self.begin_ms = self.end_ms = self.begin_phys = self.end_phys = self.used_slots = 0
             self._set_times(None)
@@ -269,18 +273,9 @@ class IndexFile:
             start = number
             if stop:
                 break
-        self.count = number
-        self.used_slots = used
         if not rising and self._times is None:
             self._set_times(_ANY_TIMES)
-        if number <= 1:
-            self.begin_ms = self.end_ms = self.begin_phys = self.end_phys = 0
-            self._set_times(None)
-        else:
-            _, self.end_phys, seconds, _ = self._entry(number - 1)
-            self.end_ms = self.begin_ms + seconds * 1000
-        self._write_header()
-        zero(self._fd, self._entries_at + number * ENTRY_SIZE, file_size(self.slots, self.capacity))
+        self._end_before(number, used)
 
     def plausible(self) -> bool:
         """Whether the slots of the newest entries point to them."""

@@ -24,7 +24,7 @@ from gantry_operator.console.requests import (
     one,
     page,
 )
-from gantry_operator.console.rows import GROUP_ORDERS
+from gantry_operator.console.rows import GROUP_ORDERS, ConsumerGroupRow
 
 router = APIRouter(prefix="/c/{space}/{name}")
 
@@ -37,11 +37,17 @@ async def groups(request: Request, place: Here, listed: Listed) -> Response:
     return list_page(request, place, listed, "groups", place.snapshot.tables.groups.values(), GROUP_ORDERS)
 
 
-@router.get("/groups/{group}")
-async def group(request: Request, place: Here, group: str) -> Response:
+def row_of(place: ClusterRequest, group: str) -> ConsumerGroupRow:
+    """Return a consumer group. Raises HTTPException where no broker knows it."""
     row = place.snapshot.tables.groups.get(group)
     if row is None:
         raise absent(place, f"no broker knows a consumer group {group}")
+    return row
+
+
+@router.get("/groups/{group}")
+async def group(request: Request, place: Here, group: str) -> Response:
+    row = row_of(place, group)
     queues = sorted(row.queues, key=lambda x: (x.topic, x.broker, x.queue))
     names = place.snapshot.groups_by_broker
     holders = place.collector.holders.of(group, list(row.clients))
@@ -101,9 +107,7 @@ Editing(
 
 @router.get("/groups/{group}/subscriptions")
 async def subscriptions(request: Request, place: Here, group: str) -> Response:
-    row = place.snapshot.tables.groups.get(group)
-    if row is None:
-        raise absent(place, f"no broker knows a consumer group {group}")
+    row = row_of(place, group)
     clients = sorted(row.clients)[:ASKED_CLIENTS]
     answers = await do.subscriptions_of(place.source, group, clients) if clients else []
     return page(request, place, "subscriptions.html", "groups", group=row, said=answers, asked=len(clients))
@@ -119,9 +123,7 @@ async def reset_preview(
 async def reset_page(
     request: Request, place: ClusterRequest, group: str, topic: str, to: str = "", end: bool = False, said: str = ""
 ) -> Response:
-    row = place.snapshot.tables.groups.get(group)
-    if row is None:
-        raise absent(place, f"no broker knows a consumer group {group}")
+    row = row_of(place, group)
     preview, to_ms, code = None, -1, 502 if said else 200
     if topic and (to or end):
         try:
