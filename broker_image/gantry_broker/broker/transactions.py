@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from gantry_broker.broker.stats import Stats
     from gantry_broker.config import BrokerConfig
     from gantry_broker.store.store import MessageStore
-    from gantry_broker.store.types import Put
+    from gantry_broker.store.types import Put, Stored
 
 log = logging.getLogger(__name__)
 
@@ -444,11 +444,15 @@ class Transactions:
         if link is None or not asks:
             return
         unique_key = props.get(Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX, "")
+        link.send(self._question(half, stored, renewed.properties, unique_key, now))
+
+    def _question(self, half: Record, stored: Stored, properties: bytes, unique_key: str, now: int) -> Frame:
+        """Return the request that asks a producer about a half message, which is `stored` again with `properties`."""
         topic, queue_id = real_target(half)
         body = encode_record(
             topic=topic.encode(),
             body=half.body,
-            properties=renewed.properties,
+            properties=properties,
             queue_id=queue_id,
             flag=half.flag,
             queue_offset=stored.queue_offset,
@@ -460,19 +464,12 @@ class Transactions:
             store_host=self._store_host,
             reconsume_times=half.reconsume_times,
         )
-        link.send(
-            Frame(
-                RequestCode.CHECK_TRANSACTION_STATE,
-                self._next_opaque(),
-                2,
-                {
-                    "commitLogOffset": str(stored.phys_offset),
-                    "msgId": unique_key,
-                    "offsetMsgId": f"{self._store_host.hex().upper()}{stored.phys_offset:016X}",
-                    "tranStateTableOffset": str(stored.queue_offset),
-                    "transactionId": unique_key,
-                    "bname": self._group,
-                },
-                body,
-            )
-        )
+        ext = {
+            "commitLogOffset": str(stored.phys_offset),
+            "msgId": unique_key,
+            "offsetMsgId": f"{self._store_host.hex().upper()}{stored.phys_offset:016X}",
+            "tranStateTableOffset": str(stored.queue_offset),
+            "transactionId": unique_key,
+            "bname": self._group,
+        }
+        return Frame(RequestCode.CHECK_TRANSACTION_STATE, self._next_opaque(), 2, ext, body)

@@ -70,7 +70,11 @@ def export(
             exported = _from_store(source, file, group, token_file, to)
         else:
             exported = _from_cluster(to, group, directory, name, context, namespace)
-    if output == Output.json:
+    _show(exported, to, output == Output.json)
+
+
+def _show(exported: dict[str, Exported], to: Path, as_json: bool) -> None:
+    if as_json:
         print_json(
             {
                 name: {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Literal
@@ -67,36 +67,15 @@ def status_of(
         available = _serves_reads(observed, sites) if standby else _available(observed, old)
         degraded = _degraded(observed, rows)
         progressing = _progressing(observed, paused, available[0], degraded)
-    conditions = [
-        _condition(old, "Ready", *_ready(available, progressing, degraded), now, generation),
-        _condition(old, "Available", *available, now, generation),
-        _condition(old, "Progressing", *progressing, now, generation),
-        _condition(old, "Degraded", *degraded, now, generation),
-        _condition(old, "Secured", *_secured(observed.authentication, observed.loopback), now, generation),
-    ]
-    if observed.certificates:
-        valid = _certificates_valid(observed.certificates, now)
-        conditions.append(_condition(old, "CertificatesValid", *valid, now, generation))
     groups = with_schedule(group_rows(observed, old, now), old.groups, cluster, now)
-    if observed.drains or any(c.type == "Draining" for c in old.conditions):
-        conditions.append(_condition(old, "Draining", *_draining(observed.drains), now, generation))
-    joined = {m.group for m in observed.members if m.status is not None and _part(m.status, "marks").get("joined")}
-    archiving = archive_condition(groups, cluster)
-    if archiving is not None:
-        conditions.append(_condition(old, "Archiving", *archiving, now, generation))
-    balance = unbalanced([g for g in groups if g.drain is None and g.name in joined], old)
-    if observed.blind:
-        balance = _former(old, "Unbalanced")
-    if balance is not None:
-        conditions.append(_condition(old, "Unbalanced", *balance, now, generation))
-    further: tuple[tuple[Aspect, tuple[Answer, str, str] | None], ...] = (
-        ("Standby", site_condition(site, sites, observed.site_waits)),
-        ("DiskPressure", disk_pressure(observed, old)),
-        ("Migrating", _migrating(cluster, observed, old)),
-        ("ReportComplete", _report_complete(observed.analytics or old.analytics)),
-        ("TablesCurrent", _tables_current(old.tables if observed.tables is None else observed.tables)),
-    )
-    conditions += [_condition(old, kind, *answer, now, generation) for kind, answer in further if answer is not None]
+    answers: list[tuple[Aspect, tuple[Answer, str, str] | None]] = [
+        ("Ready", _ready(available, progressing, degraded)),
+        ("Available", available),
+        ("Progressing", progressing),
+        ("Degraded", degraded),
+        *_further_answers(cluster, old, observed, site, sites, groups, now),
+    ]
+    conditions = [_condition(old, kind, *answer, now, generation) for kind, answer in answers if answer is not None]
     return BrokerClusterStatus(
         observedGeneration=generation,
         phase="Hibernated" if observed.hibernated else _phase(old, available[0], progressing[0], degraded[0], paused),
@@ -120,6 +99,31 @@ def status_of(
         tables=list(old.tables if observed.tables is None else observed.tables),
         migration=_migration(cluster, observed, old),
     )
+
+
+def _further_answers(
+    cluster: BrokerCluster | None,
+    old: BrokerClusterStatus,
+    observed: ObservedState,
+    site: SiteState,
+    sites: Sequence[MemberSite],
+    groups: Sequence[GroupRow],
+    now: str,
+) -> Iterator[tuple[Aspect, tuple[Answer, str, str] | None]]:
+    """Yield the other conditions, in their order; None: the cluster does not have this one."""
+    yield "Secured", _secured(observed.authentication, observed.loopback)
+    yield "CertificatesValid", _certificates_valid(observed.certificates, now) if observed.certificates else None
+    draining = observed.drains or any(c.type == "Draining" for c in old.conditions)
+    yield "Draining", _draining(observed.drains) if draining else None
+    yield "Archiving", archive_condition(groups, cluster)
+    joined = {m.group for m in observed.members if m.status is not None and _part(m.status, "marks").get("joined")}
+    balance = unbalanced([g for g in groups if g.drain is None and g.name in joined], old)
+    yield "Unbalanced", _former(old, "Unbalanced") if observed.blind else balance
+    yield "Standby", site_condition(site, sites, observed.site_waits)
+    yield "DiskPressure", disk_pressure(observed, old)
+    yield "Migrating", _migrating(cluster, observed, old)
+    yield "ReportComplete", _report_complete(observed.analytics or old.analytics)
+    yield "TablesCurrent", _tables_current(old.tables if observed.tables is None else observed.tables)
 
 
 def _migration(

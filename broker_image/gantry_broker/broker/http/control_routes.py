@@ -49,6 +49,7 @@ class Parts(Protocol):
 
 def add_control_routes(app: FastAPI, broker: Parts) -> None:
     """Add what changes a member, and what it has to say of these changes."""
+    _add_site_routes(app, broker)
 
     @app.put("/v1/assignment")
     async def assignment(assignment: AssignmentModel) -> AssignmentAnswer:
@@ -61,25 +62,6 @@ def add_control_routes(app: FastAPI, broker: Parts) -> None:
     async def handover(order: HandoverRequest) -> HandoverAnswer:
         broker.changes.flush_offsets()  # The new leader continues at the consumers' offsets.
         return await broker.replication.handover(order.target.value(), order.epoch, order.version, order.timeout_ms)
-
-    @app.put("/v1/site")
-    async def site(order: SiteRequest) -> SiteStatus:
-        try:
-            return broker.sites.put(order)
-        except OSError as error:
-            raise HTTPException(500, f"it cannot be written: {error}") from None
-
-    @app.get("/v1/site/archive")
-    async def site_archive() -> SiteLook:
-        return await _of_archive(broker.sites.look())
-
-    @app.post("/v1/site/close")
-    async def close_archive(order: CloseRequest) -> CloseAnswer:
-        return broker.sites.close_archive(order.token)
-
-    @app.post("/v1/site/take")
-    async def take_archive(order: TakeRequest) -> TakeAnswer:
-        return await _of_archive(broker.sites.take(order))
 
     @app.post("/v1/members/remove")
     async def remove_member(order: RemovalRequest) -> RemovalAnswer:
@@ -108,6 +90,29 @@ def add_control_routes(app: FastAPI, broker: Parts) -> None:
         """Return the last lines of this member's audit log, oldest first. The whole of it is in the process's log."""
         lines = list(broker.access.gate.audit.recent)
         return Response(orjson.dumps({"lines": lines}), media_type="application/json")
+
+
+def _add_site_routes(app: FastAPI, broker: Parts) -> None:
+    """Add what changes the cluster's part in a pair of sites."""
+
+    @app.put("/v1/site")
+    async def site(order: SiteRequest) -> SiteStatus:
+        try:
+            return broker.sites.put(order)
+        except OSError as error:
+            raise HTTPException(500, f"it cannot be written: {error}") from None
+
+    @app.get("/v1/site/archive")
+    async def site_archive() -> SiteLook:
+        return await _of_archive(broker.sites.look())
+
+    @app.post("/v1/site/close")
+    async def close_archive(order: CloseRequest) -> CloseAnswer:
+        return broker.sites.close_archive(order.token)
+
+    @app.post("/v1/site/take")
+    async def take_archive(order: TakeRequest) -> TakeAnswer:
+        return await _of_archive(broker.sites.take(order))
 
 
 async def _of_archive(call: Awaitable[T]) -> T:

@@ -8,6 +8,7 @@ not settled.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from gantry_broker.broker.clock import AgeClock
@@ -99,39 +100,14 @@ class DrainReports:
         begin = store.log.end
         epoch, leading = broker.replication.epoch, broker.role.may_append
         readers = await self._readers()
-        unread: list[Unread] = []
-        newest = dead_letters = 0
         queues = store.queues.topics_queues()
-        async for topic, ids in broker.slices.sliced(list(queues.items())):
-            if topic not in meta.working.topics or is_system_topic(topic) or self._own(topic):
-                continue
-            ends = {q: store.reader.bounds(topic, q) for q in ids}
-            ends = {q: (low, high) for q, (low, high) in ends.items() if high > low}
-            async for queue, (_, high) in broker.slices.sliced(list(ends.items())):
-                last_ms = self._times.of(store, topic, queue, high - 1)
-                newest = max(newest, broker.clock.unix_ms() if last_ms is None else last_ms)
-            groups = readers.get(topic, [])
-            if not groups and ends and topic.startswith(RETRY_PREFIX):
-                groups = [group for group in meta.working.groups if meta.working.is_retry_topic(group, topic)]
-            rows = [self._unread(topic, group, ends) for group in groups]
-            if topic.startswith(DLQ_PREFIX):
-                best = min((row.messages for row in rows), default=sum(high - low for low, high in ends.values()))
-                dead_letters += best
-                continue
-            if not rows and ends:
-                rows = [self._unread(topic, "", ends)]
-            unread += [row for row in rows if row.messages]
+        unread, newest, dead_letters = await self._all_unread(readers, queues)
         delayed = sum(
             store.reader.max_offset(SCHEDULE_TOPIC, level) - max(meta.working.delay.get(level + 1, 0), first)
             for level in queues.get(SCHEDULE_TOPIC, ())
             for first in [store.reader.min_offset(SCHEDULE_TOPIC, level)]
         )
-        timers = until = 0
-        async for bucket in broker.slices.sliced(queues.get(TIMER_TOPIC, [])):
-            waiting = self._timers_of(bucket)
-            if waiting:
-                timers += waiting
-                until = max(until, self._timer_times.of(store, bucket, store.reader.max_offset(TIMER_TOPIC, bucket)))
+        timers, until = await self._timers(queues.get(TIMER_TOPIC, []))
         self._times.turn()
         unread.sort(key=lambda row: (-row.messages, row.topic, row.consumer_group))
         half, all_read = broker.transactions.undecided, broker.transactions.all_read
@@ -165,6 +141,47 @@ class DrainReports:
             in_flight=broker.pop.messages_in_flight,
             dead_letters=dead_letters,
         )
+
+    async def _all_unread(
+        self, readers: Mapping[str, list[str]], queues: Mapping[str, Sequence[int]]
+    ) -> tuple[list[Unread], int, int]:
+        """Return what is unread by topic and group, the store time of the newest message, and how many dead letters
+        wait.
+        """
+        broker, store, meta = self._broker, self._broker.store, self._broker.meta
+        unread: list[Unread] = []
+        newest = dead_letters = 0
+        async for topic, ids in broker.slices.sliced(list(queues.items())):
+            if topic not in meta.working.topics or is_system_topic(topic) or self._own(topic):
+                continue
+            ends = {q: store.reader.bounds(topic, q) for q in ids}
+            ends = {q: (low, high) for q, (low, high) in ends.items() if high > low}
+            async for queue, (_, high) in broker.slices.sliced(list(ends.items())):
+                last_ms = self._times.of(store, topic, queue, high - 1)
+                newest = max(newest, broker.clock.unix_ms() if last_ms is None else last_ms)
+            groups = readers.get(topic, [])
+            if not groups and ends and topic.startswith(RETRY_PREFIX):
+                groups = [group for group in meta.working.groups if meta.working.is_retry_topic(group, topic)]
+            rows = [self._unread(topic, group, ends) for group in groups]
+            if topic.startswith(DLQ_PREFIX):
+                best = min((row.messages for row in rows), default=sum(high - low for low, high in ends.values()))
+                dead_letters += best
+                continue
+            if not rows and ends:
+                rows = [self._unread(topic, "", ends)]
+            unread += [row for row in rows if row.messages]
+        return unread, newest, dead_letters
+
+    async def _timers(self, buckets: Sequence[int]) -> tuple[int, int]:
+        """Return how many timer messages wait, and until when."""
+        broker, store = self._broker, self._broker.store
+        timers = until = 0
+        async for bucket in broker.slices.sliced(buckets):
+            waiting = self._timers_of(bucket)
+            if waiting:
+                timers += waiting
+                until = max(until, self._timer_times.of(store, bucket, store.reader.max_offset(TIMER_TOPIC, bucket)))
+        return timers, until
 
     def _own(self, topic: str) -> bool:
         """Whether it is a topic of the broker itself: those named like the cluster and the group, and for replies."""

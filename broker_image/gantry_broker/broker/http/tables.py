@@ -6,7 +6,7 @@ unread messages needs the log: one small read for each topic and group that lags
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gantry_broker.broker.http.rocketmq_metrics import Parts as MetricParts
@@ -18,6 +18,7 @@ from gantry_broker.protocol.codes import PREDEFINED_GROUPS
 if TYPE_CHECKING:
     from gantry_broker.broker.clients import Client
     from gantry_broker.broker.compaction import Compaction
+    from gantry_broker.broker.metadata.tables import Tables
 
 
 class Parts(MetricParts, Protocol):
@@ -39,7 +40,29 @@ async def broker_tables(broker: Parts, times: StoreTimes, *, ages: bool = True) 
     [first offset, next offset]; `in`: messages of producers since the start of the process. `lags`: by topic and group,
     queues as [queue, next offset of the queue, position of the group]. Over HTTP it has `undelivered` as well.
     """
-    stats, tables = broker.stats, broker.meta.working
+    tables = broker.meta.working
+    topics = await _topics(broker, tables)
+    unread, omitted = await lags(broker, times) if ages else ([], 0)
+    progress = await _progress(broker, tables, {(lag.topic, lag.group): lag.unread_ms for lag in unread})
+    return {
+        "now_ms": broker.clock.unix_ms(),
+        "started_ms": broker.started_ms,
+        "group": broker.config.own_group,
+        "settled": broker.role.leading and broker.role.epoch_confirmed,
+        "topics": topics,
+        "groups": await _groups(broker, tables, (str(row["group"]) for row in progress)),
+        "lags": progress,
+        "lags_without_age": omitted,
+        "consumers": await _consumers(broker),
+        "producers": {
+            name: _clients(connections.values())
+            async for name, connections in broker.slices.sliced(list(broker.clients.producers.items()))
+        },
+    }
+
+
+async def _topics(broker: Parts, tables: Tables) -> dict[str, Any]:
+    stats = broker.stats
     topics: dict[str, Any] = {}
     async for name, config in broker.slices.sliced(list(tables.topics.items())):
         topics[name] = {
@@ -53,28 +76,36 @@ async def broker_tables(broker: Parts, times: StoreTimes, *, ages: bool = True) 
             **({"compaction": broker.compaction.saved(name)._asdict()} if is_compacted(config.attributes) else {}),
             "queues": [list(broker.archive_reads.bounds(name, q)) for q in range(config.read_queues)],
         }
-    found, omitted = await lags(broker, times) if ages else ([], 0)
-    unread = {(lag.topic, lag.group): lag.unread_ms for lag in found}
+    return topics
+
+
+async def _progress(
+    broker: Parts, tables: Tables, unread_ms: Mapping[tuple[str, str], int | None]
+) -> list[dict[str, Any]]:
     progress = []
     async for key, offsets in broker.slices.sliced(list(tables.offsets.items())):
         topic, _, group = key.rpartition("@")
         rows = [[queue, end, committed] for queue, end, committed, _ in queue_progress(broker, key, offsets)]
         if rows:
-            progress.append(
-                {
-                    "topic": topic,
-                    "group": group,
-                    "queues": rows,
-                    "oldest_unread_ms": unread.get((topic, group)),
-                    "out": stats.total("GROUP_GET_NUMS", key),
-                }
-            )
+            progress.append({
+                "topic": topic, "group": group, "queues": rows, "oldest_unread_ms": unread_ms.get((topic, group)),
+                "out": broker.stats.total("GROUP_GET_NUMS", key),
+            })  # fmt: skip
+    return progress
+
+
+async def _groups(broker: Parts, tables: Tables, with_offsets: Iterable[str]) -> dict[str, Any]:
     groups: dict[str, Any] = {}
-    async for known in broker.slices.sliced([*tables.groups, *(str(row["group"]) for row in progress)]):
-        group_config = tables.groups.get(known)
-        groups[known] = {"system": is_system_group(known) or known in PREDEFINED_GROUPS} | (
-            {} if group_config is None else {"config": group_config.to_json()}
+    async for name in broker.slices.sliced([*tables.groups, *with_offsets]):
+        config = tables.groups.get(name)
+        groups[name] = {"system": is_system_group(name) or name in PREDEFINED_GROUPS} | (
+            {} if config is None else {"config": config.to_json()}
         )
+    return groups
+
+
+async def _consumers(broker: Parts) -> dict[str, Any]:
+    """Return the groups with connected consumers, those of proxies too."""
     consumers: dict[str, Any] = {}
     async for members in broker.slices.sliced(list(broker.clients.consumers.values())):
         consumers[members.name] = {
@@ -84,37 +115,16 @@ async def broker_tables(broker: Parts, times: StoreTimes, *, ages: bool = True) 
             "inconsistent": members.inconsistent,
         }
     async for name in broker.slices.sliced(broker.clients.proxied.groups()):
-        proxied = broker.clients.proxied.of_group(name)
-        if not proxied:
-            continue
-        found_group = consumers.setdefault(
-            name, {"model": "CLUSTERING", "subscriptions": {}, "clients": [], "inconsistent": False}
-        )
-        for client in proxied:
-            found_group["subscriptions"] = client.topics | found_group["subscriptions"]
-            found_group["clients"].append(
-                {
-                    "id": client.client_id,
-                    "address": client.address,
-                    "language": client.language,
-                    "version": client.version,
-                }
+        for client in broker.clients.proxied.of_group(name):
+            group = consumers.setdefault(
+                name, {"model": "CLUSTERING", "subscriptions": {}, "clients": [], "inconsistent": False}
             )
-    producers: dict[str, Any] = {}
-    async for name, connections in broker.slices.sliced(list(broker.clients.producers.items())):
-        producers[name] = _clients(connections.values())
-    return {
-        "now_ms": broker.clock.unix_ms(),
-        "started_ms": broker.started_ms,
-        "group": broker.config.own_group,
-        "settled": broker.role.leading and broker.role.epoch_confirmed,
-        "topics": topics,
-        "groups": groups,
-        "lags": progress,
-        "lags_without_age": omitted,
-        "consumers": consumers,
-        "producers": producers,
-    }
+            group["subscriptions"] = client.topics | group["subscriptions"]
+            group["clients"].append({
+                "id": client.client_id, "address": client.address, "language": client.language,
+                "version": client.version,
+            })  # fmt: skip
+    return consumers
 
 
 def _clients(clients: Iterable[Client]) -> list[dict[str, str]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gantry_operator.access.wanted import PROXY as PROXY_USER
 from gantry_operator.api.cluster import BrokerCluster
-from gantry_operator.plan.plan import Plan
+from gantry_operator.plan.plan import MemberPlan, NameServerPlan, Plan, ProxyPlan
 from gantry_operator.plan.process_config import (
     ArchiveFiles,
     BrokerAddresses,
@@ -64,20 +64,35 @@ class ProcessPlan:
 
 def process_plans(cluster: BrokerCluster, plan: Plan, ports: Ports, folder: ClusterFolder) -> list[ProcessPlan]:
     """All processes, NameServers first. The order of starts does not matter, because every process retries."""
-    servers = [ports.address(s.name) for s in plan.name_servers]
-    registrations = [ports.address(registration(s.name)) for s in plan.name_servers]
-    archives = ArchiveFiles(folder.uid, lambda use, secret: secret_folder(secret))
-    plans = []
-    for server in plan.name_servers:
+    process = _Processes(cluster, plan, ports, folder)
+    return [
+        *map(process.name_server, plan.name_servers),
+        *map(process.broker, plan.members),
+        *map(process.proxy, plan.proxies),
+    ]
+
+
+class _Processes:
+    """Plans each process of one cluster."""
+
+    def __init__(self, cluster: BrokerCluster, plan: Plan, ports: Ports, folder: ClusterFolder) -> None:
+        self._cluster, self._plan, self._ports, self._folder = cluster, plan, ports, folder
+        self._servers = [ports.address(s.name) for s in plan.name_servers]
+        self._registrations = [ports.address(registration(s.name)) for s in plan.name_servers]
+        self._archives = ArchiveFiles(folder.uid, lambda use, secret: secret_folder(secret))
+
+    def name_server(self, server: NameServerPlan) -> ProcessPlan:
+        cluster, ports, folder = self._cluster, self._ports, self._folder
         config = name_server_config(
             cluster, server, listen_host=HOST, port=ports[server.name], data_dir=folder.data(server.name),
             registration_port=ports[registration(server.name)], token_file=folder.token_file,
             tls=tls_folders(cluster, folder, NAME_SERVERS),
             loopback=on_loopback(),
         )  # fmt: skip
-        whole = text_of(config)
-        plans.append(ProcessPlan(server.name, NAME_SERVER, whole, decisive=restarts(config)))
-    for member in plan.members:
+        return ProcessPlan(server.name, NAME_SERVER, text_of(config), decisive=restarts(config))
+
+    def broker(self, member: MemberPlan) -> ProcessPlan:
+        cluster, ports, folder = self._cluster, self._ports, self._folder
         addresses = BrokerAddresses(
             port=ports[member.name],
             http_port=ports[http(member.name)],
@@ -87,31 +102,24 @@ def process_plans(cluster: BrokerCluster, plan: Plan, ports: Ports, folder: Clus
             group_address=ports.address(f"group/{member.group}"),
             group_port=ports[f"group/{member.group}"],
         )
-        config_of_broker = broker_config(
-            cluster, member, addresses, listen_host=HOST, data_dir=folder.data(member.name), name_servers=servers,
-            registration_addresses=registrations, token_file=folder.token_file, loopback=on_loopback(),
-            tls=tls_folders(cluster, folder, member.group), archives=archives,
+        config = broker_config(
+            cluster, member, addresses, listen_host=HOST, data_dir=folder.data(member.name),
+            name_servers=self._servers, registration_addresses=self._registrations, token_file=folder.token_file,
+            loopback=on_loopback(), tls=tls_folders(cluster, folder, member.group), archives=self._archives,
         )  # fmt: skip
-        if config_of_broker.migrate is not None and FileRegistry(folder.registry).read_now(member.group) is not None:
+        if config.migrate is not None and FileRegistry(folder.registry).read_now(member.group) is not None:
             # The group leads already: an empty disk joins it, and follows no source.
-            config_of_broker = config_of_broker.model_copy(update={"migrate": None})
-        decisive = restarts(config_of_broker)
+            config = config.model_copy(update={"migrate": None})
+        decisive = restarts(config)
         if cluster.spec.mode == "Raft":
             # A new member announces its own address, so its group need not restart.
-            first = {m.number: ports.address(replication(m.name)) for m in plan.group(member.group).members}
-            config_of_broker = config_of_broker.model_copy(update={"members": first})
-        plans.append(
-            ProcessPlan(
-                member.name,
-                BROKER,
-                text_of(config_of_broker),
-                member.group,
-                member.number,
-                decisive,
-            )
-        )
-    proxy = cluster.spec.proxy
-    for planned in plan.proxies:
+            first = {m.number: ports.address(replication(m.name)) for m in self._plan.group(member.group).members}
+            config = config.model_copy(update={"members": first})
+        return ProcessPlan(member.name, BROKER, text_of(config), member.group, member.number, decisive)
+
+    def proxy(self, planned: ProxyPlan) -> ProcessPlan:
+        cluster, ports, folder = self._cluster, self._ports, self._folder
+        proxy = cluster.spec.proxy
         assert proxy is not None
         place = holder_folder(folder, PROXIES)
         files = ProxyFiles(
@@ -122,12 +130,9 @@ def process_plans(cluster: BrokerCluster, plan: Plan, ports: Ports, folder: Clus
             brokers=None if cluster.spec.security.tls.mode == "Disabled" else place,
             members=place if cluster.spec.security.tls.between_members(kubernetes=False) else None,
         )
-        config_of_proxy = proxy_config(
+        config = proxy_config(
             cluster, proxy, files, name=planned.name, listen_host=HOST, port=ports[planned.name],
-            http_port=ports[http(planned.name)], name_servers=servers, drain_s=PROXY_DRAIN_S, loopback=on_loopback(),
-            access_key=PROXY_USER,
+            http_port=ports[http(planned.name)], name_servers=self._servers, drain_s=PROXY_DRAIN_S,
+            loopback=on_loopback(), access_key=PROXY_USER,
         )  # fmt: skip
-        plans.append(
-            ProcessPlan(planned.name, PROXY, proxy_text(config_of_proxy), decisive=proxy_restarts(config_of_proxy))
-        )
-    return plans
+        return ProcessPlan(planned.name, PROXY, proxy_text(config), decisive=proxy_restarts(config))

@@ -189,11 +189,16 @@ def spark_conf(p: SparkPods) -> dict[str, str]:
     }
     if p.executors == 0:
         return {"spark.master": "local[*]", **conf, **p.conf}
+    return conf | _executor_conf(p) | dict(p.conf)
+
+
+def _executor_conf(p: SparkPods) -> dict[str, str]:
+    """Return what a run with executors needs: their pods, and how they and the driver reach each other."""
     limits, requests = p.resources.executor.limits, p.resources.executor.requests
     cores = max(1, int(parse_quantity(limits.get("cpu") or requests.get("cpu") or "1")))
     total = int(parse_quantity(limits.get("memory") or requests.get("memory") or str(DEFAULT_MEMORY)))
     heap = heap_mib({"memory": str(total)})
-    conf |= {
+    conf = {
         "spark.master": "k8s://https://kubernetes.default.svc",
         "spark.kubernetes.namespace": p.cluster.namespace,
         "spark.kubernetes.driver.pod.name": "$(POD_NAME)",
@@ -241,7 +246,7 @@ def spark_conf(p: SparkPods) -> dict[str, str]:
             f"{volume}.options.claimName": p.name,
             "spark.kubernetes.executor.node.selector.kubernetes.io/hostname": "$(NODE_NAME)",
         }
-    return conf | dict(p.conf)
+    return conf
 
 
 def heap_mib(resources: Mapping[str, str]) -> int:

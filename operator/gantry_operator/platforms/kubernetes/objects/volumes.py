@@ -174,18 +174,9 @@ async def keep(
 
     Raises ApiError and ApiUnavailable for errors that do not concern the spec.
     """
+    await _keep_owners(api, caches, cluster)
     problems: list[str] = []
     groups_of_claims = {names.claim(name): group for group, _, name in running}
-    for kind in ("PersistentVolumeClaim", "Lease"):
-        for obj in list(caches[kind].of(cluster.namespace, names.CLUSTER_LABEL, cluster.name)):
-            if obj["metadata"]["labels"].get(names.COMPONENT_LABEL) != names.BROKER:
-                continue
-            present = obj["metadata"].get("ownerReferences") or []
-            owners = owners_wanted(cluster, present)
-            if owners != present:
-                patch: dict[str, Any] = {"metadata": {"ownerReferences": owners}}
-                name = obj["metadata"]["name"]
-                caches[kind].note(await api.merge(KINDS[kind], cluster.namespace, name, patch))
     refused: dict[str, list[tuple[str, str, str]]] = {}
     grown: dict[str, list[str]] = {}
     sizes: dict[str, str] = {}
@@ -226,6 +217,20 @@ async def keep(
     for field, rows in refused.items():
         problems += _growth_problems(field, rows, grown.get(field, []), sizes[field])
     return problems
+
+
+async def _keep_owners(api: KubeApi, caches: Mapping[str, InformerCache], cluster: BrokerCluster) -> None:
+    """Let claims and Leases go with the cluster's object, or stay, as the spec says. Raises as `keep`."""
+    for kind in ("PersistentVolumeClaim", "Lease"):
+        for obj in list(caches[kind].of(cluster.namespace, names.CLUSTER_LABEL, cluster.name)):
+            if obj["metadata"]["labels"].get(names.COMPONENT_LABEL) != names.BROKER:
+                continue
+            present = obj["metadata"].get("ownerReferences") or []
+            owners = owners_wanted(cluster, present)
+            if owners != present:
+                patch = {"metadata": {"ownerReferences": owners}}
+                name = obj["metadata"]["name"]
+                caches[kind].note(await api.merge(KINDS[kind], cluster.namespace, name, patch))
 
 
 async def make_again(
