@@ -8,7 +8,7 @@ import itertools
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -110,13 +110,11 @@ def run_produce(target: Target, options: ProduceOptions, as_json: bool) -> None:
 async def _produce(target: Target, options: ProduceOptions, statuses: Counter[str]) -> dict[str, Any]:
     state = {"failed": 0, "resent": 0}
     problem = ""
-    hopeless = (
-        False  # A message was given up, and none was acknowledged since: each further message would wait as long.
-    )
+    hopeless = False
+    """A message was given up, and none was acknowledged since: each further message would wait as long."""
     started = time.monotonic()
-    bodies = iter(_bodies(options))
+    take = _taking(options)
     numbers = itertools.count()
-    turn = asyncio.Lock()
     async with (
         target.clients() as c,
         Producer(c.name_servers, "gantry-cli", credentials=c.credentials, tls=c.tls) as producer,
@@ -126,13 +124,6 @@ async def _produce(target: Target, options: ProduceOptions, statuses: Counter[st
         # Two keys may share one: it only makes a message wait.
         one_of_key = [asyncio.Lock() for _ in range(4 * options.in_flight)]
         with Progress(f"sending to {options.topic}", options.count) as progress:
-
-            async def take() -> bytes | None:
-                if options.count is not None:
-                    return next(bodies, None)
-                # The next line of a pipe may come in an hour, so the lines so far are sent meanwhile.
-                async with turn:
-                    return await asyncio.to_thread(next, bodies, None)
 
             async def send_some() -> None:
                 nonlocal problem, hopeless
@@ -169,6 +160,21 @@ async def _produce(target: Target, options: ProduceOptions, statuses: Counter[st
         "perSecond": round(done / seconds) if seconds else 0,
         "problem": problem,
     }
+
+
+def _taking(options: ProduceOptions) -> Callable[[], Awaitable[bytes | None]]:
+    """Return what gives the next body; None: there is none any more."""
+    bodies = iter(_bodies(options))
+    turn = asyncio.Lock()
+
+    async def take() -> bytes | None:
+        if options.count is not None:
+            return next(bodies, None)
+        # The next line of a pipe may come in an hour, so the lines so far are sent meanwhile.
+        async with turn:
+            return await asyncio.to_thread(next, bodies, None)
+
+    return take
 
 
 async def _readable_topic(session: Session, groups: Mapping[str, str], topic: str) -> None:

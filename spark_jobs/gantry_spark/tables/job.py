@@ -18,7 +18,7 @@ import functools
 import logging
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -290,36 +290,24 @@ class TableJob:
         held = _held(rejected, planned.ranges)
         shape, parts = self._write(planned.ranges, shape, table, held)
         if self.spec.on_bad_record == "Suspend" and any(part.first_bad for part in parts):
-            remove(table, [f for part in parts for f in (*part.files, *part.rejected_files)])
+            _remove(table, parts)
             bad = first_bad(parts)
             end = {q: min(e, bad.get((q.topic, f"{q.broker}:{q.queue_id}"), (e, ""))[0]) for q, e in end.items()}
             planned = plan(start, end, first, others)
             if not planned.ranges:
-                (_, partition), (offset, reason) = min(bad.items())
-                raise BadRecord(
-                    f"message {offset} of queue {partition} does not fit, and onBadRecord is Suspend: {reason}; widen "
-                    f"the schema, or write onBadRecord: Reject, which moves the message to the table of rejected ones"
-                )
+                raise _does_not_fit(bad)
             shape, parts = self._write(planned.ranges, shape, table, held)
         if self.spec.staged and most > 1 and sum(part.size for part in parts) > STAGED_BYTES:
-            remove(table, [f for part in parts for f in (*part.files, *part.rejected_files)])
+            _remove(table, parts)
             raise CommitTooLarge(f"one commit would have more than {STAGED_BYTES} bytes of rows")
         self.after("write")
         losses = [*planned.losses, *(loss for part in parts for loss in part.losses)]
-        losses += [
-            f"queue {queue_text(q)} of topic {q.topic}: its broker has other messages from offset {offset} on than the "
-            f"table, which ended at {committed_ends[q]}: it has lost them, or the topic was made again"
-            for q, offset in moved.items()
-            if q not in others
-        ]
+        losses += [_other_messages(q, offset, committed_ends[q]) for q, offset in moved.items() if q not in others]
         marks, gone = next_marks(before, end, target, closed, now_ms)
         for loss in gone:
             logger.warning("%s", loss)
         losses += gone
-        newest: dict[MessageQueue, tuple[int, int]] = {}
-        for part in parts:
-            newest |= {q: max(one, newest.get(q, one)) for q, one in part.newest.items()}
-        times = store_times(summaries_of(table)) | {q: ms for q, (_, ms) in newest.items()}
+        times = store_times(summaries_of(table)) | _newest_times(parts)
         properties = summary(committed_ends, planned.ranges, end, losses, times, marks)
         commit_rejected(rejected, parts, properties, now_ms)
         self.after("reject")
@@ -331,7 +319,7 @@ class TableJob:
             sum(part.rejected for part in parts),
             behind,
             tuple(losses),
-            None if committed is None else committed,
+            committed,
         )
 
     # ---- tables
@@ -493,13 +481,41 @@ class TableJob:
                         more = joined(shape.fields, more, part.new_fields, self.spec.taken)
             if more is None or shape.fields is None:
                 break
-            remove(table, [f for part in parts for f in (*part.files, *part.rejected_files)])
+            _remove(table, parts)
             shape = self.spec.shape(widened(shape.fields, settle(more)))
         return shape, parts
 
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+def _remove(table: Table, parts: Iterable[Part]) -> None:
+    """Delete the files of parts that no commit takes."""
+    remove(table, [file for part in parts for file in (*part.files, *part.rejected_files)])
+
+
+def _newest_times(parts: Iterable[Part]) -> dict[MessageQueue, int]:
+    """Return the store time of the newest message of each queue."""
+    newest: dict[MessageQueue, tuple[int, int]] = {}
+    for part in parts:
+        newest |= {q: max(one, newest.get(q, one)) for q, one in part.newest.items()}
+    return {q: ms for q, (_, ms) in newest.items()}
+
+
+def _other_messages(queue: MessageQueue, offset: int, end: int) -> str:
+    return (
+        f"queue {queue_text(queue)} of topic {queue.topic}: its broker has other messages from offset {offset} on than "
+        f"the table, which ended at {end}: it has lost them, or the topic was made again"
+    )
+
+
+def _does_not_fit(bad: Mapping[tuple[str, str], tuple[int, str]]) -> BadRecord:
+    (_, partition), (offset, reason) = min(bad.items())
+    return BadRecord(
+        f"message {offset} of queue {partition} does not fit, and onBadRecord is Suspend: {reason}; widen "
+        f"the schema, or write onBadRecord: Reject, which moves the message to the table of rejected ones"
+    )
 
 
 def _held(rejected: Table, ranges: Sequence[QueueRange]) -> frozenset[Place]:

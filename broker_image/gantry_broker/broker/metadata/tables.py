@@ -161,40 +161,7 @@ class Tables:
     def apply(self, change: Mapping[str, Any]) -> bool:
         """Apply one change; return True when topics, groups, settings or marks changed. Ignores unknown parts."""
         at = int(change.get("at", 0))
-        shaped = False
-        for value in change.get("topics", ()):
-            topic = TopicConfig.from_json(value, stored=True)
-            self.topics[topic.name] = topic
-            shaped = True
-        for name in change.get("dropTopics", ()):
-            shaped = self.topics.pop(name, None) is not None or shaped
-            if change.get("dropData", 0) > self.deletion_watermarks.get(name, 0):
-                self.deletion_watermarks[name] = change["dropData"]
-        for name, below in change.get("expired", {}).items():
-            if below > self.expired.get(name, 0):
-                self.expired[name] = below
-        for name, below in change.get("deleted", {}).items():
-            if below > self.deletion_watermarks.get(name, 0):
-                self.deletion_watermarks[name] = below
-        for name, queues in change.get("ends", {}).items():
-            self.ends.setdefault(name, {}).update((int(queue), end) for queue, end in queues.items())
-        permission = "brokerPermission"
-        if shaped or "marks" in change or permission in (*change.get("settings", ()), *change.get("dropSettings", ())):
-            # A NameServer takes topics over only with a new version, also when just their permission differs.
-            self.topic_version = self.topic_version.next(at)
-            named = [value["topicName"] for value in change.get("topics", ())]
-            named += change.get("dropTopics", ())
-            permissions = len(named) == 0 or "marks" in change or "settings" in change or "dropSettings" in change
-            self.topic_changes.append((self.topic_version.counter, None if permissions else tuple(named)))
-        grouped = False
-        for value in change.get("groups", ()):
-            group = SubscriptionGroup.from_json(value, stored=True)
-            self.groups[group.name] = group
-            grouped = True
-        for name in change.get("dropGroups", ()):
-            grouped = self.groups.pop(name, None) is not None or grouped
-        if grouped:
-            self.group_version = self.group_version.next(at)
+        shaped, grouped = self._apply_topics(change, at), self._apply_groups(change, at)
         self._forget_modes(change.get("dropTopics", ()), change.get("dropGroups", ()))
         for key, (mode, share) in change.get("modes", {}).items():
             self.modes[key] = (mode, share)
@@ -225,6 +192,48 @@ class Tables:
                 else:
                     table[int(queue)] = offset
         return shaped or grouped or settings_changed
+
+    def _apply_topics(self, change: Mapping[str, Any], at: int) -> bool:
+        """Apply what a change says of topics; return True when their shape changed."""
+        shaped = False
+        for value in change.get("topics", ()):
+            topic = TopicConfig.from_json(value, stored=True)
+            self.topics[topic.name] = topic
+            shaped = True
+        for name in change.get("dropTopics", ()):
+            shaped = self.topics.pop(name, None) is not None or shaped
+            if change.get("dropData", 0) > self.deletion_watermarks.get(name, 0):
+                self.deletion_watermarks[name] = change["dropData"]
+        for name, below in change.get("expired", {}).items():
+            if below > self.expired.get(name, 0):
+                self.expired[name] = below
+        for name, below in change.get("deleted", {}).items():
+            if below > self.deletion_watermarks.get(name, 0):
+                self.deletion_watermarks[name] = below
+        for name, queues in change.get("ends", {}).items():
+            self.ends.setdefault(name, {}).update((int(queue), end) for queue, end in queues.items())
+        permission = "brokerPermission"
+        if shaped or "marks" in change or permission in (*change.get("settings", ()), *change.get("dropSettings", ())):
+            # A NameServer takes topics over only with a new version, also when just their permission differs.
+            self.topic_version = self.topic_version.next(at)
+            named = [value["topicName"] for value in change.get("topics", ())]
+            named += change.get("dropTopics", ())
+            permissions = len(named) == 0 or "marks" in change or "settings" in change or "dropSettings" in change
+            self.topic_changes.append((self.topic_version.counter, None if permissions else tuple(named)))
+        return shaped
+
+    def _apply_groups(self, change: Mapping[str, Any], at: int) -> bool:
+        """Apply what a change says of groups; return True when one changed."""
+        grouped = False
+        for value in change.get("groups", ()):
+            group = SubscriptionGroup.from_json(value, stored=True)
+            self.groups[group.name] = group
+            grouped = True
+        for name in change.get("dropGroups", ()):
+            grouped = self.groups.pop(name, None) is not None or grouped
+        if grouped:
+            self.group_version = self.group_version.next(at)
+        return grouped
 
     def _forget_modes(self, topics: Sequence[str], groups: Sequence[str]) -> None:
         """Forgets how the groups of dropped topics, and dropped groups, consume."""

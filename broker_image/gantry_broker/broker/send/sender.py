@@ -617,24 +617,11 @@ class Sender:
         check_properties(props, len(stored))
         if items is not None:
             _check_batch(props, "the batch")
-            if header.sysFlag & SysFlag.TRANSACTION_MASK:
-                raise RequestRejected(
-                    ResponseCode.MESSAGE_ILLEGAL,
-                    f"the message is illegal: a batch cannot be part of a transaction (sysFlag {header.sysFlag})",
-                )
+            _check_no_transaction(header)
         topic, exists = self._topic(header, granted=granted)
         if is_compacted(topic.attributes) and items is None:
             _check_compaction_key(props)
-        queue_id = header.queueId
-        queues = max(topic.read_queues, topic.write_queues)
-        if queue_id < 0:
-            queue_id = random.randrange(max(topic.write_queues, 1))
-        if queue_id >= queues:
-            raise RequestRejected(
-                ResponseCode.SYSTEM_ERROR,
-                f"request queueId[{queue_id}] is illegal, topic {topic.name} has {queues} queues, "
-                f"producer group: {header.producerGroup[:128]}",
-            )
+        queue_id = _queue_of(header, topic)
         if items is not None:
             puts = self._batch(items, header, topic, queue_id, born_host)
             self._remember(topic, exists)
@@ -799,6 +786,30 @@ def _of_item(properties: bytes, props: dict[str, str]) -> bytes:
             properties.decode()
             return properties
     return without_broker_properties(properties.decode("utf-8", "replace"), props).encode()
+
+
+def _check_no_transaction(header: SendHeader) -> None:
+    """Raise RequestRejected for a batch that is part of a transaction."""
+    if header.sysFlag & SysFlag.TRANSACTION_MASK:
+        raise RequestRejected(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"the message is illegal: a batch cannot be part of a transaction (sysFlag {header.sysFlag})",
+        )
+
+
+def _queue_of(header: SendHeader, topic: TopicConfig) -> int:
+    """Return the queue that a message goes to: any one where its header names none. Raises RequestRejected."""
+    queue_id = header.queueId
+    queues = max(topic.read_queues, topic.write_queues)
+    if queue_id < 0:
+        queue_id = random.randrange(max(topic.write_queues, 1))
+    if queue_id >= queues:
+        raise RequestRejected(
+            ResponseCode.SYSTEM_ERROR,
+            f"request queueId[{queue_id}] is illegal, topic {topic.name} has {queues} queues, "
+            f"producer group: {header.producerGroup[:128]}",
+        )
+    return queue_id
 
 
 def _check_batch(props: Mapping[str, str], what: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -83,6 +83,64 @@ async def local_status(folder: ClusterFolder, silent: Silence | None = None) -> 
         doing, silent = await _doing(folder)
     problems += [f"group {g}: {state['problem']}" for g, state in doing["groups"].items() if state["problem"]]
     problems += [f"group {g} keeps its version: {why}" for g, why in sorted((doing.get("refused") or {}).items())]
+    staying = [g.name for g in saved.spec.brokerGroups if g.name in {p.name for p in planned.groups}]
+    heard = await _hear(folder, cluster, planned, ports, leaderships, staying, doing)
+    rows = _name_server_rows(folder, planned, heard.servers, heard.by_server)
+    running = [name for name in (*(m.name for m in planned.members), *(r.name for r in rows)) if _pid(folder, name)]
+    progress = [doing["rolling"]] if doing["rolling"] else []
+    if cluster.spec.hibernate and running:
+        progress = [f"hibernation: {', '.join(running)} still stop"]
+    seen = ObservedState(
+        members=heard.members,
+        name_servers=rows,
+        available=heard.available,
+        problems=problems,
+        progress=progress,
+        hibernated=cluster.spec.hibernate and not running,
+        drains=_drains(doing, saved, planned),
+        addresses=Addresses(nameServers=";".join(r.address for r in rows)),
+        last_failover=last_failover(folder),
+        proxy=heard.proxy,
+        certificates=rows_of_certificates(folder, cluster, planned),
+        site=load_site(folder) or first_state(members_sites(heard.members), follows=_follows(cluster)),
+        site_waits=doing.get("siteWaits", ""),
+        authentication=authentication(cluster),
+        loopback=on_loopback(),
+        tables=table_rows(folder),
+        silent="" if silent is None or silent.pid is None else silent.message,
+    )
+    status = status_of(cluster, _before(folder), seen, utc(), 1)
+    for row in status.members:
+        row.pid = _pid(folder, row.name)
+        row.address = row.address or f"127.0.0.1:{ports.taken.get(row.name, 0)}"
+    _remember(folder, status)
+    return LocalStatus(saved, status, last_events(folder.events, EVENTS_SHOWN), silent)
+
+
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    """What the processes of a cluster answer."""
+
+    members: list[ObservedMember]
+    servers: list[int]
+    """Ports of the NameServers."""
+    by_server: list[list[str | None]]
+    """By NameServer and group: why it does not know the group; None: it does."""
+    available: dict[str, str | None]
+    """By group: why clients cannot use it; None: they can."""
+    proxy: ProxyStatus | None
+
+
+async def _hear(
+    folder: ClusterFolder,
+    cluster: BrokerCluster,
+    planned: Plan,
+    ports: Ports,
+    leaderships: dict[str, Entry | None],
+    staying: Collection[str],
+    doing: dict[str, Any],
+) -> _Heard:
+    """Ask the processes, in steps of a second at most."""
     key = super_user(folder)
     remoting_client = RemotingClient(
         connect_timeout=ANSWER_S,
@@ -108,7 +166,6 @@ async def local_status(folder: ClusterFolder, silent: Silence | None = None) -> 
         proxies = await _proxies(client, folder, planned, ports, scheme(cluster))
         members = [_seen(m, leaderships[m.group], *answer) for m, answer in zip(planned.members, statuses, strict=True)]
         by_server = [registered[i : i + len(planned.groups)] for i in range(0, len(registered), len(planned.groups))]
-        staying = [g.name for g in saved.spec.brokerGroups if g.name in {p.name for p in planned.groups}]
         why_not = await asyncio.gather(
             *(
                 _why_not(
@@ -123,36 +180,8 @@ async def local_status(folder: ClusterFolder, silent: Silence | None = None) -> 
                 if g.name in staying
             )
         )
-    rows = _name_server_rows(folder, planned, servers, by_server)
-    running = [name for name in (*(m.name for m in planned.members), *(r.name for r in rows)) if _pid(folder, name)]
-    progress = [doing["rolling"]] if doing["rolling"] else []
-    if cluster.spec.hibernate and running:
-        progress = [f"hibernation: {', '.join(running)} still stop"]
-    seen = ObservedState(
-        members=members,
-        name_servers=rows,
-        available=dict(zip((g.name for g in planned.groups if g.name in staying), why_not, strict=True)),
-        problems=problems,
-        progress=progress,
-        hibernated=cluster.spec.hibernate and not running,
-        drains=_drains(doing, saved, planned),
-        addresses=Addresses(nameServers=";".join(r.address for r in rows)),
-        last_failover=last_failover(folder),
-        proxy=proxies,
-        certificates=rows_of_certificates(folder, cluster, planned),
-        site=load_site(folder) or first_state(members_sites(members), follows=_follows(cluster)),
-        site_waits=doing.get("siteWaits", ""),
-        authentication=authentication(cluster),
-        loopback=on_loopback(),
-        tables=table_rows(folder),
-        silent="" if silent is None or silent.pid is None else silent.message,
-    )
-    status = status_of(cluster, _before(folder), seen, utc(), 1)
-    for row in status.members:
-        row.pid = _pid(folder, row.name)
-        row.address = row.address or f"127.0.0.1:{ports.taken.get(row.name, 0)}"
-    _remember(folder, status)
-    return LocalStatus(saved, status, last_events(folder.events, EVENTS_SHOWN), silent)
+    available = dict(zip((g.name for g in planned.groups if g.name in staying), why_not, strict=True))
+    return _Heard(members, servers, by_server, available, proxies)
 
 
 def _leaderships(folder: ClusterFolder, planned: Plan) -> tuple[dict[str, Entry | None], list[str]]:
