@@ -190,10 +190,7 @@ def version(output: OutputOption = Output.text) -> None:
 
 @app.command(epilog=EPILOG)
 @on_cluster
-def status(
-    target: Target,
-    as_json: bool,
-) -> None:
+def status(target: Target, as_json: bool) -> None:
     """Show the cluster: members, leaders, replication progress and recent events."""
     resource = run_async(target.resource())
     if as_json:
@@ -305,11 +302,7 @@ def fence_on(
 
 @fence_app.command("off", epilog=EPILOG)
 @on_cluster
-def fence_off(
-    target: Target,
-    as_json: bool,
-    member: MemberArgument,
-) -> None:
+def fence_off(target: Target, as_json: bool, member: MemberArgument) -> None:
     """Start the broker of a member again. It follows its master and joins the in-sync set."""
     from gantry_operator.actions.fencing import unfence_member
 

@@ -136,11 +136,7 @@ def groups_of(archive: Archive, group: str | None) -> list[str]:
 
 @archive_app.command("status")
 @_with_archive
-def status(
-    archive: Archive,
-    group: GroupOption = None,
-    output: OutputOption = Output.text,
-) -> None:
+def status(archive: Archive, group: GroupOption = None, output: OutputOption = Output.text) -> None:
     """Show from when to when one can restore, and how large the archive is."""
     with one_line_errors():
         identity = archive.identity()
@@ -187,11 +183,7 @@ def status(
 
 @archive_app.command("list")
 @_with_archive
-def list_parts(
-    archive: Archive,
-    group: GroupOption = None,
-    output: OutputOption = Output.text,
-) -> None:
+def list_parts(archive: Archive, group: GroupOption = None, output: OutputOption = Output.text) -> None:
     """List the objects with records: their range of the log, and the times of their records."""
     with one_line_errors():
         states = {n: archive.group(n).load() for n in groups_of(archive, group)}

@@ -184,10 +184,7 @@ def _load_store(place: StoreLocation) -> tuple[StoreFiles, Start]:
 
 @debug_app.command("epochs")
 @_of_store
-def epochs(
-    place: StoreLocation,
-    as_json: bool,
-) -> None:
+def epochs(place: StoreLocation, as_json: bool) -> None:
     """Print the leader epochs of the log, oldest first, with their ranges."""
     from gantry_broker.store.describe import describe_epochs, epochs_to_json
 
@@ -200,10 +197,7 @@ def epochs(
 
 @debug_app.command("checkpoint")
 @_of_store
-def checkpoint(
-    place: StoreLocation,
-    as_json: bool,
-) -> None:
+def checkpoint(place: StoreLocation, as_json: bool) -> None:
     """Print the recovery point, RocketMQ's checkpoint and the abort file, and what a start would do.
 
     It reads the log from where a start would.
@@ -219,10 +213,7 @@ def checkpoint(
 
 @debug_app.command("member")
 @_of_store
-def member(
-    place: StoreLocation,
-    as_json: bool,
-) -> None:
+def member(place: StoreLocation, as_json: bool) -> None:
     """Print what a member remembers of its role, and the status of a running member of a local cluster."""
     from gantry_broker.replication.describe import (
         MEMBERS,

@@ -40,10 +40,7 @@ OriginOption = Annotated[str | None, typer.Option("--topic", help="Only letters 
 
 @dlq_app.command("list", epilog=EPILOG)
 @on_cluster
-def dlq_list(
-    target: Target,
-    as_json: bool,
-) -> None:
+def dlq_list(target: Target, as_json: bool) -> None:
     """List the groups with dead letters, and the number of letters that were not sent again."""
     from gantry_operator.actions.dead_letters import groups_with_dead_letters
 

@@ -121,11 +121,7 @@ def group_list(
 
 @group_app.command("describe", epilog=EPILOG)
 @on_cluster
-def group_describe(
-    target: Target,
-    as_json: bool,
-    group: GroupArgument,
-) -> None:
+def group_describe(target: Target, as_json: bool, group: GroupArgument) -> None:
     """Show a consumer group: settings, members, its position in each queue, and the state of its resource."""
     from gantry_operator.actions.groups import describe_group
 
@@ -164,12 +160,7 @@ def _client_line(client: Mapping[str, str]) -> str:
 
 @group_app.command("delete", epilog=EPILOG)
 @on_cluster
-def group_delete(
-    target: Target,
-    as_json: bool,
-    group: GroupArgument,
-    force: ForceOption = False,
-) -> None:
+def group_delete(target: Target, as_json: bool, group: GroupArgument, force: ForceOption = False) -> None:
     """Delete a consumer group with its offsets, or the resource that manages it."""
     from gantry_operator.actions.groups import delete_group
 

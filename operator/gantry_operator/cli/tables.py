@@ -318,10 +318,7 @@ def _run(spec: TableSpec, as_json: bool, with_spark: bool = False) -> None:
 
 @table_app.command("list")
 @_of_tables
-def list_tables(
-    place: TablePlace,
-    as_json: bool,
-) -> None:
+def list_tables(place: TablePlace, as_json: bool) -> None:
     """List the tables: rows, rejected rows, last commit, and how far each is behind its topic."""
     with _one_line_errors():
         tables = _described(place, None)
@@ -386,11 +383,7 @@ def _read(properties: dict[str, str], namespace: str, only: str | None) -> list[
 
 @table_app.command("describe")
 @_of_tables
-def describe_table(
-    place: TablePlace,
-    as_json: bool,
-    table: TableArgument,
-) -> None:
+def describe_table(place: TablePlace, as_json: bool, table: TableArgument) -> None:
     """Show a table: its columns, its place, and the offsets that it covers."""
     with _one_line_errors():
         (described,) = _described(place, table)

@@ -175,11 +175,7 @@ def topic_list(
 
 @topic_app.command("describe", epilog=EPILOG)
 @on_cluster
-def topic_describe(
-    target: Target,
-    as_json: bool,
-    topic: TopicArgument,
-) -> None:
+def topic_describe(target: Target, as_json: bool, topic: TopicArgument) -> None:
     """Show a topic: its queues in each broker group, attributes, consumers, and the state of its resource."""
     from gantry_operator.actions.topics import describe_topic
 
@@ -241,12 +237,7 @@ def topic_compact(
 
 @topic_app.command("delete", epilog=EPILOG)
 @on_cluster
-def topic_delete(
-    target: Target,
-    as_json: bool,
-    topic: TopicArgument,
-    force: ForceOption = False,
-) -> None:
+def topic_delete(target: Target, as_json: bool, topic: TopicArgument, force: ForceOption = False) -> None:
     """Delete a topic, or the resource that manages it: its deletionPolicy says what happens to the topic."""
     from gantry_operator.actions.topics import delete_topic
 

@@ -81,10 +81,7 @@ def user_change(
 
 @user_app.command("list", epilog=EPILOG)
 @on_cluster
-def user_list(
-    target: Target,
-    as_json: bool,
-) -> None:
+def user_list(target: Target, as_json: bool) -> None:
     """List the users, without their keys."""
     from gantry_operator.actions.users import list_users
 
