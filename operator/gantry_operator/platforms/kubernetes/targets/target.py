@@ -245,8 +245,7 @@ class KubeTarget:
         except ValueError as error:
             raise TargetError(str(error)) from None
         request = new_switchover_request(group, to)
-        patch = {"metadata": {"annotations": {SWITCHOVER: request}}}
-        await self.api.merge(BROKER_CLUSTER, self.namespace, self.name, patch)
+        await self._annotate(SWITCHOVER, request)
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             answer = answer_to(request, await self.resource())
@@ -329,17 +328,14 @@ class KubeTarget:
     async def ask_site(self, op: str, token: str, *, accept_loss: bool, timeout_s: float) -> str:
         """Ask the operator to demote or promote the cluster. Returns its answer. Raises TargetError with the reason."""
         request = site_request.new_request(op, token, accept_loss=accept_loss, timeout_s=timeout_s)
-        patch = {"metadata": {"annotations": {site_request.SITE: request}}}
-        await self.api.merge(BROKER_CLUSTER, self.namespace, self.name, patch)
+        await self._annotate(site_request.SITE, request)
         deadline = time.monotonic() + timeout_s + SWITCHOVER_S
         while time.monotonic() < deadline:
             answer = answer_to(request, await self.resource(), site_request.SITE_RESULT)
             if answer is not None:
                 return answer
             await asyncio.sleep(0.2)
-        await self.api.merge(
-            BROKER_CLUSTER, self.namespace, self.name, {"metadata": {"annotations": {site_request.SITE: None}}}
-        )
+        await self._annotate(site_request.SITE, None)
         raise TargetError(
             "the operator did not answer: is it running? The request is withdrawn; what has begun goes on, see "
             "status.site"
@@ -351,8 +347,7 @@ class KubeTarget:
         """Ask the operator for a step of a migration, as `migration_request.new_request` writes it. Returns its answer.
         `say` gets each phase. `timeout_s`: without progress. Raises TargetError with the reason.
         """
-        patch = {"metadata": {"annotations": {migration_request.MIGRATE: request}}}
-        await self.api.merge(BROKER_CLUSTER, self.namespace, self.name, patch)
+        await self._annotate(migration_request.MIGRATE, request)
         deadline, shown, heard = time.monotonic() + timeout_s + SWITCHOVER_S, "", ""
         while time.monotonic() < deadline:
             resource = await self.resource()
@@ -368,13 +363,16 @@ class KubeTarget:
             if answer is not None:
                 return answer
             await asyncio.sleep(0.2)
-        await self.api.merge(
-            BROKER_CLUSTER, self.namespace, self.name, {"metadata": {"annotations": {migration_request.MIGRATE: None}}}
-        )
+        await self._annotate(migration_request.MIGRATE, None)
         raise TargetError(
             "the operator did not answer: is it running? The request is withdrawn; what has begun goes on with the "
             "same command"
         )
+
+    async def _annotate(self, name: str, value: str | None) -> None:
+        """Set an annotation of the cluster's object; None: take it away."""
+        patch = {"metadata": {"annotations": {name: value}}}
+        await self.api.merge(BROKER_CLUSTER, self.namespace, self.name, patch)
 
     async def _withdrawn(self, request: str) -> str | None:
         """Withdraw a request without an answer. Returns an answer that arrived meanwhile. Raises like `answer_to`."""
