@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from gantry_broker.broker import handlers
-from gantry_broker.broker.context import BrokerContext
 from gantry_broker.broker.handlers.table import HANDLERS
+from gantry_broker.broker.wiring import BrokerContext
 from gantry_broker.namesrv.service import SERVED, NameService
 from gantry_broker.protocol import repeated_pulls, requests
 from gantry_broker.protocol.codes import GantryCode, RequestCode

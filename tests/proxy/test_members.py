@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from gantry_broker.broker.context import BrokerContext
 from gantry_broker.broker.http import tables
 from gantry_broker.broker.http.rocketmq_metrics import StoreTimes
 from gantry_broker.broker.proxied import EXPIRE_MS, ProxiedClients, TooManyProxied
+from gantry_broker.broker.wiring import BrokerContext
 from gantry_broker.client import Admin
 from gantry_broker.client.errors import BrokerError, NoRoute
 from gantry_broker.client.session import Session

@@ -1,4 +1,4 @@
-"""Build all parts of one broker, room after room (`context.py`). Nothing here starts anything.
+"""Build all parts of one broker, room after room. Nothing here starts anything.
 
 Each part names in its constructor what it needs. Parts that react to each other do so over `Events`, which exist before
 all of them. Only replication calls parts that are built later.
@@ -21,18 +21,6 @@ from gantry_broker.broker.archiving import Archiving
 from gantry_broker.broker.clients import ClientTable
 from gantry_broker.broker.clock import Clock
 from gantry_broker.broker.compaction import LOOK_MS, Compaction
-from gantry_broker.broker.context import (
-    Basics,
-    BrokerContext,
-    Changing,
-    Counts,
-    Given,
-    Kept,
-    OfClients,
-    Replicated,
-    Services,
-    Tables,
-)
 from gantry_broker.broker.dead_letters import DeadLetters
 from gantry_broker.broker.delay import Delays
 from gantry_broker.broker.disk_forecast import FORECAST_MS, DiskForecast
@@ -88,9 +76,14 @@ from gantry_broker.store.log.record_reader import delay_table
 from gantry_broker.timeslice import TimeSlices
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from gantry_broker.broker.pull.checks import Pull
     from gantry_broker.config import BrokerConfig
+    from gantry_broker.remoting.budget import RemotingBudget
     from gantry_broker.remoting.client import RemotingClient
     from gantry_broker.remoting.members import Membership
+    from gantry_broker.settings import BrokerSettings
     from gantry_broker.store.store import MessageStore
 
 OFFSETS_AT_ONCE = 8_192
@@ -154,6 +147,46 @@ def wire(
     return parts
 
 
+@dataclass(kw_only=True)
+class Given:
+    """What the process begins with."""
+
+    config: BrokerConfig
+    settings: BrokerSettings
+    """The settings in use; they change while the broker runs."""
+    store: MessageStore
+    store_host: bytes
+    """Address and port of message ids, packed."""
+    delay_levels: Sequence[int]
+    """Milliseconds of each delay level, level 1 first."""
+    client: RemotingClient
+    """To members of the cluster, and to NameServers."""
+    source: RemotingClient
+    """To RocketMQ's NameServers of a migrated cluster."""
+    membership: Membership
+    tls: PortsTls
+    site: Site
+    """The part of its cluster in a pair of sites."""
+
+
+@dataclass(kw_only=True)
+class Basics:
+    """Clock, events, and the limits of what the process holds."""
+
+    clock: Clock
+    events: Events
+    started_ms: int
+    """Start of the process, Unix ms."""
+    memory: int
+    """Bytes that the process may use."""
+    budget: RemotingBudget
+    loop_watch: LoopWatch
+    slices: TimeSlices
+    """Turns for costly work on the event loop."""
+    shared: Shared
+    """Limits and counts of the connections of all clients' ports."""
+
+
 def _basics(given: Given) -> Basics:
     clock, events = Clock(), Events()
     started_ms = clock.unix_ms()
@@ -169,6 +202,19 @@ def _basics(given: Given) -> Basics:
     )  # fmt: skip
 
 
+@dataclass(kw_only=True)
+class OfClients:
+    """What is known of clients."""
+
+    clients: ClientTable
+    locks: QueueLocks
+    filters: Filters
+    access: AccessControl
+    held: HeldPulls[Pull]
+    next_opaque: Callable[[], int]
+    """Opaques of one-way requests to clients."""
+
+
 def _of_clients(given: Given, basics: Basics) -> OfClients:
     return OfClients(
         clients=ClientTable(max_links(basics.memory)),
@@ -178,6 +224,17 @@ def _of_clients(given: Given, basics: Basics) -> OfClients:
         held=HeldPulls(owners=lambda pull: owners_of(pull.conn)),
         next_opaque=opaque_numbers(),
     )
+
+
+@dataclass(kw_only=True)
+class Counts:
+    """What is counted and measured."""
+
+    stats: Stats
+    counts: MessageCounts
+    latencies: Latencies
+    disk: DiskWatch
+    disk_forecast: DiskForecast
 
 
 def _counts(given: Given, basics: Basics) -> Counts:
@@ -193,12 +250,33 @@ def _counts(given: Given, basics: Basics) -> Counts:
     )
 
 
+@dataclass(kw_only=True)
+class Tables:
+    """The tables, and what follows when records are confirmed."""
+
+    meta: Metadata
+    dead_letters: DeadLetters
+    replay: Replay
+    confirmed: AfterConfirm
+
+
 def _tables(given: Given, basics: Basics, clients: OfClients) -> Tables:
     store = given.store
     meta = Metadata(base_tables(given.config, given.settings, len(given.delay_levels)))
     dead_letters = DeadLetters(meta, store.reader)
     replay = Replay(meta, store, basics.events.tables_changed)
     return Tables(meta=meta, dead_letters=dead_letters, replay=replay, confirmed=AfterConfirm(replay, clients.held))
+
+
+@dataclass(kw_only=True)
+class Replicated:
+    """Replication and the role."""
+
+    replication: ReplicationService
+    log_repair: LogRepair
+    role: RoleState
+    health: MemberHealth
+    registrar: Registrar
 
 
 def _replicated(given: Given, basics: Basics, clients: OfClients, counts: Counts, tables: Tables) -> Replicated:
@@ -249,6 +327,16 @@ def _log_repair(
     return log_repair
 
 
+@dataclass(kw_only=True)
+class Changing:
+    """What writes to the log, and through it changes the tables."""
+
+    writer: LogWriter
+    changes: MetadataChanges
+    live_settings: LiveSettings
+    creation: OnDemandCreation
+
+
 def _changing(given: Given, basics: Basics, tables: Tables, replicated: Replicated) -> Changing:
     config, settings, store, meta = given.config, given.settings, given.store, tables.meta
     clock, events, role, health = basics.clock, basics.events, replicated.role, replicated.health
@@ -265,6 +353,19 @@ def _changing(given: Given, basics: Basics, tables: Tables, replicated: Replicat
             settings, meta, changes, role=role, health=health, slices=basics.slices, clock=clock
         ),
     )  # fmt: skip
+
+
+@dataclass(kw_only=True)
+class Kept:
+    """What keeps records, elsewhere too, and what lets go of them."""
+
+    archiving: Archiving
+    sites: Sites
+    archive_reads: ArchiveReads
+    archive_fill: ArchiveFill
+    compaction: Compaction
+    retention: LogRetention
+    topic_retention: TopicRetention
 
 
 def _kept(
@@ -304,6 +405,19 @@ def _kept(
         retention=LogRetention(store, disk, meta, replication, archiving, archive_reads, compaction, clock),
         topic_retention=TopicRetention(store, meta, changes, role, health, archive_reads, clock),
     )
+
+
+@dataclass(kw_only=True)
+class Services:
+    """What clients' requests are carried out with."""
+
+    transactions: Transactions
+    delays: Delays
+    notifier: GroupNotifier
+    sender: Sender
+    pulls: PullService
+    pop: PopService
+    routes: TopicRoutes
 
 
 def _services(
@@ -356,6 +470,14 @@ def _services(
         pop=pop,
         routes=TopicRoutes(config, given.client, meta, clock),
     )
+
+
+@dataclass(kw_only=True)
+class BrokerContext(Given, Basics, OfClients, Counts, Tables, Replicated, Changing, Kept, Services):
+    """The parts of all rooms. A module of handlers names those that it uses in its `Parts`, and gets no others."""
+
+    http_port: Callable[[], int]
+    """The HTTP port, once it is bound."""
 
 
 def _servers(broker: BrokerContext) -> BrokerParts:

@@ -26,7 +26,7 @@ from gantry_broker.broker.handlers.requests import Handler, Result
 from gantry_broker.protocol.requests import REQUESTS, SENDER
 
 if TYPE_CHECKING:
-    from gantry_broker.broker.context import BrokerContext
+    from gantry_broker.broker.wiring import BrokerContext
 
 _MODULES: Final = {
     module.__name__.rpartition(".")[2]: module
