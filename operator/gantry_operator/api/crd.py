@@ -13,7 +13,7 @@ import copy
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import yaml
 from pydantic import BaseModel
@@ -22,6 +22,7 @@ from gantry_operator.api import cluster, consumer_group, topic, user
 from gantry_operator.api.annotations import GROUP
 from gantry_operator.api.base import Model, Strict, form_rule
 from gantry_operator.api.cluster import SERVED, VERSION, BrokerCluster
+from gantry_operator.api.manifest import model_in
 
 HEADER = """# Made by `python -m gantry_operator.api.crd` from the models in operator/gantry_operator/api: change those.
 """
@@ -267,7 +268,7 @@ def _structural(node: dict[str, Any], defs: dict[str, Any], model: type[BaseMode
     if "properties" in node:
         fields = {} if model is None else {f.alias or n: f.annotation for n, f in model.model_fields.items()}
         node["properties"] = {
-            name: _structural(child, defs, _model_in(fields.get(name))) for name, child in node["properties"].items()
+            name: _structural(child, defs, model_in(fields.get(name))) for name, child in node["properties"].items()
         }
         defaults = _part_default(model)
         for name, child in node["properties"].items():
@@ -315,16 +316,6 @@ def _part_default(model: type[BaseModel] | None) -> dict[str, Any]:
         if isinstance(value, BaseModel):
             out[name] = value.model_dump(mode="json", exclude_none=True)
     return out
-
-
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type):
-        return annotation if issubclass(annotation, BaseModel) else None
-    for argument in get_args(annotation):
-        inner = _model_in(argument)
-        if inner is not None:
-            return inner
-    return None
 
 
 class _Plain(yaml.SafeDumper):

@@ -260,15 +260,16 @@ def _model_at(root: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseMod
             continue
         if model is None or part not in model.model_fields:
             return None
-        model = _model_in(model.model_fields[part].annotation)
+        model = model_in(model.model_fields[part].annotation)
     return model
 
 
-def _model_in(annotation: Any) -> type[BaseModel] | None:
+def model_in(annotation: Any) -> type[BaseModel] | None:
+    """Return the first model in a type, as that of the items of a list; None: there is none."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     for argument in get_args(annotation):
-        inner = _model_in(argument)
+        inner = model_in(argument)
         if inner is not None:
             return inner
     return None

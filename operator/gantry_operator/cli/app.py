@@ -36,6 +36,7 @@ from gantry_operator.cli.options import (
     NamespaceOption,
     Output,
     OutputOption,
+    command_group,
     on_kubernetes,
 )
 from gantry_operator.cli.output import give_up_stdout, json_text, note, prepare_streams, print_json, say, was_complete
@@ -273,12 +274,10 @@ def restart(
         say(f"{', '.join(members)}: restarted one after the other; gantry status shows the steps")
 
 
-fence_app = typer.Typer(
-    no_args_is_help=True,
-    help="Fence a member for a look: its broker is stopped and its files are closed, while its pod, or process, "
+fence_app = command_group(
+    "Fence a member for a look: its broker is stopped and its files are closed, while its pod, or process, "
     "stays.\n\n[bold]gantry fence on demo-a-1[/bold], then `gantry debug` or `kubectl exec`; [bold]gantry fence off "
-    "demo-a-1[/bold] starts it again.",
-    rich_markup_mode="rich",
+    "demo-a-1[/bold] starts it again."
 )
 app.add_typer(fence_app, name="fence")
 app.add_typer(volume_app, name="volume")

@@ -13,7 +13,15 @@ import typer
 
 from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.on_cluster import sharing
-from gantry_operator.cli.options import ContextOption, DirOption, NameOption, NamespaceOption, Output, OutputOption
+from gantry_operator.cli.options import (
+    ContextOption,
+    DirOption,
+    NameOption,
+    NamespaceOption,
+    Output,
+    OutputOption,
+    command_group,
+)
 from gantry_operator.cli.output import note, print_json, print_table, say
 from gantry_operator.cli.progress import Progress
 from gantry_operator.cli.target import find_target, run_async
@@ -27,12 +35,10 @@ if TYPE_CHECKING:
 
 PLACE = "Where the archive lies"
 
-archive_app = typer.Typer(
-    no_args_is_help=True,
-    help="The archive of a cluster: a copy of its logs in object storage.\n\n"
+archive_app = command_group(
+    "The archive of a cluster: a copy of its logs in object storage.\n\n"
     "Without a URL it is the archive of a cluster (spec.archive). Credentials come from --credentials, or from the "
-    "environment, such as AWS_ACCESS_KEY_ID.",
-    rich_markup_mode="rich",
+    "environment, such as AWS_ACCESS_KEY_ID."
 )
 UrlArgument = Annotated[
     str | None,

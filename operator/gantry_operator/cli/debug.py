@@ -14,7 +14,7 @@ import typer
 
 from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.on_cluster import sharing
-from gantry_operator.cli.options import DirOption, NameOption, Output, OutputOption
+from gantry_operator.cli.options import DirOption, NameOption, Output, OutputOption, command_group
 from gantry_operator.cli.output import json_text, note, print_json, say
 from gantry_operator.cli.target import find_local
 
@@ -23,12 +23,10 @@ if TYPE_CHECKING:
 
 STATUS_S = 3.0
 
-debug_app = typer.Typer(
-    no_args_is_help=True,
-    help="Print a store or a member in words. It reads files only and changes nothing.\n\n"
+debug_app = command_group(
+    "Print a store or a member in words. It reads files only and changes nothing.\n\n"
     "WHAT is a member of a local cluster (demo-a-0) or the path of a store: a folder with commitlog/ in it, also a "
-    "copy, and also one of RocketMQ. Copy the store of a pod with [bold]kubectl cp[/bold].",
-    rich_markup_mode="rich",
+    "copy, and also one of RocketMQ. Copy the store of a pod with [bold]kubectl cp[/bold]."
 )
 WhatArgument = Annotated[
     str, typer.Argument(metavar="WHAT", help="A member, or the path of a store.", show_default=False)

@@ -12,7 +12,7 @@ from gantry_broker.protocol.printable import printable
 from gantry_operator.cli import completion
 from gantry_operator.cli.errors import CliError
 from gantry_operator.cli.on_cluster import on_cluster
-from gantry_operator.cli.options import EPILOG
+from gantry_operator.cli.options import EPILOG, command_group
 from gantry_operator.cli.output import json_text, note, print_json, print_table, was_complete
 from gantry_operator.cli.progress import Progress
 from gantry_operator.cli.target import run_async
@@ -22,12 +22,10 @@ if TYPE_CHECKING:
 
     from gantry_operator.actions.target import Target
 
-dlq_app = typer.Typer(
-    no_args_is_help=True,
-    help="Dead letters: messages that a consumer group failed to consume too often.\n\n"
+dlq_app = command_group(
+    "Dead letters: messages that a consumer group failed to consume too often.\n\n"
     "[bold]gantry dlq list[/bold], then [bold]gantry dlq read billing[/bold], and once the consumer is repaired "
-    "[bold]gantry dlq resend billing[/bold].",
-    rich_markup_mode="rich",
+    "[bold]gantry dlq resend billing[/bold]."
 )
 DeadGroupArgument = Annotated[
     str, typer.Argument(help="The consumer group.", show_default=False, autocompletion=completion.groups)

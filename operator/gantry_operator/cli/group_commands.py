@@ -10,19 +10,17 @@ import typer
 from gantry_operator.cli import completion
 from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.on_cluster import on_cluster
-from gantry_operator.cli.options import EPILOG
+from gantry_operator.cli.options import EPILOG, command_group
 from gantry_operator.cli.output import print_json, print_table, say
 from gantry_operator.cli.target import run_async
 
 if TYPE_CHECKING:
     from gantry_operator.actions.target import Target
 
-group_app = typer.Typer(
-    no_args_is_help=True,
-    help="Consumer groups: those of ConsumerGroup resources, and all others.\n\n"
+group_app = command_group(
+    "Consumer groups: those of ConsumerGroup resources, and all others.\n\n"
     "[bold]gantry group reset billing --to 2026-11-25T10:00:00Z[/bold] shows what it would skip and repeat; --confirm "
-    "carries it out.",
-    rich_markup_mode="rich",
+    "carries it out."
 )
 
 GroupArgument = Annotated[

@@ -46,6 +46,7 @@ from gantry_operator.cli.options import (
     NamespaceOption,
     Output,
     OutputOption,
+    command_group,
     on_kubernetes,
 )
 from gantry_operator.cli.output import note, print_json, print_table, say
@@ -70,10 +71,8 @@ class By(StrEnum):
     messages = "messages"
 
 
-migrate_app = typer.Typer(
-    no_args_is_help=True,
-    help="Move from a running Apache RocketMQ 4.9 or 5.x, and back. The manifest has spec.bootstrap.fromRocketMQ.",
-    rich_markup_mode="rich",
+migrate_app = command_group(
+    "Move from a running Apache RocketMQ 4.9 or 5.x, and back. The manifest has spec.bootstrap.fromRocketMQ."
 )
 FileArgument = Annotated[Path, typer.Argument(help="A manifest with spec.bootstrap.fromRocketMQ.", show_default=False)]
 

@@ -26,6 +26,11 @@ def clusters(incomplete: str) -> list[str]:
     return [name for name, _ in known_clusters() if name.startswith(incomplete)]
 
 
+def command_group(text: str) -> typer.Typer:
+    """Return an application for the commands of a group. `text`: its help."""
+    return typer.Typer(no_args_is_help=True, help=text, rich_markup_mode="rich")
+
+
 class Output(StrEnum):
     """The option `-o`."""
 

@@ -19,7 +19,7 @@ from gantry_broker.protocol.digits import whole_number
 
 from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.on_cluster import sharing
-from gantry_operator.cli.options import DirOption, NameOption, Output, OutputOption
+from gantry_operator.cli.options import DirOption, NameOption, Output, OutputOption, command_group
 from gantry_operator.cli.output import note, print_json, print_table, say
 from gantry_operator.cli.progress import Progress
 from gantry_operator.cli.target import find_local, find_target
@@ -39,12 +39,10 @@ MAX_NAMESPACE: Final = 64
 BROKERS_S: Final = 10.0
 """Seconds for an answer of brokers."""
 
-table_app = typer.Typer(
-    no_args_is_help=True,
-    help="Topics as Iceberg tables.\n\n"
+table_app = command_group(
+    "Topics as Iceberg tables.\n\n"
     "[bold]gantry table run Orders[/bold] commits the messages of a topic; `gantry table query` reads them. Without "
-    "--catalog the tables lie in the folder of the local cluster.",
-    rich_markup_mode="rich",
+    "--catalog the tables lie in the folder of the local cluster."
 )
 CatalogOption = Annotated[
     Path | None,

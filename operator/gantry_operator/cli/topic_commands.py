@@ -18,7 +18,7 @@ from gantry_operator.cli.group_commands import (
     show_resource,
 )
 from gantry_operator.cli.on_cluster import on_cluster
-from gantry_operator.cli.options import EPILOG
+from gantry_operator.cli.options import EPILOG, command_group
 from gantry_operator.cli.output import print_json, print_table, say
 from gantry_operator.cli.target import run_async
 from gantry_operator.cluster.amounts import size
@@ -29,12 +29,10 @@ if TYPE_CHECKING:
 NONE: Final = "none"
 """The value of an option that removes a setting."""
 
-topic_app = typer.Typer(
-    no_args_is_help=True,
-    help="Topics: those of BrokerTopic resources, and all others.\n\n"
+topic_app = command_group(
+    "Topics: those of BrokerTopic resources, and all others.\n\n"
     "[bold]gantry topic create Orders --queues 8[/bold]; with --managed by a resource, which `gantry up` or the "
-    "operator keeps as it is written.",
-    rich_markup_mode="rich",
+    "operator keeps as it is written."
 )
 TopicArgument = Annotated[str, typer.Argument(help="The topic.", show_default=False, autocompletion=completion.topics)]
 PermissionOption = Annotated[

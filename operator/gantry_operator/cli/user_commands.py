@@ -9,18 +9,16 @@ import typer
 
 from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.on_cluster import on_cluster
-from gantry_operator.cli.options import EPILOG
+from gantry_operator.cli.options import EPILOG, command_group
 from gantry_operator.cli.output import note, print_json, print_table, say
 from gantry_operator.cli.target import run_async
 
 if TYPE_CHECKING:
     from gantry_operator.actions.target import Target
 
-user_app = typer.Typer(
-    no_args_is_help=True,
-    help="Users: who may do what. Their keys lie in Secrets, or in files of the cluster's folder.\n\n"
-    "[bold]gantry user create orders --allow 'Topic:orders-*:Pub,Sub' --allow 'Group:orders:Sub'[/bold]",
-    rich_markup_mode="rich",
+user_app = command_group(
+    "Users: who may do what. Their keys lie in Secrets, or in files of the cluster's folder.\n\n"
+    "[bold]gantry user create orders --allow 'Topic:orders-*:Pub,Sub' --allow 'Group:orders:Sub'[/bold]"
 )
 UserArgument = Annotated[str, typer.Argument(help="The user; admin is the super user.", show_default=False)]
 

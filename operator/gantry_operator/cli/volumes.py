@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gantry_operator.cli.on_cluster import on_cluster
-from gantry_operator.cli.options import EPILOG
+from gantry_operator.cli.options import EPILOG, command_group
 from gantry_operator.cli.output import note, print_json, print_table, say
 from gantry_operator.cli.target import run_async
 from gantry_operator.cluster.amounts import size
@@ -16,11 +16,9 @@ if TYPE_CHECKING:
     from gantry_operator.actions.target import Target
     from gantry_operator.cluster.volume import Volume
 
-volume_app = typer.Typer(
-    no_args_is_help=True,
-    help="The disks of members: volumes of pods, folders on this machine. That of a member that was removed stays "
-    "until it is deleted here.",
-    rich_markup_mode="rich",
+volume_app = command_group(
+    "The disks of members: volumes of pods, folders on this machine. That of a member that was removed stays "
+    "until it is deleted here."
 )
 
 
