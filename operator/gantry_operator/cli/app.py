@@ -26,7 +26,7 @@ from gantry_operator.cli.export import register as register_export
 from gantry_operator.cli.group_commands import group_app
 from gantry_operator.cli.message_commands import register as register_messages
 from gantry_operator.cli.migrate import register as register_migrate
-from gantry_operator.cli.on_cluster import on_cluster
+from gantry_operator.cli.on_cluster import cluster_command
 from gantry_operator.cli.options import (
     EPILOG,
     KUBERNETES,
@@ -189,8 +189,7 @@ def version(output: OutputOption = Output.text) -> None:
     say(f"gantry {VERSION}, core: {gantry_core.NAME}{why}")
 
 
-@app.command(epilog=EPILOG)
-@on_cluster
+@cluster_command(app)
 def status(target: Target, as_json: bool) -> None:
     """Show the cluster: members, leaders, replication progress and recent events."""
     resource = run_async(target.resource())
@@ -203,8 +202,7 @@ def status(target: Target, as_json: bool) -> None:
     show_resource(resource, next_steps(resource, target.where))
 
 
-@app.command("plan", epilog=EPILOG)
-@on_cluster
+@cluster_command(app, "plan")
 def plan_command(
     target: Target,
     as_json: bool,
@@ -222,8 +220,7 @@ def plan_command(
     show_plan(target, file, image, as_json)
 
 
-@app.command(epilog=EPILOG)
-@on_cluster
+@cluster_command(app)
 def top(
     target: Target,
     as_json: bool,
@@ -236,8 +233,7 @@ def top(
     run_top(target, interval, once, as_json)
 
 
-@app.command(epilog=EPILOG)
-@on_cluster
+@cluster_command(app)
 def switchover(
     target: Target,
     as_json: bool,
@@ -253,8 +249,7 @@ def switchover(
     print_json({"done": done}) if as_json else say(done)
 
 
-@app.command(epilog=EPILOG)
-@on_cluster
+@cluster_command(app)
 def restart(
     target: Target,
     as_json: bool,
@@ -284,8 +279,7 @@ app.add_typer(volume_app, name="volume")
 MemberArgument = Annotated[str, typer.Argument(help="The member, like demo-a-1.", show_default=False)]
 
 
-@fence_app.command("on", epilog=EPILOG)
-@on_cluster
+@cluster_command(fence_app, "on")
 def fence_on(
     target: Target,
     as_json: bool,
@@ -299,8 +293,7 @@ def fence_on(
     print_json({"member": member, "fenced": True}) if as_json else say(done)
 
 
-@fence_app.command("off", epilog=EPILOG)
-@on_cluster
+@cluster_command(fence_app, "off")
 def fence_off(target: Target, as_json: bool, member: MemberArgument) -> None:
     """Start the broker of a member again. It follows its master and joins the in-sync set."""
     from gantry_operator.actions.fencing import unfence_member
@@ -312,8 +305,7 @@ def fence_off(target: Target, as_json: bool, member: MemberArgument) -> None:
 TimeoutOption = Annotated[float, typer.Option(min=1, help="Seconds to wait. What has begun goes on afterwards.")]
 
 
-@app.command(epilog=EPILOG)
-@on_cluster
+@cluster_command(app)
 def demote(
     target: Target,
     as_json: bool,
@@ -336,8 +328,7 @@ def demote(
         say("the cluster is a standby now: it follows the archive of the one that was promoted")
 
 
-@app.command(epilog=EPILOG)
-@on_cluster
+@cluster_command(app)
 def promote(
     target: Target,
     as_json: bool,
@@ -372,8 +363,7 @@ def down(
     run_down(directory, name, delete_data)
 
 
-@app.command(epilog=EPILOG)
-@on_cluster
+@cluster_command(app)
 def rebalance(
     target: Target,
     as_json: bool,

@@ -11,8 +11,8 @@ from gantry_broker.protocol.printable import printable
 
 from gantry_operator.cli import completion
 from gantry_operator.cli.errors import CliError
-from gantry_operator.cli.on_cluster import on_cluster
-from gantry_operator.cli.options import EPILOG, command_group
+from gantry_operator.cli.on_cluster import cluster_command
+from gantry_operator.cli.options import command_group
 from gantry_operator.cli.output import json_text, note, print_json, print_table, was_complete
 from gantry_operator.cli.progress import Progress
 from gantry_operator.cli.target import run_async
@@ -36,8 +36,7 @@ IdOption = Annotated[
 OriginOption = Annotated[str | None, typer.Option("--topic", help="Only letters whose original topic is this one.")]
 
 
-@dlq_app.command("list", epilog=EPILOG)
-@on_cluster
+@cluster_command(dlq_app, "list")
 def dlq_list(target: Target, as_json: bool) -> None:
     """List the groups with dead letters, and the number of letters that were not sent again."""
     from gantry_operator.actions.dead_letters import groups_with_dead_letters
@@ -58,8 +57,7 @@ def dlq_list(target: Target, as_json: bool) -> None:
     note("WAITING: not sent again yet. Read them: gantry dlq read GROUP; send them again: gantry dlq resend GROUP")
 
 
-@dlq_app.command("read", epilog=EPILOG)
-@on_cluster
+@cluster_command(dlq_app, "read")
 def dlq_read(
     target: Target,
     as_json: bool,
@@ -87,8 +85,7 @@ def dlq_read(
     note(f"{shown} dead letters of {group}")
 
 
-@dlq_app.command("resend", epilog=EPILOG)
-@on_cluster
+@cluster_command(dlq_app, "resend")
 def dlq_resend(
     target: Target,
     as_json: bool,

@@ -9,8 +9,8 @@ import typer
 
 from gantry_operator.cli import completion
 from gantry_operator.cli.errors import CliError, Exit
-from gantry_operator.cli.on_cluster import on_cluster
-from gantry_operator.cli.options import EPILOG, command_group
+from gantry_operator.cli.on_cluster import cluster_command
+from gantry_operator.cli.options import command_group
 from gantry_operator.cli.output import print_json, print_table, say
 from gantry_operator.cli.target import run_async
 
@@ -54,8 +54,7 @@ def settings_of(
     return {k: v for k, v in given.items() if v is not None}
 
 
-@group_app.command("create", epilog=EPILOG)
-@on_cluster
+@cluster_command(group_app, "create")
 def group_create(
     target: Target,
     as_json: bool,
@@ -75,8 +74,7 @@ def group_create(
     print_json({"group": group, "groups": groups}) if as_json else say(f"{group}: on {', '.join(groups)}")
 
 
-@group_app.command("change", epilog=EPILOG)
-@on_cluster
+@cluster_command(group_app, "change")
 def group_change(
     target: Target,
     as_json: bool,
@@ -97,8 +95,7 @@ def group_change(
     print_json({"group": group, "done": done}) if as_json else say(done)
 
 
-@group_app.command("list", epilog=EPILOG)
-@on_cluster
+@cluster_command(group_app, "list")
 def group_list(
     target: Target,
     as_json: bool,
@@ -117,8 +114,7 @@ def group_list(
     )
 
 
-@group_app.command("describe", epilog=EPILOG)
-@on_cluster
+@cluster_command(group_app, "describe")
 def group_describe(target: Target, as_json: bool, group: GroupArgument) -> None:
     """Show a consumer group: settings, members, its position in each queue, and the state of its resource."""
     from gantry_operator.actions.groups import describe_group
@@ -156,8 +152,7 @@ def _client_line(client: Mapping[str, str]) -> str:
     return f"{client['id']} ({client['language']} {client['version']}, {client['protocol']}, {client['address']})"
 
 
-@group_app.command("delete", epilog=EPILOG)
-@on_cluster
+@cluster_command(group_app, "delete")
 def group_delete(target: Target, as_json: bool, group: GroupArgument, force: ForceOption = False) -> None:
     """Delete a consumer group with its offsets, or the resource that manages it."""
     from gantry_operator.actions.groups import delete_group
@@ -166,8 +161,7 @@ def group_delete(target: Target, as_json: bool, group: GroupArgument, force: For
     print_json({"group": group, "done": done}) if as_json else say(done)
 
 
-@group_app.command("reset", epilog=EPILOG)
-@on_cluster
+@cluster_command(group_app, "reset")
 def group_reset(
     target: Target,
     as_json: bool,

@@ -8,7 +8,17 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from gantry_operator.cli.options import ContextOption, DirOption, NameOption, NamespaceOption, Output, OutputOption
+import typer
+
+from gantry_operator.cli.options import (
+    EPILOG,
+    ContextOption,
+    DirOption,
+    NameOption,
+    NamespaceOption,
+    Output,
+    OutputOption,
+)
 from gantry_operator.cli.target import find_target
 
 if TYPE_CHECKING:
@@ -55,3 +65,8 @@ def _cluster(
 
 on_cluster = sharing(_cluster, "target", "as_json")
 """Adds the options that choose a cluster, and `--output`. The command gets `target` and `as_json`."""
+
+
+def cluster_command(app: typer.Typer, name: str | None = None) -> Callable[[Command], Command]:
+    """Return a decorator that adds a command about one cluster to an application."""
+    return lambda command: app.command(name, epilog=EPILOG)(on_cluster(command))

@@ -17,8 +17,8 @@ from gantry_operator.cli.group_commands import (
     reset_offsets,
     show_resource,
 )
-from gantry_operator.cli.on_cluster import on_cluster
-from gantry_operator.cli.options import EPILOG, command_group
+from gantry_operator.cli.on_cluster import cluster_command
+from gantry_operator.cli.options import command_group
 from gantry_operator.cli.output import print_json, print_table, say
 from gantry_operator.cli.target import run_async
 from gantry_operator.cluster.amounts import size
@@ -93,8 +93,7 @@ def settings_of(
     return settings
 
 
-@topic_app.command("create", epilog=EPILOG)
-@on_cluster
+@cluster_command(topic_app, "create")
 def topic_create(
     target: Target,
     as_json: bool,
@@ -120,8 +119,7 @@ def topic_create(
         say(f"{topic}: {queues} queues in {', '.join(groups)}")
 
 
-@topic_app.command("change", epilog=EPILOG)
-@on_cluster
+@cluster_command(topic_app, "change")
 def topic_change(
     target: Target,
     as_json: bool,
@@ -151,8 +149,7 @@ def topic_change(
     print_json({"topic": topic, "done": done}) if as_json else say(done)
 
 
-@topic_app.command("list", epilog=EPILOG)
-@on_cluster
+@cluster_command(topic_app, "list")
 def topic_list(
     target: Target,
     as_json: bool,
@@ -171,8 +168,7 @@ def topic_list(
     )
 
 
-@topic_app.command("describe", epilog=EPILOG)
-@on_cluster
+@cluster_command(topic_app, "describe")
 def topic_describe(target: Target, as_json: bool, topic: TopicArgument) -> None:
     """Show a topic: its queues in each broker group, attributes, consumers, and the state of its resource."""
     from gantry_operator.actions.topics import describe_topic
@@ -206,8 +202,7 @@ def _saved(done: dict[str, int]) -> str:
     )
 
 
-@topic_app.command("compact", epilog=EPILOG)
-@on_cluster
+@cluster_command(topic_app, "compact")
 def topic_compact(
     target: Target,
     as_json: bool,
@@ -233,8 +228,7 @@ def topic_compact(
         say(f"{topic} is compacted in {', '.join(groups)}: the newest message of each key stays")
 
 
-@topic_app.command("delete", epilog=EPILOG)
-@on_cluster
+@cluster_command(topic_app, "delete")
 def topic_delete(target: Target, as_json: bool, topic: TopicArgument, force: ForceOption = False) -> None:
     """Delete a topic, or the resource that manages it: its deletionPolicy says what happens to the topic."""
     from gantry_operator.actions.topics import delete_topic
@@ -243,8 +237,7 @@ def topic_delete(target: Target, as_json: bool, topic: TopicArgument, force: For
     print_json({"topic": topic, "done": done}) if as_json else say(done)
 
 
-@topic_app.command("reset", epilog=EPILOG)
-@on_cluster
+@cluster_command(topic_app, "reset")
 def topic_reset(
     target: Target,
     as_json: bool,

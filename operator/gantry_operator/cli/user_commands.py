@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gantry_operator.cli.errors import CliError, Exit
-from gantry_operator.cli.on_cluster import on_cluster
-from gantry_operator.cli.options import EPILOG, command_group
+from gantry_operator.cli.on_cluster import cluster_command
+from gantry_operator.cli.options import command_group
 from gantry_operator.cli.output import note, print_json, print_table, say
 from gantry_operator.cli.target import run_async
 
@@ -23,8 +23,7 @@ user_app = command_group(
 UserArgument = Annotated[str, typer.Argument(help="The user; admin is the super user.", show_default=False)]
 
 
-@user_app.command("create", epilog=EPILOG)
-@on_cluster
+@cluster_command(user_app, "create")
 def user_create(
     target: Target,
     as_json: bool,
@@ -52,8 +51,7 @@ def user_create(
     note(f"Show the secret key: gantry user key {user}")
 
 
-@user_app.command("change", epilog=EPILOG)
-@on_cluster
+@cluster_command(user_app, "change")
 def user_change(
     target: Target,
     as_json: bool,
@@ -77,8 +75,7 @@ def user_change(
     print_json({"changed": user}) if as_json else say(done)
 
 
-@user_app.command("list", epilog=EPILOG)
-@on_cluster
+@cluster_command(user_app, "list")
 def user_list(target: Target, as_json: bool) -> None:
     """List the users, without their keys."""
     from gantry_operator.actions.users import list_users
@@ -103,8 +100,7 @@ def user_list(target: Target, as_json: bool) -> None:
     print_table(("USER", "ACCESS KEY", "SUPER", "READY", "KEYS", "MESSAGE"), cells)
 
 
-@user_app.command("delete", epilog=EPILOG)
-@on_cluster
+@cluster_command(user_app, "delete")
 def user_delete(target: Target, as_json: bool, user: UserArgument) -> None:
     """Delete a user. Its requests are refused within two seconds."""
     from gantry_operator.actions.users import delete_user
@@ -113,8 +109,7 @@ def user_delete(target: Target, as_json: bool, user: UserArgument) -> None:
     print_json({"deleted": user}) if as_json else say(done)
 
 
-@user_app.command("rotate", epilog=EPILOG)
-@on_cluster
+@cluster_command(user_app, "rotate")
 def user_rotate(target: Target, as_json: bool, user: UserArgument) -> None:
     """Make a new secret key. The former one stays valid for the user's spec.rotation.overlap (an hour)."""
     from gantry_operator.actions.users import rotate_key
@@ -126,8 +121,7 @@ def user_rotate(target: Target, as_json: bool, user: UserArgument) -> None:
         say(f"{user}: a new secret key is in {place}; the former one stays valid for the overlap")
 
 
-@user_app.command("key", epilog=EPILOG)
-@on_cluster
+@cluster_command(user_app, "key")
 def user_key(target: Target, as_json: bool, user: UserArgument) -> None:
     """Print the secret key of a user."""
     from gantry_operator.access.wanted import ACCESS_KEY, SECRET_KEY
@@ -140,8 +134,7 @@ def user_key(target: Target, as_json: bool, user: UserArgument) -> None:
         print(secret)
 
 
-@user_app.command("import", epilog=EPILOG)
-@on_cluster
+@cluster_command(user_app, "import")
 def user_import(
     target: Target,
     as_json: bool,

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gantry_operator.cli.on_cluster import on_cluster
-from gantry_operator.cli.options import EPILOG, command_group
+from gantry_operator.cli.on_cluster import cluster_command
+from gantry_operator.cli.options import command_group
 from gantry_operator.cli.output import note, print_json, print_table, say
 from gantry_operator.cli.target import run_async
 from gantry_operator.cluster.amounts import size
@@ -22,8 +22,7 @@ volume_app = command_group(
 )
 
 
-@volume_app.command("list", epilog=EPILOG)
-@on_cluster
+@cluster_command(volume_app, "list")
 def volume_list(
     target: Target,
     as_json: bool,
@@ -45,8 +44,7 @@ def volume_list(
     print_table(("VOLUME", "MEMBER", "SIZE", "STATE"), cells)
 
 
-@volume_app.command("delete", epilog=EPILOG)
-@on_cluster
+@cluster_command(volume_app, "delete")
 def volume_delete(
     target: Target,
     as_json: bool,
