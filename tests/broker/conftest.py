@@ -21,7 +21,7 @@ from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.remoting.handshake import Identity
 from gantry_broker.remoting.members import Membership
 from gantry_broker.store.store import MessageStore
-from gantry_broker.store.types import StoreConfig
+from gantry_broker.store.types import Put, StoreConfig
 
 
 class Numbered(HeldPull):
@@ -159,6 +159,23 @@ class Bench:
 
     async def send(self, body: bytes, topic: str = "T", **fields: Any) -> Frame:
         return await self.ask(RequestCode.SEND_MESSAGE_V2, self.send_ext(topic, **fields), body)
+
+    def append(self, *puts: Put) -> int:
+        """Append messages behind the requests, and return where the first one begins."""
+        placed = self.broker.writer.append(list(puts))
+        self.broker.writer.appended(None)
+        return placed[0].phys_offset
+
+    async def check_at_any_age(self) -> None:
+        """Have producers asked about half messages however young these are."""
+        assert (await self.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"transactionTimeOut=0")).code == 0
+        await self.broker.transactions.loaded.wait()
+
+    def check_transactions(self) -> None:
+        """Look at all half messages, as if their time had come."""
+        for item in self.broker.transactions._waiting.values():
+            item.ask_at_ms = 0
+        self.broker.transactions._check()
 
     def pull_ext(self, topic: str = "T", offset: int = 0, **fields: Any) -> dict[str, Any]:
         return {

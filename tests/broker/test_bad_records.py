@@ -93,13 +93,11 @@ async def test_numbers_that_a_check_could_not_read_are_refused_at_send(bench: Be
     ids=["times", "immunity", "full"],
 )
 async def test_a_bad_half_message_of_an_earlier_release_ends_no_checks(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, properties: str, again: bool
+    bench: Bench, properties: str, again: bool
 ) -> None:
-    assert (await bench.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"transactionTimeOut=0")).code == 0
     broker = bench.broker
-    await broker.transactions.loaded.wait()
-    broker.writer.append([_put(bench, TRANS_HALF_TOPIC, b"bad", properties)])
-    broker.writer.appended(None)
+    await bench.check_at_any_age()
+    bench.append(_put(bench, TRANS_HALF_TOPIC, b"bad", properties))
     await bench.send(b"good", properties=HALF, sysFlag=4)
     if again:
         await bench.lead()
@@ -107,9 +105,7 @@ async def test_a_bad_half_message_of_an_earlier_release_ends_no_checks(
     await until(lambda: broker.transactions.undecided == 2)
     producer = type(bench.wire)(40_001)
     broker.clients.producers["PG"] = {producer: None}  # type: ignore[dict-item]
-    for item in broker.transactions._waiting.values():
-        item.ask_at_ms = 0
-    broker.transactions._check()
+    bench.check_transactions()
     asked = [frame.body for frame in producer.frames if frame.code == RequestCode.CHECK_TRANSACTION_STATE]
     assert any(b"good" in body for body in asked)
     if "fill" in properties:
@@ -123,9 +119,8 @@ async def test_a_bad_half_message_of_an_earlier_release_ends_no_checks(
 
 
 async def test_any_failure_of_one_check_leaves_the_others(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (await bench.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"transactionTimeOut=0")).code == 0
     broker = bench.broker
-    await broker.transactions.loaded.wait()
+    await bench.check_at_any_age()
     for body in (b"bad", b"good"):
         await bench.send(body, properties=HALF, sysFlag=4)
     await until(lambda: broker.transactions.undecided == 2)
@@ -139,9 +134,7 @@ async def test_any_failure_of_one_check_leaves_the_others(bench: Bench, monkeypa
         return encode(**fields)
 
     monkeypatch.setattr(transactions, "encode_record", fails)
-    for item in broker.transactions._waiting.values():
-        item.ask_at_ms = 0
-    broker.transactions._check()
+    bench.check_transactions()
     assert [frame.code for frame in producer.frames] == [RequestCode.CHECK_TRANSACTION_STATE]
 
 
@@ -206,8 +199,7 @@ async def test_a_delayed_message_for_an_impossible_topic_holds_up_no_other(
     monkeypatch.setattr(BrokerClock, "unix_ms", staticmethod(lambda: now))
     for topic in ("../../x", "T"):
         text = f"DELAY\x011\x02REAL_TOPIC\x01{topic}\x02REAL_QID\x010"
-        bench.broker.writer.append([_put(bench, SCHEDULE_TOPIC, topic.encode(), text)])
-    bench.broker.writer.appended(None)
+        bench.append(_put(bench, SCHEDULE_TOPIC, topic.encode(), text))
     await asyncio.sleep(0)
     now += 10_000
     await until(lambda: [m.body for m in bench_records(bench)] == [b"T"])
@@ -220,8 +212,7 @@ async def test_a_message_without_room_that_is_sent_back_is_a_dead_letter(bench: 
     bench.broker.creation.group_config("G")
     full = "a\x01" + fill * ((MAX_PROPERTIES - 2) // len(fill.encode()))
     bench.broker.creation.ensure_topic("T", 1, 6)
-    bench.broker.writer.append([_put(bench, "T", b"full", full)])
-    bench.broker.writer.appended(None)
+    bench.append(_put(bench, "T", b"full", full))
     await until(lambda: bench.store.reader.max_offset("T", 0) == 1)
     [record] = await _stored(bench)
     ext = {"offset": record.phys_offset, "group": "G", "delayLevel": level, "originMsgId": "x", "originTopic": "T"}

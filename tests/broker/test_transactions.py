@@ -42,8 +42,7 @@ async def _decide_all_but_the_last(bench: Bench, count: int) -> None:
     for first in range(0, count, 100):
         broker.writer.append([_put(bench, TRANS_HALF_TOPIC, b"half", HALF) for _ in range(100)])
         decided = range(max(first - 1, 0), first + 99)
-        broker.writer.append([_put(bench, TRANS_OP_HALF_TOPIC, b"%d" % half, "TAGS\x01d") for half in decided])
-        broker.writer.appended(None)
+        bench.append(*[_put(bench, TRANS_OP_HALF_TOPIC, b"%d" % half, "TAGS\x01d") for half in decided])
         await until(lambda first=first: broker.transactions._op_at == first + 99)  # type: ignore[misc]
 
 
@@ -66,9 +65,8 @@ async def test_a_half_message_whose_producers_have_gone_does_not_hold_up_the_oth
 ) -> None:
     monkeypatch.setattr(transactions, "HOLDS_UP", 150)
     monkeypatch.setattr(transactions, "MARK_EACH", 100)
-    assert (await bench.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"transactionTimeOut=0")).code == 0
     broker = bench.broker
-    await broker.transactions.loaded.wait()
+    await bench.check_at_any_age()
     await bench.send(b"left alone", properties=HALF, sysFlag=4)
     await until(lambda: broker.transactions.undecided == 1)
     broker.transactions._check()
@@ -81,9 +79,7 @@ async def test_a_half_message_whose_producers_have_gone_does_not_hold_up_the_oth
         broker.writer.appended(None)
     await until(lambda: broker.transactions._op_at == 200)
     assert _progress(bench)[0] == 0
-    for item in broker.transactions._waiting.values():
-        item.ask_at_ms = 0
-    broker.transactions._check()
+    bench.check_transactions()
     await until(lambda: _progress(bench)[0] == 201)
     [again] = decode_records((await bench.ask(11, bench.pull_ext(TRANS_HALF_TOPIC, 201))).body)
     assert again.body == b"left alone"
@@ -114,18 +110,15 @@ async def test_producers_that_are_there_are_asked_however_many_have_gone(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transactions, "CHECKS_PER_PASS", 2)
-    assert (await bench.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"transactionTimeOut=0")).code == 0
     broker = bench.broker
-    await broker.transactions.loaded.wait()
+    await bench.check_at_any_age()
     for group in ("GONE", "GONE", "GONE", "PG"):
         await bench.send(b"half", properties=HALF.replace("\x01PG\x02", f"\x01{group}\x02"), sysFlag=4)
     await until(lambda: broker.transactions.undecided == 4)
     producer = type(bench.wire)(40_001)
     broker.clients.producers["PG"] = {producer: None}  # type: ignore[dict-item]
     for _ in range(2):
-        for item in broker.transactions._waiting.values():
-            item.ask_at_ms = 0
-        broker.transactions._check()
+        bench.check_transactions()
     assert [f.code for f in producer.frames] == [RequestCode.CHECK_TRANSACTION_STATE]
 
 
@@ -133,8 +126,7 @@ async def test_half_messages_are_known_after_a_damaged_one_is_repaired(bench: Be
     """Nothing else comes in that would have the broker look at its queue again."""
     store, made = bench.store, bench.broker.transactions
     await made.loaded.wait()
-    at = bench.broker.writer.append([_put(bench, TRANS_HALF_TOPIC, b"%d" % n, "") for n in range(2)])[0].phys_offset
-    bench.broker.writer.appended(None)
+    at = bench.append(*[_put(bench, TRANS_HALF_TOPIC, b"%d" % n, "") for n in range(2)])
     store.state.verified_from = store.log.end  # As if they were old: then a read verifies them.
     was = store.log.read(at, 20)
     store.log.overwrite(at, bytes(20))
@@ -153,8 +145,7 @@ async def test_a_half_that_is_damaged_when_its_producer_is_to_be_asked_is_asked_
     """Nor does it keep others from being asked about."""
     made, now = bench.broker.transactions, bench.broker.clock.unix_ms()
     await made.loaded.wait()
-    at = bench.broker.writer.append([_put(bench, TRANS_HALF_TOPIC, b"%d" % n, "") for n in range(2)])[0].phys_offset
-    bench.broker.writer.appended(None)
+    at = bench.append(*[_put(bench, TRANS_HALF_TOPIC, b"%d" % n, "") for n in range(2)])
     made._read()
     real, reported = bench.store.log.read, []
 
@@ -191,10 +182,9 @@ def _set_clock(bench: Bench, monkeypatch: pytest.MonkeyPatch, hours: int) -> Non
 
 async def test_a_clock_that_is_set_back_does_not_stop_checks(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The time of the next check would be a day away."""
-    made, broker = bench.broker.transactions, bench.broker
+    made = bench.broker.transactions
     await made.loaded.wait()
-    broker.writer.append([_put(bench, TRANS_HALF_TOPIC, b"", HALF + "\x02CHECK_IMMUNITY_TIME_IN_SECONDS\x010")])
-    broker.writer.appended(None)
+    bench.append(_put(bench, TRANS_HALF_TOPIC, b"", HALF + "\x02CHECK_IMMUNITY_TIME_IN_SECONDS\x010"))
     made._read()
     made._check()
     asked: list[int] = []
@@ -211,13 +201,12 @@ async def test_a_clock_that_is_set_forward_gives_no_half_message_up(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, hours: int, given_up: bool
 ) -> None:
     """Its producer would commit it. One that is really too old is given up."""
-    made, broker = bench.broker.transactions, bench.broker
+    made = bench.broker.transactions
     await made.loaded.wait()
     put = _put(bench, TRANS_HALF_TOPIC, b"", HALF + "\x02CHECK_IMMUNITY_TIME_IN_SECONDS\x010")
     if given_up:
         put.born_ms -= 96 * 3_600_000
-    broker.writer.append([put])
-    broker.writer.appended(None)
+    bench.append(put)
     made._read()
     made._look()
     _set_clock(bench, monkeypatch, hours)

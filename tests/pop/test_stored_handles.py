@@ -23,8 +23,7 @@ async def _stored_before(bench: PopBench, *bodies: bytes) -> None:
     """Messages that a former release has stored with a handle."""
     bench.broker.creation.ensure_topic("T", 4, 6)
     text = f"a\x01b\x02{Prop.POP_CK}\x01{STALE}\x02c\x01d".encode()
-    bench.broker.writer.append([Put("T", 0, 0, 0, bench.ms, bench.wire.peer_bytes, body, text) for body in bodies])
-    bench.broker.writer.appended(None)
+    bench.append(*[Put("T", 0, 0, 0, bench.ms, bench.wire.peer_bytes, body, text) for body in bodies])
     await bench.settle()
 
 
