@@ -23,6 +23,7 @@ from gantry_broker.store.log.epochs import EpochStart
 from tests.archive.test_histories import SEGMENT, World
 from tests.archive.test_topic_restore import Log
 from tests.archive.test_upload import part, state, view
+from tests.support.failing_calls import raising
 
 NEVER = -1e9
 
@@ -208,11 +209,7 @@ def test_a_store_that_is_away_damages_nothing(tmp_path: Path, monkeypatch: pytes
     name = log.damage(1)
     verify_group(log.archive, "a", lambda size: None)
     log.archiver._verified_at = NEVER
-
-    def away(*asked: Any) -> int:
-        raise Unavailable("away")
-
-    monkeypatch.setattr(archiving, "check_part", away)
+    monkeypatch.setattr(archiving, "check_part", raising(Unavailable("away")))
     with pytest.raises(Unavailable):
         log.upload()
     assert log.state.damaged == frozenset()

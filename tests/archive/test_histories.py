@@ -24,6 +24,7 @@ from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
 
 from tests.archive.memory_objects import MemoryObjects
+from tests.support.failing_calls import raising
 from tests.support.present import present
 
 SEGMENT = 65_536
@@ -366,11 +367,7 @@ def test_a_store_that_is_away_lifts_no_refusal(quick_dir: Path, monkeypatch: pyt
     archiver = world.archivers[world.leader]
     archiver._look_for_successor(Owner(second.number, second.uid))
     assert "site-b" in archiver._superseded
-
-    def away() -> None:
-        raise ArchiveError("the store is away")
-
-    monkeypatch.setattr(world.archive, "identity", away)
+    monkeypatch.setattr(world.archive, "identity", raising(ArchiveError("the store is away")))
     with pytest.raises(ArchiveError, match="is away"):
         archiver._look_for_successor(Owner(second.number + 1, "third"))
     assert "site-b" in archiver._superseded

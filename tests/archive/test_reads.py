@@ -25,6 +25,7 @@ from gantry_broker.store.log.record_reader import decode_records
 from tests.archive.test_broker import until
 from tests.broker.conftest import Bench, Wire
 from tests.broker.conftest import make_bench as make_bench
+from tests.support.failing_calls import raising
 
 SEGMENT = 65_536
 COUNT = 300
@@ -141,10 +142,7 @@ MakeOld = Callable[..., Awaitable[Old]]
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, why: str = "the store is away") -> None:
-    def away(self: GroupArchive, name: str, at: int, size: int) -> bytes:
-        raise Unavailable(why)
-
-    monkeypatch.setattr(GroupArchive, "range_of", away)
+    monkeypatch.setattr(GroupArchive, "range_of", raising(Unavailable(why)))
 
 
 async def test_pulls_go_on_from_the_archive_into_the_log(old: Old) -> None:

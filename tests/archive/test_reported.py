@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from gantry_broker.archive import tiered
 from gantry_broker.archive.errors import Unavailable
-from gantry_broker.archive.tiered import TieredLog
 from gantry_broker.broker import archive_reads
 from gantry_broker.broker.process import BrokerProcess
 from gantry_broker.config import ArchiveConfig
@@ -23,6 +22,7 @@ from tests.archive.test_reads import MakeOld, Old, close
 from tests.archive.test_reads import make_bench as make_bench
 from tests.archive.test_reads import make_old as make_old
 from tests.archive.test_reads import old as old
+from tests.support.failing_calls import raising
 from tests.support.free_ports import free_port
 
 pytestmark = pytest.mark.timeout(120)
@@ -122,11 +122,7 @@ async def test_a_new_message_is_acknowledged_while_the_archive_is_not_known(
     assert answer.ext is not None
     assert old.reads.tiered is not None
     old.reads.tiered.view = tiered.View(0, 0, {})  # a new disk, for example
-
-    def away(self: archive_reads.ArchiveReads, log: TieredLog) -> None:
-        raise Unavailable("away")
-
-    monkeypatch.setattr(archive_reads.ArchiveReads, "_refresh", away)
+    monkeypatch.setattr(archive_reads.ArchiveReads, "_refresh", raising(Unavailable("away")))
     at = record.queue_offset
     handle = f"{at} {answer.ext['popTime']} {answer.ext['invisibleTime']} 0 0 {old.bench.config.group} 0 {at}"
     ack = {"consumerGroup": "P", "topic": "T", "queueId": 0, "extraInfo": handle, "offset": at}

@@ -22,6 +22,7 @@ from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.store.errors import FlushFailed, StoreFull
 from gantry_broker.store.types import Put
 
+from tests.support.failing_calls import raising
 from tests.support.free_ports import free_ports
 from tests.support.planted_syncs import plant_fdatasync
 from tests.support.running import until
@@ -131,11 +132,7 @@ async def test_a_stop_that_has_no_room_for_the_tables_is_clean_all_the_same(
     """The next start makes them of the last ones and the log."""
     process = main.BrokerProcess(_config(tmp_path))
     await process.start()
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "full")
-
-    monkeypatch.setattr(snapshots, "write", full)
+    monkeypatch.setattr(snapshots, "write", raising(OSError(errno.ENOSPC, "full")))
     await process.stop()
     assert orjson.loads((tmp_path / "a" / "config" / "replica.json").read_bytes())["clean"]
     assert orjson.loads((tmp_path / "a" / "config" / "recoveryPoint.json").read_bytes())["clean"]

@@ -24,6 +24,7 @@ from gantry_broker.store import read
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.support.failing_calls import raising
 from tests.support.running import until
 
 if TYPE_CHECKING:
@@ -197,11 +198,7 @@ async def test_a_one_way_send_is_stored_and_not_answered(bench: Bench) -> None:
 async def test_a_full_disk_refuses_sends_and_goes_on_reading(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     await bench.send(b"before")
     real = os.pwrite
-
-    def full(*args: Any) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "pwrite", full)
+    monkeypatch.setattr(os, "pwrite", raising(OSError(errno.ENOSPC, "No space left on device")))
     answer = await bench.send(b"refused")
     assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
     assert "disk is full" in (answer.remark or "")

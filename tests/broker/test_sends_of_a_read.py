@@ -10,6 +10,8 @@ from gantry_broker.protocol.limits import MAX_KEYS, MAX_REQUEST_KEYS
 from gantry_broker.protocol.message import BatchItem, encode_batch
 from gantry_broker.store import batch as batches
 
+from tests.support.failing_calls import raising
+
 if TYPE_CHECKING:
     from gantry_broker.protocol.frame import Frame
 
@@ -48,11 +50,8 @@ async def test_whatever_the_store_cannot_take_refuses_itself_alone(
             raise error
         return put(puts, now_ms)
 
-    def failing_together(sends: Any, now_ms: int) -> Any:
-        raise error
-
     monkeypatch.setattr(bench.store.appender, "put_rows", failing)
-    monkeypatch.setattr(bench.store.appender, "put_sends", failing_together)
+    monkeypatch.setattr(bench.store.appender, "put_sends", raising(error))
     bad = bench.frame(RequestCode.SEND_MESSAGE_V2, bench.send_ext(), b"bad")
     assert await codes(bench, good(bench), bad, good(bench), good(bench)) == [0, ResponseCode.SYSTEM_ERROR, 0, 0]
     assert bench.store.reader.max_offset("T", 0) == 4

@@ -16,16 +16,14 @@ from gantry_operator.platforms.local.users import changed_users, write_key
 from gantry_operator.registry.disk_errors import DiskError, in_words
 from gantry_operator.registry.file import write_durably, write_whole
 
+from tests.support.failing_calls import raising
+
 
 @pytest.fixture
 def full(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every fsync fails as on a disk without room."""
-
-    def no_room(_: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     with monkeypatch.context() as patched:
-        patched.setattr(os, "fsync", no_room)
+        patched.setattr(os, "fsync", raising(OSError(errno.ENOSPC, "No space left on device")))
         yield
 
 

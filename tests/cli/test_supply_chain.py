@@ -67,11 +67,7 @@ def test_a_failed_audit_differs_from_a_vulnerability(
     monkeypatch: pytest.MonkeyPatch, code: int, out: str, err: str, begins: str
 ) -> None:
     module = load()
-
-    def answer(command: Any, **_: Any) -> subprocess.CompletedProcess[str]:
-        return subprocess.CompletedProcess(command, code, out, err)
-
-    monkeypatch.setattr(subprocess, "run", answer)
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, code, out, err))
     said = module.audit(Path("bin"), "broker")
     assert said.startswith(begins)
     assert bool(said) == (code != 0)

@@ -20,6 +20,7 @@ from gantry_operator.failover.model import FailoverSettings
 from gantry_operator.platforms.local.events import EventLog, last_events
 from gantry_operator.registry.file import FileRegistry
 
+from tests.support.failing_calls import raising
 from tests.support.free_ports import free_port
 from tests.support.present import present
 from tests.support.running import until
@@ -155,11 +156,7 @@ async def test_a_loop_that_ends_is_reported_and_another_takes_over(
 ) -> None:
     async with kept(group):
         first = group.controllers[0]
-
-        def broken() -> float:
-            raise KeyError("outside of a pass")
-
-        monkeypatch.setattr(first, "_pause", broken)
+        monkeypatch.setattr(first, "_pause", raising(KeyError("outside of a pass")))
         first.wake()
         await until(lambda: len(group.controllers) == 2, "another loop runs")
         assert failures(group) == ["KeyError: 'outside of a pass'; it is started again"]
@@ -184,16 +181,9 @@ async def test_a_loop_that_dies_while_the_master_does_too_loses_no_failover(
 
 
 async def test_a_report_that_fails_does_not_end_the_failover(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full_disk(event: Event) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(group, "event", full_disk)
+    monkeypatch.setattr(group, "event", raising(OSError(28, "No space left on device")))
     async with kept(group):
-
-        def broken() -> float:
-            raise KeyError("outside of a pass")
-
-        monkeypatch.setattr(group.controllers[0], "_pause", broken)
+        monkeypatch.setattr(group.controllers[0], "_pause", raising(KeyError("outside of a pass")))
         group.controllers[0].wake()
         await until(lambda: len(group.controllers) == 2, "another loop runs")
         await until(lambda: group.master() is not None, "it knows the group")

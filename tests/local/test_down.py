@@ -15,6 +15,8 @@ from gantry_operator.cli.errors import CliError
 from gantry_operator.platforms.local.folder import ClusterFolder, default_folder
 from gantry_operator.platforms.local.supervisor_lock import AlreadySupervised, take_lock
 
+from tests.support.failing_calls import raising
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> ClusterFolder:
@@ -54,11 +56,7 @@ def test_no_process_is_started_while_the_cluster_ends(folder: ClusterFolder, mon
 def test_a_folder_that_cannot_be_deleted_is_named(folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """A member's folder may be a disk of its own."""
     mounted = folder.data("demo-a-0")
-
-    def rmtree(path: Path) -> None:
-        raise OSError(errno.EBUSY, "Device or resource busy", str(mounted))
-
-    monkeypatch.setattr(down.shutil, "rmtree", rmtree)
+    monkeypatch.setattr(down.shutil, "rmtree", raising(OSError(errno.EBUSY, "Device or resource busy", str(mounted))))
     said = f"^0 processes stopped, but {mounted} cannot be deleted: Device or resource busy; delete the rest yourself$"
     with pytest.raises(CliError, match=said):
         down.down(folder.root, None, delete_data=True)

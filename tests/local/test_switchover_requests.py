@@ -33,6 +33,8 @@ from gantry_operator.platforms.local.supervisor import Supervisor
 from gantry_operator.platforms.local.supervisor_lock import take_lock
 from gantry_operator.platforms.local.switchover_once import switchover_once
 
+from tests.support.failing_calls import raising
+
 
 def made(*groups: str) -> BrokerCluster:
     spec = [{"name": g, "members": 2} for g in groups]
@@ -85,11 +87,7 @@ async def test_a_process_that_cannot_be_started_is_reported(
     folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     supervisor = Supervisor(folder, made("a", "b"), show=lambda line: None)
-
-    def no_port(*_: object) -> list[str]:
-        raise OSError("no port is free")
-
-    monkeypatch.setattr(Ports, "choose", no_port)
+    monkeypatch.setattr(Ports, "choose", raising(OSError("no port is free")))
     server = await control.serve(folder, supervisor.handle)
     manifest: dict[str, Any] = made("a", "b", "c").model_dump(mode="json", exclude={"status"}, exclude_none=True)
     with pytest.raises(ControlError, match="this one cannot be run: no port is free"):

@@ -15,6 +15,7 @@ from gantry_broker.protocol.codes import CONTROL_TOPIC, RequestCode, ResponseCod
 from gantry_broker.store.errors import StoreFull
 
 from tests.pop.popbench import PopBench
+from tests.support.failing_calls import raising
 from tests.support.running import until
 
 
@@ -92,17 +93,13 @@ async def test_a_message_that_cannot_be_retried_holds_up_no_other(
     await bench.pop(max_messages=1, invisible_ms=10_000)
     await bench.pop(max_messages=2, invisible_ms=10_000)
     append = bench.broker.writer.append
-
-    def fails(puts: Any) -> Any:
-        raise StoreFull("no room")
-
     if number == 5408:  # The record is gone from the log.
         monkeypatch.setattr(bench.store.reader, "get", _without(bench.store.reader.get, 0, damaged=False))
     elif number == 3443:  # The record is damaged on the disk, and repaired later.
         monkeypatch.setattr(bench.store.reader, "get", _without(bench.store.reader.get, 0, damaged=True))
     else:  # The disk is full for a while.
         bench.broker.creation.ensure_topic("%RETRY%G+T", 1, 6)
-        monkeypatch.setattr(bench.broker.writer, "append", fails)
+        monkeypatch.setattr(bench.broker.writer, "append", raising(StoreFull("no room")))
     await bench.pass_ms(10_100)
     monkeypatch.undo()
     if number == 9956:

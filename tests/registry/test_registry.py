@@ -13,6 +13,7 @@ from gantry_broker.contracts.leadership import LeadershipRecord, MemberId
 from gantry_operator.registry.base import Entry, RegistryUnavailable
 from gantry_operator.registry.file import FileRegistry
 
+from tests.support.failing_calls import raising
 from tests.support.present import present
 
 A = MemberId(0, "x")
@@ -54,12 +55,8 @@ async def test_a_record_that_is_not_on_disk_is_not_read(tmp_path: Path, monkeypa
     registry = FileRegistry(tmp_path)
     assert await registry.swap("a", None, LEADERSHIP)
     read = await registry.read("a")
-
-    def fail(folder: Path) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
     with monkeypatch.context() as broken:
-        broken.setattr("gantry_operator.registry.file.sync_folder", fail)
+        broken.setattr("gantry_operator.registry.file.sync_folder", raising(OSError(errno.EIO, os.strerror(errno.EIO))))
         for attempt in (registry.swap("a", read, LEADERSHIP.touched()), registry.read("a")):
             with pytest.raises(RegistryUnavailable, match="Input/output error"):
                 await attempt

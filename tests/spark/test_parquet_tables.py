@@ -25,6 +25,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.spark.test_tables import EXAMPLES, SCHEMA, Interrupted, check, messages, one_at_a_time, send
+from tests.support.failing_calls import raising
 from tests.support.present import present
 
 STEPS = ("plan", "write", "reject", "manifest", "commit", "maintain")
@@ -146,12 +147,8 @@ def test_a_commit_completes_the_one_before_whose_files_did_not_move(
     """The store fails after the manifest, and the same process goes on."""
     rows = pyarrow.table({"n": [1, 2]})
     table = ParquetCatalog(warehouse).create(("t", "unmoved"), rows.schema, {}, (), 0)
-
-    def fail(source: str, target: str) -> None:
-        raise ArchiveError("the store is away")
-
     with monkeypatch.context() as away:
-        away.setattr(table._store, "move", fail)
+        away.setattr(table._store, "move", raising(ArchiveError("the store is away")))
         with pytest.raises(SourceError, match="the store is away"):
             table.commit(table.described(table.stage(rows, ())), {})
     table.commit(table.described(table.stage(rows, ())), {})

@@ -27,6 +27,7 @@ from gantry_broker.store.types import Put, StoreConfig
 from tests.store.test_failing_calls import Died
 from tests.store.test_power_loss import Disk
 from tests.store.test_retention import HOST, SEGMENT, indexed, put, settings
+from tests.support.failing_calls import raising
 
 NOW = 10**12
 
@@ -297,12 +298,8 @@ def test_the_next_start_rebuilds_tables_after_a_failed_rebuild(
     member.delete()
     divergence_offset = deleted(member)
     member.store.truncator.truncate(divergence_offset)
-
-    def unreadable(queue: ConsumeQueue, offset: int, count: int) -> bytes:
-        raise OSError(errno.EIO, "Input/output error")
-
     with monkeypatch.context() as broken:
-        broken.setattr(ConsumeQueue, "read", unreadable)
+        broken.setattr(ConsumeQueue, "read", raising(OSError(errno.EIO, "Input/output error")))
         with pytest.raises(OSError, match="Input/output error"):
             member.replay.was_truncated(divergence_offset) if why == "a truncation" else member.replay.rebuild()
     assert member.store.state.failed is not None
@@ -599,12 +596,8 @@ def test_a_search_by_time_reports_a_bad_sector(member: Member, monkeypatch: pyte
     member.put(0, 15)
     reported: list[int] = []
     member.store.state.on_damage = reported.append
-
-    def read(log: CommitLog, offset: int, size: int) -> bytes:
-        raise OSError(errno.EIO, "Input/output error")
-
     with monkeypatch.context() as broken:
-        broken.setattr(CommitLog, "read", read)
+        broken.setattr(CommitLog, "read", raising(OSError(errno.EIO, "Input/output error")))
         with pytest.raises(OSError, match="Input/output error"):
             member.store.reader.offset_at_time("Orders", 0, 1)
     assert len(reported) == 1

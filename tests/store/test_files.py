@@ -13,6 +13,8 @@ import pytest
 from gantry_broker.store import files
 from gantry_broker.store.files import FdCache, ReservedFile, is_there
 
+from tests.support.failing_calls import raising
+
 
 @pytest.fixture
 def fds() -> Iterator[FdCache]:
@@ -139,10 +141,7 @@ def test_a_reserved_file_is_whole_after_a_crash_at_any_call(
 
 
 def test_a_reserved_file_where_there_are_no_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*names: Path) -> None:
-        raise OSError(errno.EPERM, "no links here")
-
-    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(os, "link", raising(OSError(errno.EPERM, "no links here")))
     file = ReservedFile(tmp_path / "role.json")
     for content in (b"a", b"b", b"c"):
         file.write(content)

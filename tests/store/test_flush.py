@@ -24,6 +24,7 @@ from gantry_broker.store.recovery_point import RecoveryPoint, RecoveryPointFile
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
 
+from tests.support.failing_calls import raising
 from tests.support.planted_syncs import Report, plant_async_sync, plant_fdatasync
 from tests.support.present import present
 
@@ -170,10 +171,7 @@ async def test_zeros_written_ahead_are_never_records_and_never_extend_a_segment(
 async def test_a_full_disk_for_zeros_is_no_error(
     store: MessageStore, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*args: object) -> int:
-        raise OSError(errno.ENOSPC, "full")
-
-    monkeypatch.setattr(os, "pwritev", full)
+    monkeypatch.setattr(os, "pwritev", raising(OSError(errno.ENOSPC, "full")))
     store.appender.put(messages(2), 1)
     assert await commit.flush() == store.log.end
     assert store.state.failed is None
@@ -466,12 +464,8 @@ def test_a_flush_that_fails_at_the_close_proves_nothing(
     store.checkpointer.run_periodic_tasks(10_000)
     reported: list[str] = []
     store.state.on_failed = lambda: reported.append("failed")
-
-    def fdatasync(fd: int) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
     with monkeypatch.context() as broken:
-        broken.setattr(files.os, "fdatasync", fdatasync)
+        broken.setattr(files.os, "fdatasync", raising(OSError(errno.EIO, "Input/output error")))
         with pytest.raises(OSError, match="Input/output error"):
             store.close()
     assert reported == ["failed"]

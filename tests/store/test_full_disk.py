@@ -20,6 +20,7 @@ from gantry_broker.store.recovery_point import RecoveryPoint
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
 
+from tests.support.failing_calls import raising
 from tests.support.present import present
 
 HOST = pack_host("10.1.2.3", 50_000)
@@ -233,12 +234,9 @@ def test_a_stop_without_room_for_its_first_recovery_point_shows_nothing_unconfir
 def test_a_write_refused_each_second_is_logged_once_a_minute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(recovery_point: RecoveryPoint, path: Path, *, durable: bool) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     store = opened(tmp_path / "store")
     with monkeypatch.context() as full:
-        full.setattr(RecoveryPoint, "save", refuse)
+        full.setattr(RecoveryPoint, "save", raising(OSError(errno.ENOSPC, "No space left on device")))
         put(store, 0, 16)
         now = 10**12
         for _ in range(50):
@@ -354,12 +352,8 @@ def test_a_reset_without_room_leaves_the_store_unchanged(tmp_path: Path, monkeyp
     """The next leader may still have the missing records; then the member continues from its end."""
     store = opened(tmp_path / "store")
     put(store, 0, 16)
-
-    def full(file: EpochFile, path: Path) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     with monkeypatch.context() as refused:
-        refused.setattr(EpochFile, "save", full)
+        refused.setattr(EpochFile, "save", raising(OSError(errno.ENOSPC, "No space left on device")))
         with pytest.raises(OSError, match="No space"):
             store.truncator.reset(3 << 20, [(1, 0)], {("Orders", 0): 100})
     put(store, 16, 16)

@@ -20,6 +20,8 @@ from gantry_broker.store.index.consume_queue import ConsumeQueue
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
 
+from tests.support.failing_calls import raising
+
 HOST = pack_host("10.1.2.3", 50_000)
 
 
@@ -314,12 +316,8 @@ def test_a_follower_that_is_too_far_behind_starts_where_the_leaders_log_starts(
 def test_a_failed_reset_claims_no_removed_records(follower: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """The follower copies everything again: no start in between may report damage."""
     fill_and_index(follower, 300, size=900)
-
-    def unreadable(*_: object) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
     with monkeypatch.context() as failing:
-        failing.setattr(follower.log, "sync", unreadable)
+        failing.setattr(follower.log, "sync", raising(OSError(errno.EIO, "Input/output error")))
         with pytest.raises(OSError, match="Input/output error"):
             follower.truncator.reset(1 << 20, ((1, 0),), {})
     (follower.config.path / "commitlog" / f"{1 << 20:020d}").unlink()

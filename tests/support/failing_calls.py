@@ -31,3 +31,12 @@ def fail(name: str, error: int, call: Callable[..., Any], args: tuple[Any, ...],
     if name == "pwrite" and error == errno.ENOSPC and partly:
         call(args[0], bytes(args[1])[: len(args[1]) // 2], args[2])
     raise OSError(error, os.strerror(error))
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    """A call that always ends with this error."""
+
+    def call(*_: object, **__: object) -> Any:
+        raise error
+
+    return call

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from tests.support.failing_calls import raising
+
 if TYPE_CHECKING:
     from gantry_broker.store.async_sync import AsyncSync
 
@@ -93,7 +95,4 @@ def let_a_thread_flush(set_attribute: SetAttribute) -> None:
     """As where the kernel does not offer an fdatasync in the background."""
     from gantry_broker.store.async_sync import AsyncSync
 
-    def refused(*_: object) -> None:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-
-    set_attribute(AsyncSync, "__init__", refused)
+    set_attribute(AsyncSync, "__init__", raising(OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))))
