@@ -15,7 +15,6 @@ def test_a_package_has_every_name_that_it_promises(package: str) -> None:
         if module.name not in ("celery", "taskiq"):
             importlib.import_module(f"{package}.{module.name}")
     for name in found.__all__:
-        value = getattr(found, name)
-        assert type(value).__name__ != "module", f"{package}.{name} is a module"
+        assert type(getattr(found, name)).__name__ != "module", f"{package}.{name} is a module"
     with pytest.raises(AttributeError, match="no_such_name"):
         found.no_such_name  # noqa: B018

@@ -118,8 +118,7 @@ def restored_at_last(world: ProxiedWorld, store: Path) -> int:
     """Restore to the end, as often as it takes; what is there already is kept."""
     for _ in range(50):
         try:
-            state = world.group.load()
-            return restore.restore(world.group, state, restore.Target(), store)
+            return restore.restore(world.group, world.group.load(), restore.Target(), store)
         except ArchiveError:
             continue
     raise AssertionError("the restore does not come to an end")

@@ -158,8 +158,7 @@ async def test_roles_are_exchanged_twice_without_loss(tmp_path: Path) -> None:
                 await second.broker.sites.take(TakeRequest(token="token-of-another"))
             taken = await second.broker.sites.take(TakeRequest(token=f"token-{generation}"))
             assert (taken.archived_end, taken.end) == (end, end)
-            again = await second.broker.sites.take(TakeRequest(token=f"token-{generation}"))
-            assert again == taken
+            assert await second.broker.sites.take(TakeRequest(token=f"token-{generation}")) == taken
             await activate(standby, 10 * generation + 1, end)
             first.broker.sites.put(SiteRequest(role="Standby", generation=10 * generation + 1))
             assert first.broker.sites.must_restart.is_set()

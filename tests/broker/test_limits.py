@@ -110,11 +110,9 @@ def test_a_reply_goes_to_the_connection_that_is_open() -> None:
     former, newest, older = Link(), Link(), Link()
     for link, at_ms in ((former, 1), (newest, 5), (older, 3)):
         table.heartbeat_producer("P", Client(link, "c", "GO", 1, "h:1", at_ms))
-    found = present(table.find_client("c"))
-    assert found.conn is newest
+    assert present(table.find_client("c")).conn is newest
     newest.closed = True
-    found = present(table.find_client("c"))
-    assert found.conn is older
+    assert present(table.find_client("c")).conn is older
     older.closed = former.closed = True
     assert table.find_client("c") is None
 
@@ -200,8 +198,7 @@ def test_filters_are_bounded_by_tokens_digits_and_memory() -> None:
     filters = Filters()
     for n in range(200):
         filters.subscription("T", f"{n}" + "x" * 15_000, "TAG")
-    kept = sum(len(expression) for _, expression, _ in filters._subscriptions)
-    assert kept <= Filters.MAX_CHARACTERS
+    assert sum(len(expression) for _, expression, _ in filters._subscriptions) <= Filters.MAX_CHARACTERS
     with pytest.raises(FilterSyntaxError, match="the limit is 16384"):
         filters.subscription("T", "x" * 20_000, "TAG")
 

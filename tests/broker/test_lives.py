@@ -81,8 +81,7 @@ async def test_a_demotion_undoes_unconfirmed_records(make_bench: MakeBench) -> N
     await made.broker.replication.assign(
         Assignment(LeadershipRecord(2, 2, other, frozenset({me, other})), "127.0.0.1:1")
     )
-    answer = await made.answer(frame.opaque)
-    assert answer.code == 12, "rule 10: FLUSH_SLAVE_TIMEOUT before anything else"
+    assert (await made.answer(frame.opaque)).code == 12, "rule 10: FLUSH_SLAVE_TIMEOUT before anything else"
     assert "Unsure" not in made.broker.meta.working.topics
     assert made.broker.meta.working.offset("Unsure", "G", 0) == -1
     assert (await made.send(b"y")).code == 14

@@ -30,8 +30,7 @@ def test_an_owner_gets_as_much_as_is_left() -> None:
 
 def test_a_users_connections_share() -> None:
     shares = Shares(1_000)
-    found = [_fill(shares, f"connection {number}", "user") for number in range(3)]
-    assert sum(found) == 500
+    assert sum([_fill(shares, f"connection {number}", "user") for number in range(3)]) == 500
     assert shares.take(["connection 9", "other user"])
 
 

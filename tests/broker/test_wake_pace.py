@@ -279,8 +279,7 @@ async def test_pulls_of_one_read_and_changes_of_offsets_keep_their_order(bench: 
         setting = bench.frame(RequestCode.UPDATE_CONSUMER_OFFSET, {**group, "commitOffset": second})
         for frames, last in (([*pulls, setting], second), ([setting, *pulls], first)):
             bench.give(*frames)
-            answer = await bench.ask(RequestCode.QUERY_CONSUMER_OFFSET, group)
-            assert answer.ext["offset"] == str(last)
+            assert (await bench.ask(RequestCode.QUERY_CONSUMER_OFFSET, group)).ext["offset"] == str(last)
         bodies = [[r.body for r in decode_records((await bench.answer(pull.opaque)).body)] for pull in pulls]
         assert bodies == [[b"m0", b"m1", b"m2"], [b"m1", b"m2"]]
 

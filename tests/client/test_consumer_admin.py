@@ -95,8 +95,7 @@ def _connections(cluster: Cluster) -> list[Connection]:
 async def _is(conn: Connection) -> bool:
     """Whether this connection belongs to a client with a consumer of the group `g`."""
     frame = Frame(RequestCode.GET_CONSUMER_RUNNING_INFO, ext={"consumerGroup": "g", "clientId": "x"})
-    answer = await conn.request(frame, 5)
-    return answer.code == 0
+    return (await conn.request(frame, 5)).code == 0
 
 
 async def test_close_waits_for_running_handlers(cluster: Cluster) -> None:

@@ -52,8 +52,7 @@ async def test_sends_wait_for_the_next_master(cluster: Cluster, inbox: Inbox) ->
         while not stop.is_set():
             started = time.monotonic()
             body = b"%d-%d" % (name, number)
-            result = await producer.send("T", body)
-            assert result.status is SendStatus.SEND_OK
+            assert (await producer.send("T", body)).status is SendStatus.SEND_OK
             sent.append(body)
             gap = max(gap, time.monotonic() - started)
             number += 1

@@ -134,8 +134,7 @@ async def test_invalid_messages_are_not_sent(cluster: Cluster) -> None:
 
 async def test_the_first_message_creates_a_topic(cluster: Cluster, inbox: Inbox) -> None:
     async with Producer(cluster.name_server) as producer, first(cluster) as consumer:
-        result = await producer.send("Fresh", b"x")
-        assert result.queue.topic == "Fresh"
+        assert (await producer.send("Fresh", b"x")).queue.topic == "Fresh"
         await cluster.has_topic("Fresh")
         await consumer.subscribe("Fresh", inbox)
         await inbox.wait(1)

@@ -60,8 +60,7 @@ another_family{topic="T"} 1
 
 
 def test_a_page_is_summed_without_the_systems_own_topics() -> None:
-    page = read_page(PAGE)
-    assert page == Page(50.5, 120, 7, 5000, 0, (ConsumerLag("g", 34, 3, 900),))
+    assert read_page(PAGE) == Page(50.5, 120, 7, 5000, 0, (ConsumerLag("g", 34, 3, 900),))
 
 
 @pytest.mark.parametrize(

@@ -51,5 +51,4 @@ def test_what_a_release_runs_is_in_the_guides() -> None:
 
 def test_a_workflow_may_write_only_what_it_publishes() -> None:
     for path in WORKFLOWS:
-        made = yaml.safe_load(path.read_text())
-        assert made["permissions"] == {"contents": "read"}, path.name
+        assert yaml.safe_load(path.read_text())["permissions"] == {"contents": "read"}, path.name

@@ -140,5 +140,4 @@ async def test_modes_recalls_and_timers_survive_a_failover(make_group: Callable[
         assert await consumer.receive(wait_s=2) == []
         body = b'{"topic":"T","consumerGroup":"G","clientId":"x","strategyName":"AVG","messageModel":"CLUSTERING"}'
         asked = Frame(RequestCode.QUERY_ASSIGNMENT, body=body)
-        answer = await session.call_checked(group.group_address, asked, "assignment")
-        assert b'"mode":"POP"' in answer.body
+        assert b'"mode":"POP"' in (await session.call_checked(group.group_address, asked, "assignment")).body

@@ -149,8 +149,7 @@ def test_a_recalled_message_is_not_delivered(world: World) -> None:
     sent = world.produce(topic, 2, "delay", delay_ms=10_000).of("sent")
     recalled = world.run("recall", topic=topic, handle=sent[0]["recallHandle"])
     assert recalled.of("recalled"), recalled.errors
-    got = world.receive(topic, group, 2, timeout_ms=25_000).of("message")
-    assert numbers(got) == [1]
+    assert numbers(world.receive(topic, group, 2, timeout_ms=25_000).of("message")) == [1]
 
 
 @pytest.mark.main

@@ -59,8 +59,7 @@ def test_another_number_of_name_servers_says_why_it_replaces_every_broker() -> N
 
 
 def test_another_default_image_replaces_all_pods_but_not_those_of_a_cluster_with_its_own() -> None:
-    found = preview(cluster(), live(cluster()), "broker:2")
-    assert len(found["replaced"]) == 5
+    assert len(preview(cluster(), live(cluster()), "broker:2")["replaced"]) == 5
     own = cluster(image="mine:1")
     assert preview(own, live(own), "broker:2")["replaced"] == []
 

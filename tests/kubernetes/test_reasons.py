@@ -171,8 +171,7 @@ async def test_a_claim_that_never_had_a_volume_is_made_again(fake: FakeApi) -> N
         fake.put({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"demo-a-{number}", "namespace": "mq"}})
     caches = await caches_of(fake.api, "PersistentVolumeClaim", "Pod", "Lease")
     fast = BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a"}], storage={"className": "fast"})
-    done = await volumes.make_again(fake.api, caches, fast, running, ())
-    assert len(done) == 2
+    assert len(await volumes.make_again(fake.api, caches, fast, running, ())) == 2
     assert [entry for entry in fake.log if entry[0] == "DELETE"] == [
         ("DELETE", "PersistentVolumeClaim", "data-demo-a-0"),
         ("DELETE", "Pod", "demo-a-0"),

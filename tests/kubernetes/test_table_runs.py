@@ -123,8 +123,7 @@ async def test_a_run_is_a_job_that_reports_in_its_termination_message(rig: Rig) 
 async def test_a_run_that_failed_says_why(rig: Rig, terminated: dict[str, Any], words: str) -> None:
     await rig.start()
     rig.end("Failed", **terminated)
-    found = await rig.until(lambda run: not run.running and words in run.problem)
-    assert found.report is None
+    assert (await rig.until(lambda run: not run.running and words in run.problem)).report is None
 
 
 async def test_the_name_of_the_job_lets_one_run_at_a_time(rig: Rig) -> None:

@@ -25,8 +25,7 @@ def test_down_leaves_nothing_running_and_up_brings_the_messages_back(tmp_path: P
         assert len(pids) == 3
         addresses = cluster.name_servers
         # Found without --dir: it is the only one of this user.
-        said = cluster.gantry("down").stdout
-        assert "2 processes stopped" in said
+        assert "2 processes stopped" in cluster.gantry("down").stdout
         assert [pid for pid in pids if start_mark(pid) is not None] == []
         gone = cluster.gantry("status", check=False)
         assert gone.returncode == 3

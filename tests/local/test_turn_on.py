@@ -69,5 +69,4 @@ async def test_everything_is_turned_on_without_a_failed_send(tmp_path: Path) -> 
             assert await answer(cluster, orders, cluster.tls, 30) == "SEND_OK"
             assert await answer(cluster, orders, None) != "SEND_OK", "clear text"
             assert await answer(cluster, None, cluster.tls) != "SEND_OK", "without a key"
-        conditions = {c["type"]: c for c in cluster.resource()["status"]["conditions"]}
-        assert conditions["Secured"]["status"] == "True"
+        assert {c["type"]: c for c in cluster.resource()["status"]["conditions"]}["Secured"]["status"] == "True"

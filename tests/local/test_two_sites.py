@@ -165,8 +165,7 @@ async def test_a_lost_site_is_replaced_and_fenced_when_it_comes_back(sites: Site
     two.until("it takes writes", lambda: takes_writes(two), 60)
     async with load_on(two, "second") as later:
         await later.more(100)
-    seen = await read_all(two, "Orders", load.promised | later.promised)
-    assert load.promised | later.promised <= set(seen)
+    assert load.promised | later.promised <= set(await read_all(two, "Orders", load.promised | later.promised))
     one.up()
     one.until("it is fenced", lambda: condition(one, "Standby")[1] == "Superseded", 60)
     assert "gantry demote --accept-loss" in condition(one, "Standby")[2]
@@ -179,5 +178,4 @@ async def test_a_lost_site_is_replaced_and_fenced_when_it_comes_back(sites: Site
     token = str(run(two, "demote")["token"])
     run(one, "promote", "--token", token)
     one.until("it takes writes", lambda: takes_writes(one), 60)
-    seen = await read_all(one, "Orders", load.promised | later.promised)
-    assert load.promised | later.promised <= set(seen)
+    assert load.promised | later.promised <= set(await read_all(one, "Orders", load.promised | later.promised))

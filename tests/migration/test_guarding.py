@@ -147,8 +147,7 @@ async def test_the_operator_says_it_in_the_clusters_condition_until_the_manifest
             return {c.type: c.message for c in status.conditions}
 
         try:
-            said = await until_said(True)
-            assert "spec.bootstrap.fromRocketMQ.dropAccessControl: true" in said["Degraded"]
+            assert "spec.bootstrap.fromRocketMQ.dropAccessControl: true" in (await until_said(True))["Degraded"]
             assert source.master.connections == 0
             write(dropAccessControl=True)
             assert "asks for signatures" not in str(await until_said(False))

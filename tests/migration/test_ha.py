@@ -255,8 +255,7 @@ def test_a_learner_takes_nothing_while_it_is_not_known_what_a_failover_keeps() -
 
 
 def test_a_master_that_has_nothing_to_send_yet_is_no_reason_to_stop() -> None:
-    made = learner(0)
-    assert made.feed(answer((1, 0)) + transfer(-1, b"", -1)) == struct.pack(">iq", 2, 1)
+    assert learner(0).feed(answer((1, 0)) + transfer(-1, b"", -1)) == struct.pack(">iq", 2, 1)
 
 
 @pytest.mark.parametrize(

@@ -135,8 +135,7 @@ def killed(made: Scene, client: str) -> None:
     made.until_following()
     for phase in ("readers-off", "writes-off"):
         cut_at(made, phase)
-        said = made.migrate("abort").stdout
-        assert "has its permission back" in said
+        assert "has its permission back" in made.migrate("abort").stdout
         group = made.status()["groups"]["a"]
         assert (group["state"], group["sourcePermission"]) == ("following", Perm.READ | Perm.WRITE)
         sent = clients.run("produce", topic="Orders", count=10, run=phase)

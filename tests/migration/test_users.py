@@ -205,8 +205,7 @@ def test_no_text_has_a_key() -> None:
         "x": read_plain(account("a"), account("b", topicPerms=["=?"]), account("c d"), addresses=["*"]),
         "y": read_managed([user("a", userType="?"), user("e")], [acl("e", entry("", "Pub"))]),
     })  # fmt: skip
-    shown = repr(found) + repr(made_of(found)) + json.dumps(lines(found)) + repr(found.notes)
-    assert KEY not in shown
+    assert KEY not in repr(found) + repr(made_of(found)) + json.dumps(lines(found)) + repr(found.notes)
     assert found.left_out
 
 

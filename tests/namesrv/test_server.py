@@ -376,8 +376,7 @@ async def test_settings_of_the_name_server(ask: Asker) -> None:
     assert b"orderMessageEnable=true" in (await ask(319)).body
     assert (await ask(318, b"orderMessageEnable=false\n")).code == 0
     assert b"orderMessageEnable=false" in (await ask(319)).body
-    answer = await ask(318, b"returnOrderTopicConfigToBroker=false\nlistenPort=1\n")
-    assert answer.code == 1
+    assert (await ask(318, b"returnOrderTopicConfigToBroker=false\nlistenPort=1\n")).code == 1
     assert b"returnOrderTopicConfigToBroker=true" in (await ask(319)).body, "nothing of a bad change is done"
 
 
@@ -502,8 +501,7 @@ async def test_the_process_is_small_and_ends_at_a_signal(tmp_path: Path) -> None
     )
     try:
         assert process.stderr is not None
-        line = await asyncio.wait_for(process.stderr.readline(), 10)
-        assert b"listens on port" in line
+        assert b"listens on port" in await asyncio.wait_for(process.stderr.readline(), 10)
         memory = resident_kb(process.pid)
         assert memory is None or memory < 30 * 1024, f"{memory} kB"
         process.send_signal(signal.SIGTERM)

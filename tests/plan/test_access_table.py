@@ -192,8 +192,7 @@ def test_too_many_rules_are_refused_before_the_members_would() -> None:
     many = [RULE] * 256
     users = [user(f"u{i:03d}", rules=many) for i in range(MAX_ALL_RULES // 256 + 1)]
     decision = decided(AccessState(), seen(*users))
-    refused = [n for n, r in decision.results.items() if not r.accepted]
-    assert refused == [users[-1].name]
+    assert [n for n, r in decision.results.items() if not r.accepted] == [users[-1].name]
     assert decision.results[users[-1].name].reason == "TooManyRules"
 
 

@@ -236,8 +236,7 @@ async def test_10278_the_handle_from_before_a_renewal_counts_too(bench: PopBench
     bench.ms += 1_000
     renewed = await bench.change(message, 60_000)
     bench.ms += 1_000
-    again = await bench.change(message, 60_000)
-    assert again.visible_ms == renewed.visible_ms + 1_000
+    assert (await bench.change(message, 60_000)).visible_ms == renewed.visible_ms + 1_000
     assert await bench.ack(message) == [AckResult.OK]
     await bench.pass_ms(100_000)
     assert await bench.bodies() == []
@@ -401,8 +400,7 @@ async def test_filters_by_properties(bench: PopBench) -> None:
     for number in range(30):
         await bench.sends(str(number), properties=f"n\x01{number}")
     bench.store.config.settings.enablePropertyFilter = True
-    found = await bench.bodies(expression="n > 26", expression_type="SQL92")
-    assert found == [b"27", b"28", b"29"]
+    assert await bench.bodies(expression="n > 26", expression_type="SQL92") == [b"27", b"28", b"29"]
     assert bench.offset() == 27
 
 

@@ -230,8 +230,7 @@ async def test_a_push_consumer_keeps_its_message_as_long_as_it_works(
         assert (status.code, others) == (Code.MESSAGE_NOT_FOUND, [])
         renewals = proxy.service.receiving.renewals
         assert renewals.made >= 2
-        answer = await stub.AckMessage(c.ack("T", "g", got), metadata=c.metadata(CLIENT))
-        assert answer.status.code == Code.OK
+        assert (await stub.AckMessage(c.ack("T", "g", got), metadata=c.metadata(CLIENT))).status.code == Code.OK
         assert len(renewals) == 0
         status, others = await c.received(stub, CLIENT, c.receive("g", "T", auto=True, invisible=None, poll=5))
         assert others == []
@@ -761,8 +760,7 @@ async def test_the_streams_of_a_deleted_user_end(cluster: Cluster, tmp_path: Pat
         table.write_bytes(users(2, without="orders"))
         status, messages = await waits
         assert (status.code, messages) == (Code.UNAUTHORIZED, [])
-        refused = await line.read()
-        assert refused.status.code == Code.UNAUTHORIZED
+        assert (await line.read()).status.code == Code.UNAUTHORIZED
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             await line.read()
         assert ended.value.code() == grpc.StatusCode.UNAUTHENTICATED
@@ -803,8 +801,7 @@ async def test_wrong_signatures_wait(cluster: Cluster, tmp_path: Path, monkeypat
 async def test_a_client_without_an_id_and_bytes_that_are_no_request(cluster: Cluster) -> None:
     async with c.proxied(cluster) as (proxy, stub):
         line = c.Line(stub, "")
-        answer = await line.settings(c.producer("T"))
-        assert answer.status.code == Code.CLIENT_ID_REQUIRED
+        assert (await line.settings(c.producer("T"))).status.code == Code.CLIENT_ID_REQUIRED
         async with grpc.aio.insecure_channel(f"127.0.0.1:{proxy.port}") as channel:
             call = channel.unary_unary("/apache.rocketmq.v2.MessagingService/SendMessage")
             with pytest.raises(grpc.aio.AioRpcError) as error:

@@ -267,8 +267,7 @@ def test_the_hook_before_a_stop_asks_over_https(files: Files) -> None:
     server.socket = context.wrap_socket(server.socket, server_side=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        config = {"http_port": server.server_address[1], "internal_tls": {"ca_file": str(files.ca)}}
-        assert must_wait(config)
+        assert must_wait({"http_port": server.server_address[1], "internal_tls": {"ca_file": str(files.ca)}})
         assert asked == ["/v1/status"]
     finally:
         server.shutdown()

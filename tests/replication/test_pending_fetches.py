@@ -67,8 +67,7 @@ async def unanswered(news: bool) -> int:
         return True
 
     # At times of their own: whether a timer fires before its time is a matter of parts of a millisecond.
-    done = await asyncio.gather(*(one(chance.random() * 2) for _ in range(ROUNDS)))
-    return done.count(False)
+    return (await asyncio.gather(*(one(chance.random() * 2) for _ in range(ROUNDS)))).count(False)
 
 
 async def test_a_held_fetch_gets_a_later_confirmed_offset_soon() -> None:

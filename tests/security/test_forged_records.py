@@ -52,15 +52,13 @@ async def plant(bench: Bench, topic: str, props: dict[str, str], body: bytes = b
     """Send a message whose body is a record that names its own place; returns the place."""
     await bench.send(b"warm up")
     at = bench.store.log.end + 88
-    answer = await bench.send(forged(at, topic, props, body, queue_offset))
-    assert answer.code == ResponseCode.SUCCESS
+    assert (await bench.send(forged(at, topic, props, body, queue_offset))).code == ResponseCode.SUCCESS
     return at
 
 
 async def test_a_record_within_a_message_is_none(bench: Bench) -> None:
     at = await plant(bench, "T", {})
-    answer = await bench.ask(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": at})
-    assert answer.code != ResponseCode.SUCCESS
+    assert (await bench.ask(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": at})).code != ResponseCode.SUCCESS
 
 
 async def test_a_half_message_within_a_message_decides_nothing(bench: Bench) -> None:
@@ -76,8 +74,7 @@ async def test_a_half_message_within_a_message_decides_nothing(bench: Bench) -> 
         "commitLogOffset": at,
         "commitOrRollback": int(SysFlag.TRANSACTION_ROLLBACK),
     }
-    answer = await bench.ask(RequestCode.END_TRANSACTION, ext)
-    assert answer.code != ResponseCode.SUCCESS
+    assert (await bench.ask(RequestCode.END_TRANSACTION, ext)).code != ResponseCode.SUCCESS
     assert bench.broker.transactions.undecided == 1
 
 
@@ -93,8 +90,7 @@ async def test_no_client_writes_control_records(bench: Bench) -> None:
         "commitLogOffset": at,
         "commitOrRollback": int(SysFlag.TRANSACTION_COMMIT),
     }
-    answer = await bench.ask(RequestCode.END_TRANSACTION, ext)
-    assert answer.code != ResponseCode.SUCCESS
+    assert (await bench.ask(RequestCode.END_TRANSACTION, ext)).code != ResponseCode.SUCCESS
     assert bench.store.reader.max_offset(CONTROL_TOPIC, 0) == before
     assert "T" in bench.broker.meta.confirmed.topics
 
@@ -142,6 +138,5 @@ async def test_a_send_with_short_names_has_one_topic(bench: Bench, code: int) ->
 async def test_a_reply_has_the_limits_of_a_send(bench: Bench, props: str, sys_flag: int) -> None:
     await bench.send(b"", "mine")
     ext = bench.send_ext("mine", properties=props) | {"f": str(sys_flag)}
-    answer = await bench.ask(RequestCode.SEND_REPLY_MESSAGE_V2, ext, b"x")
-    assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+    assert (await bench.ask(RequestCode.SEND_REPLY_MESSAGE_V2, ext, b"x")).code == ResponseCode.MESSAGE_ILLEGAL
     assert bench.store.reader.max_offset("mine", 0) == 1

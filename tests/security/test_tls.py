@@ -339,8 +339,7 @@ async def test_rotation_under_load_fails_no_send_and_ends_no_connection(tmp_path
             async def send_on(until_s: float) -> None:
                 nonlocal sent
                 while time.monotonic() < until_s:
-                    result = await producer.send("T", b"x" * 300)
-                    assert result.status == SendStatus.SEND_OK
+                    assert (await producer.send("T", b"x" * 300)).status == SendStatus.SEND_OK
                     sent += 1
 
             async def rotate() -> None:

@@ -61,8 +61,7 @@ def rows_of(options: dict[str, str]) -> list[dict[str, Any]]:
 def test_a_live_cluster(spark: SparkSession, cluster: LiveCluster, tmp_path: Path) -> None:
     keys = [f"k{i % 40:02d}" for i in range(400)]
     bodies = [f"body {i:03d}".encode() for i in range(400)]
-    results = cluster.send("Orders", bodies, keys)
-    assert len(results) == 400
+    assert len(cluster.send("Orders", bodies, keys)) == 400
     cluster.caught_up()
     assert cluster.token_file is not None
     token = str(cluster.token_file)
@@ -91,8 +90,7 @@ def test_a_live_cluster(spark: SparkSession, cluster: LiveCluster, tmp_path: Pat
     cluster.kill(1)
     first = cluster.send_unconfirmed("Orders", b"nobody confirmed this")
     assert first != "SEND_OK"
-    after = [r for r in rows_of(options) if r["topic"] == "Orders"]
-    assert after == found
+    assert [r for r in rows_of(options) if r["topic"] == "Orders"] == found
 
 
 class Answers:

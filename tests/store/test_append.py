@@ -162,8 +162,7 @@ def test_rule_9_nothing_is_shown_before_it_is_confirmed(store: MessageStore) -> 
     assert seen() == (0, 0, 0, 0)
     with pytest.raises(Exception, match="outside"):
         store.reader.record(first.phys_offset)
-    done = store.indexer.confirm(first.phys_offset + first.size)
-    assert done.available == [("Orders", 0)]
+    assert store.indexer.confirm(first.phys_offset + first.size).available == [("Orders", 0)]
     assert seen() == (1, 1, 1, 1)
     assert store.reader.offset_at_time("Orders", 0, 150) == 1
     # Unconfirmed records may reach the offset; after "moved" the reader would start over.

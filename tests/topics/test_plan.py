@@ -222,8 +222,7 @@ def test_drift_is_only_reported_if_the_policy_says_so(pair: Rig) -> None:
     assert "b: write queues 2, wanted 4" in state.message
     assert "b: +k=v" in state.message
     del pair.brokers["a"].topics["T"]
-    found = pair.settle(wanted)
-    assert "a: it is missing" in found.results["t"].synced.message
+    assert "a: it is missing" in pair.settle(wanted).results["t"].synced.message
     assert pair.queues() == {"b": (2, 2)}
     pair.settle(replace(wanted, per_group=6, generation=2))
     assert pair.queues() == {"a": (6, 6), "b": (6, 6)}, "a change of the spec is applied"
