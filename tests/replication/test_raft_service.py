@@ -58,134 +58,130 @@ async def answer_fetch(node: Node) -> None:
     await node.start()
 
 
-async def test_a_group_elects_a_leader_and_a_majority_confirms(tmp_path: Path) -> None:
-    async with raft_group(tmp_path) as nodes:
+@pytest.fixture
+async def nodes(tmp_path: Path) -> AsyncIterator[list[Node]]:
+    async with raft_group(tmp_path) as made:
+        yield made
+
+
+async def test_a_group_elects_a_leader_and_a_majority_confirms(nodes: list[Node]) -> None:
+    leader = await elected(nodes)
+    assert await leader.put(b"a") is SendStatus.SEND_OK
+    await until(lambda: all(n.bodies() == [b"a"] for n in nodes), "all have it")
+    await until(lambda: all(n.store.state.confirmed == leader.store.log.end for n in nodes), "all know it confirmed")
+    status = leader.service.status_fields()
+    assert (status["role"], status["epoch"], len(status["in_sync"])) == ("Master", 1, 3)
+
+
+async def test_the_leader_dies_and_nothing_is_lost(nodes: list[Node]) -> None:
+    bodies = []
+    for turn in range(3):
         leader = await elected(nodes)
-        assert await leader.put(b"a") is SendStatus.SEND_OK
-        await until(lambda: all(n.bodies() == [b"a"] for n in nodes), "all have it")
-        await until(
-            lambda: all(n.store.state.confirmed == leader.store.log.end for n in nodes), "all know it confirmed"
-        )
-        status = leader.service.status_fields()
-        assert (status["role"], status["epoch"], len(status["in_sync"])) == ("Master", 1, 3)
+        for number in range(10):
+            body = b"%d-%d" % (turn, number)
+            assert await leader.put(body) is SendStatus.SEND_OK
+            bodies.append(body)
+        await kill(leader)
+        successor = await elected(nodes)
+        assert successor.bodies() == bodies
+        await answer_fetch(leader)
+        await until(lambda leader=leader: leader.service.role is Role.SLAVE, "the old leader follows")
+    await until(lambda: all(n.bodies() == bodies for n in nodes), "all have everything")
 
 
-async def test_the_leader_dies_and_nothing_is_lost(tmp_path: Path) -> None:
-    async with raft_group(tmp_path) as nodes:
-        bodies = []
-        for turn in range(3):
-            leader = await elected(nodes)
-            for number in range(10):
-                body = b"%d-%d" % (turn, number)
-                assert await leader.put(body) is SendStatus.SEND_OK
-                bodies.append(body)
-            await kill(leader)
-            successor = await elected(nodes)
-            assert successor.bodies() == bodies
-            await answer_fetch(leader)
-            await until(lambda leader=leader: leader.service.role is Role.SLAVE, "the old leader follows")
-        await until(lambda: all(n.bodies() == bodies for n in nodes), "all have everything")
+async def test_a_transfer_moves_the_leadership_in_a_moment(nodes: list[Node]) -> None:
+    leader = await elected(nodes)
+    assert await leader.put(b"a") is SendStatus.SEND_OK
+    target = next(n for n in nodes if n is not leader)
+    started = asyncio.get_running_loop().time()
+    answer = await leader.service.handover(target.service.me, leader.service.epoch)
+    assert answer.ready, answer.reason
+    assert asyncio.get_running_loop().time() - started < 1.0 * SLOW
+    assert leader_of(nodes) is target
+    assert leader.service.handed_to == target.address
+    assert not leader.service.writes_paused
+    assert await target.put(b"b") is SendStatus.SEND_OK
+    await until(lambda: all(n.bodies() == [b"a", b"b"] for n in nodes), "all have it")
 
 
-async def test_a_transfer_moves_the_leadership_in_a_moment(tmp_path: Path) -> None:
-    async with raft_group(tmp_path) as nodes:
-        leader = await elected(nodes)
-        assert await leader.put(b"a") is SendStatus.SEND_OK
-        target = next(n for n in nodes if n is not leader)
-        started = asyncio.get_running_loop().time()
-        answer = await leader.service.handover(target.service.me, leader.service.epoch)
-        assert answer.ready, answer.reason
-        assert asyncio.get_running_loop().time() - started < 1.0 * SLOW
-        assert leader_of(nodes) is target
-        assert leader.service.handed_to == target.address
-        assert not leader.service.writes_paused
-        assert await target.put(b"b") is SendStatus.SEND_OK
-        await until(lambda: all(n.bodies() == [b"a", b"b"] for n in nodes), "all have it")
-
-
-async def test_rule_24_without_a_majority_a_leader_steps_down(tmp_path: Path) -> None:
-    async with raft_group(tmp_path) as nodes:
-        leader = await elected(nodes)
-        assert await leader.put(b"a") is SendStatus.SEND_OK
-        for node in nodes:
-            if node is not leader:
-                await kill(node)
-        assert await leader.put(b"b", timeout_ms=400) is SendStatus.FLUSH_SLAVE_TIMEOUT
-        await until(lambda: leader.service.role is not Role.MASTER, "it steps down", 6)
-
-
-async def test_rule_26_a_member_that_lost_its_disk_joins_as_a_learner_and_is_added(tmp_path: Path) -> None:
-    async with raft_group(tmp_path) as nodes:
-        leader = await elected(nodes)
-        for number in range(20):
-            assert await leader.put(b"%d" % number) is SendStatus.SEND_OK
-        lost = next(n for n in nodes if n is not leader)
-        before = lost.service.me
-        await kill(lost)
-        shutil.rmtree(lost.root)
-        await answer_fetch(lost)
-        assert lost.service.me != before
-        core = leader.service.core
-        assert isinstance(core, RaftReplica)
-        await until(lambda: lost.service.me in ids(core.members), "its new disk is a member", 10)
-        assert before not in ids(core.members)
-        assert len(core.members) == 3
-        assert lost.bodies() == leader.bodies()
-
-
-async def test_rule_27_a_member_is_removed_through_the_log(tmp_path: Path) -> None:
-    async with raft_group(tmp_path) as nodes:
-        leader = await elected(nodes)
-        assert await leader.put(b"a") is SendStatus.SEND_OK
-        gone = next(n for n in nodes if n is not leader)
-        await kill(gone)
-        assert await leader.service.remove_member(gone.member) == ""
-        assert await leader.put(b"b") is SendStatus.SEND_OK
-        core = leader.service.core
-        assert isinstance(core, RaftReplica)
-        assert {v.id.member for v in core.members} == {n.member for n in nodes if n is not gone}
-        end = leader.store.log.end
-        assert await leader.service.remove_member(gone.member) == "", "it has left already"
-        assert leader.store.log.end == end
-        follower = next(n for n in nodes if n is not leader and n is not gone)
-        for number in (gone.member, leader.member):
-            assert await follower.service.remove_member(number), "it does not lead, so it cannot know"
-
-
-async def test_all_members_restart(tmp_path: Path) -> None:
-    async with raft_group(tmp_path) as nodes:
-        leader = await elected(nodes)
-        assert await leader.put(b"a") is SendStatus.SEND_OK
-        epoch = leader.service.epoch
-        for node in nodes:
+async def test_rule_24_without_a_majority_a_leader_steps_down(nodes: list[Node]) -> None:
+    leader = await elected(nodes)
+    assert await leader.put(b"a") is SendStatus.SEND_OK
+    for node in nodes:
+        if node is not leader:
             await kill(node)
-        for node in nodes:
-            await answer_fetch(node)
-        leader = await elected(nodes)
-        assert leader.service.epoch > epoch
-        assert await leader.put(b"b") is SendStatus.SEND_OK
-        await until(lambda: all(n.bodies() == [b"a", b"b"] for n in nodes), "all have everything")
+    assert await leader.put(b"b", timeout_ms=400) is SendStatus.FLUSH_SLAVE_TIMEOUT
+    await until(lambda: leader.service.role is not Role.MASTER, "it steps down", 6)
 
 
-async def test_all_members_restart_on_other_ports(tmp_path: Path) -> None:
+async def test_rule_26_a_member_that_lost_its_disk_joins_as_a_learner_and_is_added(nodes: list[Node]) -> None:
+    leader = await elected(nodes)
+    for number in range(20):
+        assert await leader.put(b"%d" % number) is SendStatus.SEND_OK
+    lost = next(n for n in nodes if n is not leader)
+    before = lost.service.me
+    await kill(lost)
+    shutil.rmtree(lost.root)
+    await answer_fetch(lost)
+    assert lost.service.me != before
+    core = leader.service.core
+    assert isinstance(core, RaftReplica)
+    await until(lambda: lost.service.me in ids(core.members), "its new disk is a member", 10)
+    assert before not in ids(core.members)
+    assert len(core.members) == 3
+    assert lost.bodies() == leader.bodies()
+
+
+async def test_rule_27_a_member_is_removed_through_the_log(nodes: list[Node]) -> None:
+    leader = await elected(nodes)
+    assert await leader.put(b"a") is SendStatus.SEND_OK
+    gone = next(n for n in nodes if n is not leader)
+    await kill(gone)
+    assert await leader.service.remove_member(gone.member) == ""
+    assert await leader.put(b"b") is SendStatus.SEND_OK
+    core = leader.service.core
+    assert isinstance(core, RaftReplica)
+    assert {v.id.member for v in core.members} == {n.member for n in nodes if n is not gone}
+    end = leader.store.log.end
+    assert await leader.service.remove_member(gone.member) == "", "it has left already"
+    assert leader.store.log.end == end
+    follower = next(n for n in nodes if n is not leader and n is not gone)
+    for number in (gone.member, leader.member):
+        assert await follower.service.remove_member(number), "it does not lead, so it cannot know"
+
+
+async def test_all_members_restart(nodes: list[Node]) -> None:
+    leader = await elected(nodes)
+    assert await leader.put(b"a") is SendStatus.SEND_OK
+    epoch = leader.service.epoch
+    for node in nodes:
+        await kill(node)
+    for node in nodes:
+        await answer_fetch(node)
+    leader = await elected(nodes)
+    assert leader.service.epoch > epoch
+    assert await leader.put(b"b") is SendStatus.SEND_OK
+    await until(lambda: all(n.bodies() == [b"a", b"b"] for n in nodes), "all have everything")
+
+
+async def test_all_members_restart_on_other_ports(nodes: list[Node]) -> None:
     """The log names the addresses at which they were added; no process is there any more."""
-    async with raft_group(tmp_path) as nodes:
-        leader = await elected(nodes)
-        assert await leader.put(b"a") is SendStatus.SEND_OK
-        for node in nodes:
-            await kill(node)
-        held = [await asyncio.start_server(lambda r, w: w.close(), *n.address.split(":")) for n in nodes]
-        for node in nodes:
-            node.server = node.make_server(0)
-        addresses = {node.member: await node.listen() for node in nodes}
-        for node in nodes:
-            node.options["members"] = addresses
-            await node.start()
-        leader = await elected(nodes)
-        assert await leader.put(b"b") is SendStatus.SEND_OK
-        await until(lambda: all(n.bodies() == [b"a", b"b"] for n in nodes), "all have everything")
-        for server in held:
-            server.close()
+    leader = await elected(nodes)
+    assert await leader.put(b"a") is SendStatus.SEND_OK
+    for node in nodes:
+        await kill(node)
+    held = [await asyncio.start_server(lambda r, w: w.close(), *n.address.split(":")) for n in nodes]
+    for node in nodes:
+        node.server = node.make_server(0)
+    addresses = {node.member: await node.listen() for node in nodes}
+    for node in nodes:
+        node.options["members"] = addresses
+        await node.start()
+    leader = await elected(nodes)
+    assert await leader.put(b"b") is SendStatus.SEND_OK
+    await until(lambda: all(n.bodies() == [b"a", b"b"] for n in nodes), "all have everything")
+    for server in held:
+        server.close()
 
 
 @pytest.mark.parametrize("differs", [{"cluster": "other"}, {"group_address": "c-g-master.elsewhere.svc:10911"}])

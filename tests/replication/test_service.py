@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import orjson
@@ -23,16 +24,22 @@ from tests.support.unpacking import unpack
 STORES = Path(__file__).parent.parent / "data" / "stores"
 
 
-async def test_a_send_is_ok_when_every_member_of_the_set_has_it(tmp_path: Path) -> None:
-    async with Group(tmp_path) as group:
-        await group.promote(0, (0, 1, 2))
-        assert await group.nodes[0].put(b"a", b"b") is SendStatus.SEND_OK
-        assert all(n.bodies() == [b"a", b"b"] for n in group.nodes)
-        master = group.nodes[0]
-        await until(
-            lambda: all(n.store.state.confirmed == master.store.log.end for n in group.nodes), "all know it confirmed"
-        )
-        assert [n.service.role for n in group.nodes] == [Role.MASTER, Role.SLAVE, Role.SLAVE]
+@pytest.fixture
+async def group(tmp_path: Path) -> AsyncIterator[Group]:
+    """Three members in sync, of which the first leads."""
+    async with Group(tmp_path) as made:
+        await made.promote(0, (0, 1, 2))
+        yield made
+
+
+async def test_a_send_is_ok_when_every_member_of_the_set_has_it(group: Group) -> None:
+    assert await group.nodes[0].put(b"a", b"b") is SendStatus.SEND_OK
+    assert all(n.bodies() == [b"a", b"b"] for n in group.nodes)
+    master = group.nodes[0]
+    await until(
+        lambda: all(n.store.state.confirmed == master.store.log.end for n in group.nodes), "all know it confirmed"
+    )
+    assert [n.service.role for n in group.nodes] == [Role.MASTER, Role.SLAVE, Role.SLAVE]
 
 
 @pytest.mark.parametrize("flush", ["Async", "Sync"])
@@ -89,41 +96,35 @@ async def test_rule_12_an_acknowledgement_within_a_record_confirms_the_records_b
         await until(lambda: master.store.state.confirmed == master.store.log.end, "confirmed")
 
 
-async def test_rule_10_a_demoted_master_answers_its_waiting_sends_first(tmp_path: Path) -> None:
-    async with Group(tmp_path) as group:
-        await group.promote(0, (0, 1, 2))
-        group.nodes[0].refuse_fetches = True
-        await asyncio.sleep(0.02)
-        await group.nodes[0].put(b"warm", timeout_ms=1)
-        waiting = group.nodes[0].put(b"lost")
-        group.nodes[0].roles.clear()
-        waiting.add_done_callback(lambda _: group.nodes[0].roles.append("answered"))
-        await group.promote(1, (1, 2))
-        assert await waiting is SendStatus.FLUSH_SLAVE_TIMEOUT
-        await until(lambda: group.nodes[0].bodies() == group.nodes[1].bodies(), "the old master has cut and follows")
-        assert b"lost" not in group.nodes[1].bodies()
+async def test_rule_10_a_demoted_master_answers_its_waiting_sends_first(group: Group) -> None:
+    group.nodes[0].refuse_fetches = True
+    await asyncio.sleep(0.02)
+    await group.nodes[0].put(b"warm", timeout_ms=1)
+    waiting = group.nodes[0].put(b"lost")
+    group.nodes[0].roles.clear()
+    waiting.add_done_callback(lambda _: group.nodes[0].roles.append("answered"))
+    await group.promote(1, (1, 2))
+    assert await waiting is SendStatus.FLUSH_SLAVE_TIMEOUT
+    await until(lambda: group.nodes[0].bodies() == group.nodes[1].bodies(), "the old master has cut and follows")
+    assert b"lost" not in group.nodes[1].bodies()
 
 
-async def test_an_old_master_truncates_records_that_only_it_has_and_follows(tmp_path: Path) -> None:
-    async with Group(tmp_path) as group:
-        await group.promote(0, (0, 1, 2))
-        assert await group.nodes[0].put(b"a") is SendStatus.SEND_OK
-        group.nodes[0].refuse_fetches = True
-        await until(lambda: not group.nodes[0].service.core.waiters, "quiet")
-        late = group.nodes[0].put(b"only here", timeout_ms=200)
-        await group.promote(1, (1, 2), assigned=(1, 2))
-        assert await group.nodes[1].put(b"b") is SendStatus.SEND_OK
-        assert await late is not SendStatus.SEND_OK
-        await group.send_assignments((0,))
-        await until(lambda: group.nodes[0].bodies() == [b"a", b"b"], "the old master follows")
+async def test_an_old_master_truncates_records_that_only_it_has_and_follows(group: Group) -> None:
+    assert await group.nodes[0].put(b"a") is SendStatus.SEND_OK
+    group.nodes[0].refuse_fetches = True
+    await until(lambda: not group.nodes[0].service.core.waiters, "quiet")
+    late = group.nodes[0].put(b"only here", timeout_ms=200)
+    await group.promote(1, (1, 2), assigned=(1, 2))
+    assert await group.nodes[1].put(b"b") is SendStatus.SEND_OK
+    assert await late is not SendStatus.SEND_OK
+    await group.send_assignments((0,))
+    await until(lambda: group.nodes[0].bodies() == [b"a", b"b"], "the old master follows")
 
 
-async def test_rule_14_a_higher_epoch_stops_a_master_at_once(tmp_path: Path) -> None:
-    async with Group(tmp_path) as group:
-        await group.promote(0, (0, 1, 2))
-        group.nodes[0].service.saw_epoch(7)
-        assert group.nodes[0].service.role is Role.WAITING
-        assert not group.nodes[0].service.may_append
+async def test_rule_14_a_higher_epoch_stops_a_master_at_once(group: Group) -> None:
+    group.nodes[0].service.saw_epoch(7)
+    assert group.nodes[0].service.role is Role.WAITING
+    assert not group.nodes[0].service.may_append
 
 
 async def test_rule_19_a_follower_that_catches_up_is_proposed(tmp_path: Path) -> None:
@@ -222,68 +223,60 @@ async def test_members_without_a_log_follow_one_that_brings_a_store_of_rocketmq(
         assert not cuts
 
 
-async def test_a_member_that_stops_takes_no_role(tmp_path: Path) -> None:
+async def test_a_member_that_stops_takes_no_role(group: Group) -> None:
     """An assignment to lead again in its last moment: it would begin an epoch and be gone."""
-    async with Group(tmp_path) as group:
-        await group.promote(0, (0, 1, 2))
-        node = group.nodes[0]
-        await node.service.stop()
-        leadership = group.leadership.promoted(node.service.me, group.leadership.in_sync)
-        answer = await node.service.assign(Assignment(leadership, node.address))
-        assert (answer.accepted, answer.epoch, answer.reason) == (False, 1, "it stops")
-        assert node.service.role is Role.WAITING
-        assert node.store.epoch_cache.last_epoch == 1
+    node = group.nodes[0]
+    await node.service.stop()
+    leadership = group.leadership.promoted(node.service.me, group.leadership.in_sync)
+    answer = await node.service.assign(Assignment(leadership, node.address))
+    assert (answer.accepted, answer.epoch, answer.reason) == (False, 1, "it stops")
+    assert node.service.role is Role.WAITING
+    assert node.store.epoch_cache.last_epoch == 1
 
 
-async def test_rule_23_a_handover_pauses_writes_and_the_target_gets_everything(tmp_path: Path) -> None:
-    async with Group(tmp_path) as group:
-        await group.promote(0, (0, 1, 2))
-        old, new = group.nodes[0], group.nodes[1]
-        sends = [old.put(b"%d" % n) for n in range(20)]
-        answer = await old.service.handover(new.service.me, group.leadership.epoch, group.leadership.version)
-        assert answer.ready, answer.reason
-        assert old.service.writes_paused
-        assert not old.service.may_append
-        assert [await s for s in sends] == [SendStatus.SEND_OK] * 20
-        assert new.store.log.end == answer.end
-        await group.promote(1, (0, 1, 2))
-        assert not old.service.writes_paused
-        assert old.service.handed_to == new.address
-        assert new.service.may_append
-        assert await new.put(b"after") is SendStatus.SEND_OK
-        assert new.bodies() == [b"%d" % n for n in range(20)] + [b"after"]
+async def test_rule_23_a_handover_pauses_writes_and_the_target_gets_everything(group: Group) -> None:
+    old, new = group.nodes[0], group.nodes[1]
+    sends = [old.put(b"%d" % n) for n in range(20)]
+    answer = await old.service.handover(new.service.me, group.leadership.epoch, group.leadership.version)
+    assert answer.ready, answer.reason
+    assert old.service.writes_paused
+    assert not old.service.may_append
+    assert [await s for s in sends] == [SendStatus.SEND_OK] * 20
+    assert new.store.log.end == answer.end
+    await group.promote(1, (0, 1, 2))
+    assert not old.service.writes_paused
+    assert old.service.handed_to == new.address
+    assert new.service.may_append
+    assert await new.put(b"after") is SendStatus.SEND_OK
+    assert new.bodies() == [b"%d" % n for n in range(20)] + [b"after"]
 
 
-async def test_rule_23_a_newer_leadership_record_ends_a_cancelled_handover(tmp_path: Path) -> None:
-    async with Group(tmp_path) as group:
-        await group.promote(0, (0, 1, 2))
-        old, new = group.nodes[0], group.nodes[1]
-        assert (await old.service.handover(new.service.me, group.leadership.epoch, group.leadership.version)).ready
-        await group.send_assignments()
-        assert old.service.writes_paused, "the same record again proves nothing"
-        group.leadership = group.leadership.touched()
-        await group.send_assignments()
-        assert not old.service.writes_paused
-        assert old.service.handed_to is None
-        assert await old.put(b"a") is SendStatus.SEND_OK
+async def test_rule_23_a_newer_leadership_record_ends_a_cancelled_handover(group: Group) -> None:
+    old, new = group.nodes[0], group.nodes[1]
+    assert (await old.service.handover(new.service.me, group.leadership.epoch, group.leadership.version)).ready
+    await group.send_assignments()
+    assert old.service.writes_paused, "the same record again proves nothing"
+    group.leadership = group.leadership.touched()
+    await group.send_assignments()
+    assert not old.service.writes_paused
+    assert old.service.handed_to is None
+    assert await old.put(b"a") is SendStatus.SEND_OK
 
 
 @pytest.mark.parametrize("successor", [1, 2], ids=["the target", "another member"])
 async def test_rule_23_a_leader_that_sees_the_new_epoch_before_its_assignment_keeps_paused_writes(
-    tmp_path: Path, successor: int
+    group: Group, successor: int
 ) -> None:
     """A NameServer may be first to say so: it answers with the epoch in which the new master has registered."""
-    async with Group(tmp_path) as group:
-        await group.promote(0, (0, 1, 2))
-        old, new = group.nodes[0], group.nodes[1]
-        assert (await old.service.handover(new.service.me, group.leadership.epoch, group.leadership.version)).ready
-        await group.promote(successor, (0, 1, 2), assigned=(successor,))
-        old.service.saw_epoch(group.leadership.epoch)
-        assert old.service.role is Role.WAITING
-        assert old.service.writes_paused
-        await group.send_assignments()
-        assert not old.service.writes_paused
-        assert old.service.handed_to == (new.address if successor == 1 else None)
+    old, new = group.nodes[0], group.nodes[1]
+    assert (await old.service.handover(new.service.me, group.leadership.epoch, group.leadership.version)).ready
+    await group.promote(successor, (0, 1, 2), assigned=(successor,))
+    old.service.saw_epoch(group.leadership.epoch)
+    assert old.service.role is Role.WAITING
+    assert old.service.writes_paused
+    await group.send_assignments()
+    assert not old.service.writes_paused
+    assert old.service.handed_to == (new.address if successor == 1 else None)
 
 
 async def test_rule_23_paused_writes_have_a_time_limit_without_a_new_leader(
@@ -302,60 +295,52 @@ async def test_rule_23_paused_writes_have_a_time_limit_without_a_new_leader(
         assert old.service.handed_to is None
 
 
-async def test_rule_23_a_second_handover_does_not_replace_a_ready_one(tmp_path: Path) -> None:
+async def test_rule_23_a_second_handover_does_not_replace_a_ready_one(group: Group) -> None:
     """The operator may still swap: after a resume this leader would append records that the new one never gets."""
-    async with Group(tmp_path) as group:
-        await group.promote(0, (0, 1, 2))
-        old, new, other = (node.service for node in group.nodes)
-        assert (await old.handover(new.me, group.leadership.epoch, group.leadership.version)).ready
-        refused = await old.handover(other.me, group.leadership.epoch, group.leadership.version, timeout_ms=1)
-        assert (refused.ready, refused.reason) == (False, f"already hands over to {new.me}")
-        assert old.writes_paused
-        assert (await old.handover(new.me, group.leadership.epoch, group.leadership.version)).ready
+    old, new, other = (node.service for node in group.nodes)
+    assert (await old.handover(new.me, group.leadership.epoch, group.leadership.version)).ready
+    refused = await old.handover(other.me, group.leadership.epoch, group.leadership.version, timeout_ms=1)
+    assert (refused.ready, refused.reason) == (False, f"already hands over to {new.me}")
+    assert old.writes_paused
+    assert (await old.handover(new.me, group.leadership.epoch, group.leadership.version)).ready
 
 
-async def test_rule_23_a_handover_on_another_version_is_refused(tmp_path: Path) -> None:
-    async with Group(tmp_path) as group:
-        await group.promote(0, (0, 1, 2))
-        answer = await group.nodes[0].service.handover(group.nodes[1].service.me, 1, group.leadership.version + 1)
-        assert not answer.ready
-        assert "version" in answer.reason
-        assert group.nodes[0].service.may_append
+async def test_rule_23_a_handover_on_another_version_is_refused(group: Group) -> None:
+    answer = await group.nodes[0].service.handover(group.nodes[1].service.me, 1, group.leadership.version + 1)
+    assert not answer.ready
+    assert "version" in answer.reason
+    assert group.nodes[0].service.may_append
 
 
-async def test_rule_21_a_master_that_restarts_waits_for_a_new_epoch(tmp_path: Path) -> None:
-    async with Group(tmp_path) as group:
-        await group.promote(0, (0, 1, 2))
-        assert await group.nodes[0].put(b"a") is SendStatus.SEND_OK
-        node = group.nodes[0]
-        me = node.service.me
-        await node.stop(clean=False)
-        node.server = node.make_server(0)
-        await node.start()
-        assert node.service.me == me, "the machine has not booted since: its log is proven"
-        assert node.service.role is Role.WAITING
-        await group.send_assignments()
-        assert node.service.role is Role.WAITING
-        await group.promote(0, (0, 1, 2))
-        assert await node.put(b"b") is SendStatus.SEND_OK
+async def test_rule_21_a_master_that_restarts_waits_for_a_new_epoch(group: Group) -> None:
+    assert await group.nodes[0].put(b"a") is SendStatus.SEND_OK
+    node = group.nodes[0]
+    me = node.service.me
+    await node.stop(clean=False)
+    node.server = node.make_server(0)
+    await node.start()
+    assert node.service.me == me, "the machine has not booted since: its log is proven"
+    assert node.service.role is Role.WAITING
+    await group.send_assignments()
+    assert node.service.role is Role.WAITING
+    await group.promote(0, (0, 1, 2))
+    assert await node.put(b"b") is SendStatus.SEND_OK
 
 
-async def test_status_has_the_fields_for_an_operators_decisions(tmp_path: Path) -> None:
-    async with Group(tmp_path) as group:
-        await group.promote(0, (0, 1, 2))
-        assert await group.nodes[0].put(b"a") is SendStatus.SEND_OK
-        await until(lambda: group.nodes[1].store.state.confirmed == group.nodes[0].store.log.end, "confirmed")
-        master, slave = (group.nodes[n].service.status_fields() for n in (0, 1))
-        assert (master["role"], master["broker_id"], master["writable"]) == ("Master", 0, True)
-        assert {f.member.member for f in master["followers"]} == {1, 2}
-        assert all(f.in_sync and f.acked == master["end"] for f in master["followers"])
-        assert (slave["role"], slave["broker_id"], slave["lag_bytes"]) == ("Slave", 2, 0)
-        assert slave["leader_link"].state == "connected"
-        # As the kernel measures it, on both ends of the connection.
-        assert 0 < slave["leader_link"].rtt_us < 1_000_000
-        assert all(0 < f.rtt_us < 1_000_000 for f in master["followers"])
-        await group.nodes[0].server.close(0)
-        await until(lambda: group.nodes[1].service.status_fields()["leader_link"].state == "refused", "refused")
+async def test_status_has_the_fields_for_an_operators_decisions(group: Group) -> None:
+    assert await group.nodes[0].put(b"a") is SendStatus.SEND_OK
+    await until(lambda: group.nodes[1].store.state.confirmed == group.nodes[0].store.log.end, "confirmed")
+    master, slave = (group.nodes[n].service.status_fields() for n in (0, 1))
+    assert (master["role"], master["broker_id"], master["writable"]) == ("Master", 0, True)
+    assert {f.member.member for f in master["followers"]} == {1, 2}
+    assert all(f.in_sync and f.acked == master["end"] for f in master["followers"])
+    assert (slave["role"], slave["broker_id"], slave["lag_bytes"]) == ("Slave", 2, 0)
+    assert slave["leader_link"].state == "connected"
+    # As the kernel measures it, on both ends of the connection.
+    assert 0 < slave["leader_link"].rtt_us < 1_000_000
+    assert all(0 < f.rtt_us < 1_000_000 for f in master["followers"])
+    await group.nodes[0].server.close(0)
+    await until(lambda: group.nodes[1].service.status_fields()["leader_link"].state == "refused", "refused")
 
 
 async def test_rule_16_a_disk_that_failed_is_not_marked_clean(tmp_path: Path) -> None:
