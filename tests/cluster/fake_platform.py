@@ -147,7 +147,7 @@ class FakePlatform:
         self.steps: list[str] = []
         self.events: list[Event] = []
         self.changes: list[Change] = []
-        self.held = ""
+        self.held = self.cutting = ""
         self.known = True
         self.going: tuple[str, ...] = ()
         self.former = former
@@ -193,6 +193,9 @@ class FakePlatform:
 
     def hold(self, *, idle: bool) -> str:
         return self.held
+
+    def cutover(self) -> str:
+        return self.cutting
 
     def upgrade(self, group: str, members: Sequence[Running]) -> Upgrade | None:
         return None

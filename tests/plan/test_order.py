@@ -174,3 +174,60 @@ def test_raft_the_next_one_goes_once_the_group_has_forgotten_the_last() -> None:
     assert next_step(five[:4]).member == "demo-a-3"
     assert next_step(five[:3], still_counted=[3]).kind == "wait"
     assert next_step(five[:3]).kind == "done"
+
+
+def copy(number: int, **values: bool) -> MemberState:
+    return member(number, **{"master": False, "copies": True, **values})
+
+
+def test_members_of_a_copy_are_replaced_one_at_a_time_and_the_follower_of_the_source_last() -> None:
+    members = [copy(i, outdated=True) for i in range(3)]
+    assert next_step([copy(0, outdated=True), copy(1, in_sync=False)]).kind == "wait"
+    replaced = []
+    while (step := next_step(members)).kind != "done":
+        assert (step.kind, step.member in replaced) == ("replace", False)
+        replaced.append(step.member)
+        starting = [replace(m, outdated=False, in_sync=False) if m.name == step.member else m for m in members]
+        assert next_step(starting).kind == ("done" if len(replaced) == 3 else "wait")
+        members = [replace(m, in_sync=True) for m in starting]
+    assert replaced == ["demo-a-2", "demo-a-1", "demo-a-0"]
+
+
+def test_a_copy_that_does_not_follow_takes_the_change_that_mends_it() -> None:
+    step = next_step([copy(0, outdated=True, in_sync=False), copy(1, outdated=True)])
+    assert (step.member, "does not follow the source" in step.reason) == ("demo-a-0", True)
+
+
+@st.composite
+def copying(draw: st.DrawFn) -> list[MemberState]:
+    size = draw(st.integers(1, 5))
+    keep = draw(st.integers(1, size))
+    return [copy(i, outdated=draw(st.booleans()), in_sync=draw(st.booleans()), leaving=i >= keep) for i in range(size)]
+
+
+@settings(max_examples=400, deadline=None)
+@given(copying())
+def test_a_copy_is_rolled_to_the_end_and_stops_no_follower_while_another_member_is_away(
+    states: list[MemberState],
+) -> None:
+    """One that is replaced comes back; one that is away for another reason does so after a while."""
+    for _ in range(3 * len(states) + 3):
+        step = next_step(states)
+        if step.kind == "done":
+            break
+        if step.kind == "wait":
+            assert not all(m.in_sync for m in states)
+            states = [m if m.outdated or m.leaving else replace(m, in_sync=True) for m in states]
+            continue
+        assert step.kind == "replace"
+        target = next(m for m in states if m.name == step.member)
+        away = [m for m in states if not m.in_sync and m is not target]
+        if target.leaving:
+            assert target.number == max(m.number for m in states), "a StatefulSet can give up no other"
+            states = [m for m in states if m is not target]
+            continue
+        assert not [m for m in away if not m.outdated], "the next one waits until the last one is back"
+        if target.number == 0 and target.in_sync:
+            assert not [m for m in states if m.outdated and m is not target], "it follows, and is the last one"
+        states = [replace(m, outdated=False, in_sync=False) if m is target else m for m in states]
+    assert not any(m.outdated or m.leaving for m in states)

@@ -26,6 +26,7 @@ from gantry_operator.cli.migrate_local import (
     after_rollback,
     alone,
     brokers_of,
+    changing_of,
     held_source,
     keys_of,
     load,
@@ -243,17 +244,21 @@ def status(
             return seen, {n: await edge.copy_status(g) for n, g in edge.groups.items()}
 
     seen, copies = run_async(ask())
+    changing = run_async(changing_of(folder))
     left = still_owed(record, seen)
     left_by_rollback = rollback_steps.still_owed(rolled, seen)
     if output == Output.json:
         lacking = {n: left.get(n) or left_by_rollback.get(n) or [] for n in seen}
         groups = {n: _group_json(s, lacking[n], copies[n]) for n, s in seen.items()}
-        print_json({"phase": record.phase.value, "rollback": rolled.phase.value, "groups": groups})
+        phases = {"phase": record.phase.value, "rollback": rolled.phase.value}
+        print_json({**phases, "changing": changing, "groups": groups})
         return
     say(f"phase: {record.phase.value}")
     if rolled.phase.value != "none":
         say(f"rollback: {rolled.phase.value}")
     print_copies({n: Copied(s.state, s.copy_end, s.lag, s.problem, copies[n] or {}) for n, s in seen.items()})
+    for text in changing:
+        note(f"a change of the manifest: {text}")
     if left:
         note(said_owed(left, "run gantry migrate abort"))
     if left_by_rollback:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gantry_operator.platforms.local.folder import ClusterFolder
 
 RECORD = "migration.json"
-"""In the cluster's folder: the record of the cutover."""
+"""In the cluster's folder: the record of the cutover. The supervisor reads it, too (`platform.MIGRATION`)."""
 ROLLBACK = "rollback.json"
 """The record of a rollback."""
 ROLLBACK_COPY = "rollback-copy.json"
@@ -143,6 +143,16 @@ def lacking_brokers(folder: ClusterFolder, *, deleted: bool) -> str:
     if not left:
         left, event = rollback_steps.still_owed(read_rollback(folder), {}), "rollback"
     return said_owed(left, release_command(folder, deleted=deleted), event=event) if left else ""
+
+
+async def changing_of(folder: ClusterFolder) -> list[str]:
+    """Return what the cluster does for a changed manifest, or waits for; nothing where no supervisor answers."""
+    from gantry_operator.platforms.local.control import ControlError, ask
+
+    try:
+        return [str(text) for text in (await ask(folder, "info", 5)).get("changing") or ()]
+    except ControlError:
+        return []
 
 
 def release_command(folder: ClusterFolder, *, deleted: bool = False) -> str:

@@ -9,7 +9,7 @@ from gantry_operator.cli.migrate_views import Copied, print_copies, show_rollbac
 from gantry_operator.cli.options import (
     Output,
 )
-from gantry_operator.cli.output import print_json, say
+from gantry_operator.cli.output import note, print_json, say
 from gantry_operator.cli.target import run_async
 
 if TYPE_CHECKING:
@@ -41,8 +41,11 @@ def show_copies(context: str | None, namespace: str | None, name: str | None, ou
 
     resource, copies = run_async(ask())
     phase, rolled = migration_of(resource).phase.value, rollback_of(resource).phase.value
+    conditions = (resource.get("status") or {}).get("conditions") or ()
+    progressing = (c for c in conditions if c.get("type") == "Progressing" and c.get("status") == "True")
+    changing = [str(condition.get("message")) for condition in progressing]
     if output == Output.json:
-        print_json({"phase": phase, "rollback": rolled, "groups": copies})
+        print_json({"phase": phase, "rollback": rolled, "changing": changing, "groups": copies})
         return
     say(f"phase: {phase}")
     if rolled != "none":
@@ -53,6 +56,8 @@ def show_copies(context: str | None, namespace: str | None, name: str | None, ou
             for group, copy in copies.items()
         }
     )
+    for text in changing:
+        note(f"a change of the spec: {text}")
 
 
 def ask_operator(

@@ -23,6 +23,7 @@ from gantry_operator.api.table import Tables
 from gantry_operator.cluster import maintenance
 from gantry_operator.cluster.access_control import AccessControl
 from gantry_operator.cluster.availability import Availability
+from gantry_operator.cluster.copies import Copies
 from gantry_operator.cluster.group_changes import GroupChanges, WantedGroups
 from gantry_operator.cluster.group_controller import GroupController, SwitchoverFailed
 from gantry_operator.cluster.group_controllers import GroupControllers
@@ -77,7 +78,7 @@ class ClusterControl:
         self.hibernation = Hibernation(platform.hibernation, self.groups, self._fell_asleep)
         self.rolling = RollingChange(
             platform.replacement, self.controllers, platform.event, platform.news, self.hold, platform.upgrade,
-            self.may_change,
+            self.may_change, Copies(platform.http, lambda: self.cluster, platform.cutover),
         )  # fmt: skip
         self.changes = GroupChanges(
             platform.removal, self.controllers, platform.http, self.wanted_groups, platform.event, self.groups.end,

@@ -239,6 +239,7 @@ class GroupChanges:
             time.monotonic(), report, None if leadership is None else leadership.epoch, groups.policy, others,
             homeless=any(missing.values()),
             standby=controller is not None and controller.waits is not None and controller.waits.code == STANDBY,
+            waits=controller.waits.reason if leadership is None and controller is not None and controller.waits else "",
         )  # fmt: skip
         self._memory[group], step = decide(progress, seen)
         if step.action == "remove" and report is not None:

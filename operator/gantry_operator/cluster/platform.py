@@ -347,6 +347,10 @@ class Platform(Protocol):
         """
         ...
 
+    def cutover(self) -> str:
+        """Return the phase of a cutover from RocketMQ that is under way; empty: there is none."""
+        ...
+
     def upgrade(self, group: str, members: Sequence[Running]) -> Upgrade | None:
         """Whether the outdated members of the group get another version; None: they keep theirs."""
         ...

@@ -9,11 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from gantry_broker.tasks import set_within
 
 from gantry_operator.cluster import upgrade_check
+from gantry_operator.cluster.copies import Copies
 from gantry_operator.cluster.group_controller import GroupController, SwitchoverFailed
 from gantry_operator.cluster.platform import Deployment, Event, ReplacementPlatform
 from gantry_operator.cluster.second_site import follows_archive
 from gantry_operator.cluster.upgrade_check import Running, Upgrade
 from gantry_operator.plan.order import MemberState, Step, next_step
+from gantry_operator.plan.plan import FILLED
 
 log = logging.getLogger(__name__)
 
@@ -22,8 +24,11 @@ STEP_S = 0.25
 IDLE_S = 1.0
 
 
-def member_states(deployments: Sequence[Deployment], controller: GroupController) -> list[MemberState]:
-    """Return the members of a group for `plan.order`. A member that is being stopped counts as not in sync.
+def member_states(
+    deployments: Sequence[Deployment], controller: GroupController, follows: bool | None = None
+) -> list[MemberState]:
+    """Return the members of a group for `plan.order`. A member that is being stopped counts as not in sync. `follows`:
+    whether the first member follows a RocketMQ; None: the group does not copy one.
 
     The broker's own report counts more than the platform's view. A broker that serves is not broken, even if its
     kubelet has stopped or another container of its pod fails.
@@ -34,16 +39,19 @@ def member_states(deployments: Sequence[Deployment], controller: GroupController
         watch = controller.watches.get(d.number)
         report = watch.report if watch is not None and watch.reach == "ok" else None
         standby = report is not None and report.standby
-        follows = standby and watch is not None and follows_archive(watch.status)
-        serves = report is not None and (report.role == "Master" or report.link == "connected" or follows)
-        works = report is not None and (report.role in ("Master", "Slave") or follows)
+        follows_it = standby and watch is not None and follows_archive(watch.status)
+        serves = report is not None and (report.role == "Master" or report.link == "connected" or follows_it)
+        works = report is not None and (report.role in ("Master", "Slave") or follows_it)
+        in_sync = report is not None and (follows_it or controller.in_sync(report))
+        if follows is not None:  # Before the cutover no member is ready for clients.
+            in_sync = follows if d.number == FILLED else report is not None
         out.append(
             MemberState(
                 name=d.name,
                 number=d.number,
                 outdated=d.outdated,
-                ready=works if d.ready is None else d.ready,
-                in_sync=not d.stopping and report is not None and (follows or controller.in_sync(report)),
+                ready=in_sync if follows is not None else works if d.ready is None else d.ready,
+                in_sync=not d.stopping and in_sync,
                 master=leadership is not None
                 and leadership.master is not None
                 and leadership.master.member == d.number,
@@ -51,6 +59,7 @@ def member_states(deployments: Sequence[Deployment], controller: GroupController
                 broken=d.broken and not serves,
                 promotable=report is None or not report.not_promotable,
                 standby=standby,
+                copies=follows is not None,
             )
         )
     return out
@@ -79,10 +88,11 @@ class RollingChange:
         hold: Callable[[], str] = lambda: "",
         upgrade: Callable[[str, Sequence[Running]], Upgrade | None] = lambda group, members: None,
         may_change: Callable[[], bool] = lambda: True,
+        copies: Copies | None = None,
     ) -> None:
         """`may_change`: False while the cluster is paused or its spec is refused. `hold`: why changes that are not
         urgent have to wait now; empty: they need not. `upgrade`: whether the outdated members of a group get another
-        version.
+        version. `copies`: of a RocketMQ; None: there are none.
         """
         self.refused: dict[str, str] = {}
         """By group: why its members get no other version, though the spec says so."""
@@ -97,6 +107,7 @@ class RollingChange:
         self._hold = hold
         self._upgrade = upgrade
         self._may_change = may_change
+        self._copies = copies
         self._requested = ""
         self._wake = asyncio.Event()
 
@@ -134,7 +145,7 @@ class RollingChange:
                 continue
             existing |= {d.name for d in deployments}
             busy = await self._step(group, deployments) or busy
-        if not busy and not self.refused and not self._hold():
+        if not busy and not self.refused and not self._hold() and not self._cutover():
             busy = await self._platform.finish_change()
         self.joining &= existing
         for group in self.refused.keys() - set(self._controllers):
@@ -146,9 +157,14 @@ class RollingChange:
     async def _step(self, group: str, deployments: Sequence[Deployment]) -> bool:
         """Take the next step of a group's change. False: there is none."""
         controller = self._controllers[group]
-        states = member_states(deployments, controller)
+        todo = any(d.outdated or d.leaving or d.name in self.joining for d in deployments)
+        follows = await self._copies.follows(controller) if todo and self._copies is not None else None
+        states = member_states(deployments, controller, follows)
         self.joining -= {m.name for m in states if m.in_sync or m.leaving}
         step = next_step(states, controller.still_counted)
+        if step.kind in ("replace", "handover") and (cutover := self._cutover()):
+            self._note(group, Step("wait", f"{step.member}: the change {cutover}"))
+            return False
         requested = all(d.requested for d in deployments if d.outdated)
         # A member that does not work, or leaves, is held by nothing: the group lacks a copy until the step is done.
         if step.kind in ("replace", "handover") and not step.urgent and not any(m.leaving for m in states):
@@ -170,6 +186,10 @@ class RollingChange:
             except SwitchoverFailed as error:
                 self._on_event(Event("Warning", "SwitchoverFailed", f"{error}; it is tried again", group))
         return step.kind != "done"
+
+    def _cutover(self) -> str:
+        """Why a change has to wait for the end of a cutover; empty: it need not."""
+        return "" if self._copies is None else self._copies.hold()
 
     def _refuses(self, group: str, step: Step, states: Sequence[MemberState], controller: GroupController) -> bool:
         """Whether the step brings another version to a group that is not ready for it. A member that leaves, or does
@@ -200,7 +220,9 @@ class RollingChange:
         state = next(s for s in states if s.name == step.member)
         deployment = next(d for d in deployments if d.name == step.member)
         # A former master may still forward paused writes until the address has moved. A broken member forwards none.
-        moved = self._controllers[group].announced or state.master or state.broken or state.standby
+        # A copy that has no master may still be the one to which a cutover led that was aborted.
+        served = state.standby or state.copies
+        moved = self._controllers[group].announced or state.master or state.broken or served
         if not self._platform.may_stop(deployment, group, address_moved=moved):
             return
         if deployment.leaving:

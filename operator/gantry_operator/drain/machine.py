@@ -61,6 +61,8 @@ class LeavingGroup:
     """It has topics or consumer groups that no other group has."""
     standby: bool = False
     """Its cluster follows the archive of another one, so no member leads it."""
+    waits: str = ""
+    """Why no member has led it yet; empty: one has, or it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,8 @@ def decide(progress: Progress, seen: LeavingGroup) -> tuple[Progress, DrainStep]
         why = (
             "the cluster is a standby: it drains after `gantry promote`"
             if seen.standby
+            else f"it drains once a member leads: {seen.waits}"
+            if seen.waits
             else "its master does not answer"
         )
         return replace(progress, proof=None), _wait("Waiting", "NoMaster", why)

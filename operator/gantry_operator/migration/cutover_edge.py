@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -20,6 +19,7 @@ from gantry_broker.protocol.fields import BodyError
 from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.remoting.tls import TlsOptions
 
+from gantry_operator.cluster.copies import ask_copy
 from gantry_operator.cluster.member_http import httpx
 from gantry_operator.migration import cutover_steps
 from gantry_operator.migration.cutover_steps import Action, Carry, Limits, Phase, Record, Refused, Seen, SetSource
@@ -64,16 +64,6 @@ class SourcePlace:
     tls: TlsOptions | ssl.SSLContext | None = None
     kv_namespaces: tuple[str, ...] = ()
     """Of key-value configuration that is copied beside the order configuration."""
-
-
-async def ask_copy(http: httpx.AsyncClient, members: Sequence[str]) -> dict[str, Any] | None:
-    """Return what the member says that follows, the first of its group; None: it does not say that it follows."""
-    for url in members[:1]:
-        with contextlib.suppress(httpx.HTTPError, ValueError, TypeError):
-            answer = await http.get(f"{url}/migration", timeout=ANSWER_S)
-            if answer.status_code == 200:
-                return dict(answer.json())
-    return None
 
 
 @dataclass(frozen=True, slots=True)

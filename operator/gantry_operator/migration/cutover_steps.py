@@ -137,6 +137,11 @@ class Record:
         return FORMER_MASTER_ID if self.aside else MASTER
 
 
+def under_way(record: Record) -> str:
+    """Return the phase of a cutover, or of its abort, that is under way; empty: there is none."""
+    return "" if record.phase in (Phase.FOLLOWING, Phase.DONE) else record.phase.value
+
+
 def brokers_of(value: Any) -> dict[str, int]:
     """Return brokerIds by address, as a record has them. Raises ValueError, AttributeError."""
     return {str(address): whole(number, 0, FORMER_MASTER_ID - 1) or 0 for address, number in value.items()}

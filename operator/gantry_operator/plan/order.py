@@ -3,7 +3,8 @@
 A planned change never uses failover. Slaves come first, one at a time, while all other members are in sync. Then the
 master hands over to a new member and is replaced last. A broken member may be replaced at any time. A broken member
 that leaves waits until no leaving member has a higher number. A standby at a second site has no master: its members are
-replaced one at a time, while all others follow the archive.
+replaced one at a time, while all others follow the archive. Neither has a group that copies a RocketMQ until a cutover:
+its first member, which follows the source, is replaced last.
 """
 
 from __future__ import annotations
@@ -33,6 +34,10 @@ class MemberState:
     """No health check speaks against it as master."""
     standby: bool = False
     """Its cluster follows the archive of another one. `in_sync` says then that this member does."""
+    copies: bool = False
+    """Its group copies a RocketMQ, and no member leads. `in_sync` says then that the first member follows the source,
+    and that any other one waits for it.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +80,8 @@ def next_step(members: Sequence[MemberState], still_counted: Sequence[int] = ())
             "wait", f"member {gone} has ended and is still counted by the group; the next one is replaced afterwards"
         )
     if master is None:
-        if any(m.standby for m in members):
-            return _next_of_standby(members, todo)
+        if any(m.standby or m.copies for m in members):
+            return _next_without_master(members, todo)
         return Step("wait", "the group has no master; a member is replaced only while one serves")
     staying = [m for m in members if not m.leaving]
     away = [m for m in staying if not (m.ready and m.in_sync)]
@@ -101,17 +106,23 @@ def next_step(members: Sequence[MemberState], still_counted: Sequence[int] = ())
     return Step("replace", f"{master.name} is the only member: the group is unavailable while it restarts", master.name)
 
 
-def _next_of_standby(members: Sequence[MemberState], todo: Sequence[MemberState]) -> Step:
-    """Return the step of a group without a master. A member that does not follow comes first: it serves nobody, and the
-    change may be what it lacks.
+def _next_without_master(members: Sequence[MemberState], todo: Sequence[MemberState]) -> Step:
+    """Return the step of a standby, or of a group that copies a RocketMQ. A member that does not follow comes first: it
+    serves nobody, and the change may be what it lacks. Member 0, which follows the source, is the last one otherwise.
     """
+    copies = any(m.copies for m in members)
+    lacks = "does not follow the source, or is not up" if copies else "does not follow the archive"
     idle = [m for m in members if not (m.ready and m.in_sync)]
     away = [m.name for m in idle if not m.leaving and not m.outdated]
     if away:
-        return Step("wait", f"{', '.join(away)} does not follow the archive; the next member is replaced once all do")
+        return Step("wait", f"{', '.join(away)} {lacks}; the next member is replaced once all do")
     first = max(todo, key=lambda m: (m.leaving, not m.leaving and m in idle, m.number))
-    follows = "does not follow the archive" if first in idle else "is part of a standby, and all members follow"
-    return Step("replace", f"{first.name} {follows}", first.name)
+    works = (
+        "is part of a copy, and its group follows the source"
+        if copies
+        else "is part of a standby, and all members follow"
+    )
+    return Step("replace", f"{first.name} {lacks if first in idle else works}", first.name)
 
 
 def _handover(master: MemberState, candidates: Sequence[MemberState], why: str) -> Step:

@@ -6,6 +6,7 @@ It implements the ports of `cluster.platform`. The supervisor starts the process
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
@@ -28,6 +29,7 @@ from gantry_operator.cluster.platform import (
 )
 from gantry_operator.cluster.status import last_failover
 from gantry_operator.cluster.upgrade_check import Running, Upgrade
+from gantry_operator.migration.cutover_steps import Record, under_way
 from gantry_operator.plan.plan import MemberPlan, Plan, plan
 from gantry_operator.platforms.local.certificates import scheme
 from gantry_operator.platforms.local.children import Children
@@ -53,6 +55,8 @@ from gantry_operator.registry.file import FileRegistry, write_whole
 log = logging.getLogger(__name__)
 
 PORT_POLL_S: Final = 0.02
+MIGRATION: Final = "migration.json"
+"""In the cluster's folder: the record of a cutover, which `gantry migrate` writes before each step."""
 
 
 class LocalPlatform:
@@ -131,6 +135,14 @@ class LocalPlatform:
 
     def hold(self, *, idle: bool) -> str:
         return ""
+
+    def cutover(self) -> str:
+        try:
+            return under_way(Record.from_json(json.loads((self.folder.root / MIGRATION).read_text())))
+        except FileNotFoundError:
+            return ""
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return "unknown"  # Commands of the migration name the file.
 
     @staticmethod
     def upgrade(group: str, members: Sequence[Running]) -> Upgrade | None:

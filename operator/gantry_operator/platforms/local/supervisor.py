@@ -292,6 +292,7 @@ class Supervisor:
             "notReady": self.not_ready,
             "groups": groups,
             "refused": dict(rolling.refused),
+            "changing": list(rolling.progress.values()),
             "rolling": "; ".join(filter(None, [rolling.reason, *self.control.changes.progress.values()])),
             "drains": {name: row.model_dump(mode="json") for name, row in self.control.drains().items()},
             "site": self.control.sites.state.to_json(),

@@ -21,6 +21,7 @@ from gantry_operator.access.wanted import ADMIN, ADMIN_NAME, SECRET_KEY, secret_
 from gantry_operator.api.cluster import BrokerCluster
 from gantry_operator.api.status import Addresses, BrokerClusterStatus, LastFailover, ProxyStatus, VersionStatus
 from gantry_operator.api.versions import PROTOCOL_VERSION, package_version
+from gantry_operator.cluster.copies import ask_copy
 from gantry_operator.cluster.maintenance import UpgradeQueue
 from gantry_operator.cluster.member_http import make_client, tls_context
 from gantry_operator.cluster.observed import ObservedState
@@ -29,8 +30,8 @@ from gantry_operator.cluster.stall_compensated_clock import StallCompensatedCloc
 from gantry_operator.cluster.status import last_failover
 from gantry_operator.cluster.upgrade_check import Running, Upgrade, release_of
 from gantry_operator.migration import cutover_steps
-from gantry_operator.migration.cutover_edge import Edge, GroupPlace, SourcePlace, ask_copy
-from gantry_operator.migration.cutover_steps import Refused
+from gantry_operator.migration.cutover_edge import Edge, GroupPlace, SourcePlace
+from gantry_operator.migration.cutover_steps import Refused, under_way
 from gantry_operator.migration.rollback_edge import RollbackEdge
 from gantry_operator.plan.plan import FILLED, Plan
 from gantry_operator.platforms.kubernetes import names
@@ -56,6 +57,7 @@ from gantry_operator.platforms.kubernetes.objects import volumes
 from gantry_operator.platforms.kubernetes.objects.certificates import CertificateReconciler, decoded
 from gantry_operator.platforms.kubernetes.objects.object_reconciler import ObjectReconciler
 from gantry_operator.platforms.kubernetes.reconcile.site_store import KubernetesSiteStore
+from gantry_operator.platforms.kubernetes.requests.migration_request import MIGRATION, read_record
 from gantry_operator.platforms.kubernetes.requests.rollback_state import ConfigMapState
 from gantry_operator.platforms.kubernetes.requests.rollbacks import Sides
 from gantry_operator.platforms.kubernetes.resources.topics import KubernetesTopicStore
@@ -120,6 +122,7 @@ class ClusterPlatform:
         self.removal = GroupRemoval(api, caches, key, self._reclaim)
         self.hibernation = PodHibernation(self.objects, self.pods, self.name, changed)
         self._changed = changed
+        self._resource = resource
         self._upgrading = ""
         """What the last event about an upgrade said."""
         self.proxies_shown: ProxyStatus | None = former.proxy
@@ -224,6 +227,12 @@ class ClusterPlatform:
     def _urls(self, group: str) -> list[str]:
         """Return the members' URLs. A pod that is made again has another address."""
         return [member.http_url for member in self.pods.members(group)]
+
+    def cutover(self) -> str:
+        try:
+            return under_way(read_record(self._resource.annotation(MIGRATION)))
+        except Refused:
+            return "unknown"  # A person has to repair the annotation, and the status says so.
 
     async def close(self) -> None:
         await self.pods.close()

@@ -1,0 +1,86 @@
+"""The manifest changes while a RocketMQ is followed and a producer writes to it. With real RocketMQ; INTEROP=full."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.rig.driver import Running
+from tests.migration.scene import Scene, put, scene
+from tests.migration.test_state import create, cut_at
+
+pytestmark = pytest.mark.timeout(400)
+WRONG = {"fromRocketMQ": {"nameServers": ["127.0.0.1:1"]}}
+
+
+def pids(made: Scene) -> dict[str, int]:
+    """Of the members that run."""
+    members = made.resource()["status"]["members"]
+    return {member["name"]: int(member["pid"]) for member in members if member.get("pid") is not None}
+
+
+def go_on(writer: Running, count: int = 30) -> None:
+    for _ in range(count):
+        writer.wait_for("ok")
+
+
+@pytest.mark.parametrize("role", ["ASYNC_MASTER", "SYNC_MASTER"])
+def test_a_manifest_is_corrected_and_changed_while_a_producer_writes(
+    java_side: Path, tmp_path: Path, role: str
+) -> None:
+    with scene(tmp_path, "server49", {"brokerRole": role}) as made:
+        groups = [{"name": "a", "brokerName": made.source.broker_name, "members": 2}]
+        clients = made.driver("49")
+        create(made, clients, "Orders")
+        first = put(clients, topic="Orders", count=200, size=1000, run="run")
+        made.write(brokerGroups=groups, bootstrap=WRONG)
+        words = ("up", str(made.file), "--dir", str(made.folder), "--detach", "--timeout", "3")
+        made.gantry(*words, check=False)
+        made.until("the address is wrong", lambda s: "127.0.0.1:1" in str(s["groups"]["a"]["copy"]))
+        before = pids(made)
+        made.start(brokerGroups=groups)
+        made.until_following()
+        assert pids(made) == before, "the corrected address needs no restart"
+
+        writer = clients.start("failover", topic="Orders", run="run", first=200, size=1000, threads=2, pause_ms=10)
+        go_on(writer)
+        made.write(brokerGroups=groups, broker={"transactionTimeOut": 3000})
+        made.gantry(*words, check=False)
+        order: list[str] = []
+        deadline = time.monotonic() + 120
+        while len(order) < 2:
+            assert time.monotonic() < deadline, f"replaced: {order}; {made.status()}{made.story()}"
+            now = pids(made)
+            order += [name for name in before if name in now and now[name] != before[name] and name not in order]
+        assert order == ["moved-a-1", "moved-a-0"], "the follower of the source is the last one"
+        go_on(writer)
+        made.until_following()
+        made.until("the change is done", lambda s: not s["changing"])
+
+        # A cutover that was killed has the change wait, and says so, until it is done.
+        cut_at(made, "routed")
+        before = pids(made)
+        made.write(brokerGroups=groups, broker={"transactionTimeOut": 4000})
+        made.gantry(*words, check=False)
+        said = "the change waits for the end of the cutover from RocketMQ, which is in phase rout"
+        made.until("the change waits", lambda s: said in str(s["changing"]))
+        assert said in made.migrate("status").stderr
+        time.sleep(3)
+        assert pids(made) == before
+        go_on(writer)
+        assert "Gantry leads" in made.migrate("cutover", "--routes", "32").stdout
+        go_on(writer)
+        made.until("the change is done", lambda s: not s["changing"], 120)
+        after = pids(made)
+        assert all(after[name] != pid for name, pid in before.items())
+        go_on(writer)
+        clients.run("stop")
+        sent = writer.finish()
+        acknowledged = {line["n"] for line in sent.of("ok")} | first
+        got = clients.run(
+            "consume", topic="Orders", group="g", run="run", count=len(acknowledged), settle_ms=2_000, timeout_s=90
+        )
+        assert got.summary["unique"] >= len(acknowledged)
+        print(f"{len(acknowledged)} acknowledged, {len(sent.of('failed'))} failed, {got.summary}")
