@@ -57,9 +57,9 @@ class FromRocketMQ(Model):
     tls: SourceTls | None = Field(None, description="TLS of the source's remoting ports. Default: none.")
     kvNamespaces: list[Annotated[str, StringConstraints(min_length=1, max_length=255)]] = Field(
         default_factory=list,
-        description="Namespaces of the source's key-value configuration that a cutover copies to the NameServers of "
-        "this cluster. The order configuration of topics comes without being named. No NameServer lists its "
-        "namespaces.",
+        description="Namespaces of the source's key-value configuration that the NameServers of this cluster get, kept "
+        "up to date until a cutover. The order configuration of topics comes without being named. No NameServer lists "
+        "its namespaces.",
         max_length=16,
     )
     dropAccessControl: bool = Field(

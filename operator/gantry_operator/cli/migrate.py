@@ -353,6 +353,7 @@ async def _copy_kv(folder: ClusterFolder, edge: Edge) -> None:
 
     from gantry_operator.actions.local_target import LocalTarget
     from gantry_operator.migration.cutover_edge import FAILURES
+    from gantry_operator.migration.cutover_steps import Refused
 
     try:
         async with (
@@ -360,7 +361,7 @@ async def _copy_kv(folder: ClusterFolder, edge: Edge) -> None:
             Admin(ours.name_servers, credentials=ours.credentials, tls=ours.tls) as own,
         ):
             await edge.copy_kv(own)
-    except FAILURES as error:
+    except (Refused, *FAILURES) as error:
         note(f"the key-value configuration is not copied to the new NameServers: {error}")
 
 

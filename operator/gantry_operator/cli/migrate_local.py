@@ -55,15 +55,10 @@ def brokers_of(cluster: BrokerCluster, source: FromRocketMQ) -> list[str]:
 
 def place_of(source: FromRocketMQ) -> SourcePlace:
     """Secrets of this machine are folders. Raises CliError for a missing one."""
-    from gantry_broker.remoting.tls import TlsOptions
+    from gantry_operator.platforms.local import source_config
 
-    from gantry_operator.migration.cutover_edge import SourcePlace
-    from gantry_operator.platforms.local.folder import secret_folder
-
-    tls = None
-    if source.tls is not None:
-        tls = TlsOptions(ca_file=secret_folder(source.tls.caSecret) / "ca.crt")
-    return SourcePlace(tuple(source.nameServers), keys_of(source.accessKeySecret), tls, tuple(source.kvNamespaces))
+    keys_of(source.accessKeySecret)
+    return source_config.place_of(source)
 
 
 def keys_of(secret: str | None) -> Credentials | None:

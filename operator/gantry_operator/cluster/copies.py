@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from gantry_operator.api.cluster import BrokerCluster
@@ -24,6 +24,11 @@ async def ask_copy(http: httpx.AsyncClient, members: Sequence[str]) -> dict[str,
     return None
 
 
+def follows(copy: Mapping[str, Any] | None) -> bool:
+    """Return whether a member that says this of its copy follows the source."""
+    return copy is not None and copy.get("state") == "following" and copy.get("connected") is True
+
+
 class Copies:
     """The copies of one cluster."""
 
@@ -34,7 +39,7 @@ class Copies:
         self._http, self._cluster, self._cutover = http, cluster, cutover
 
     def hold(self) -> str:
-        """Why no member may be replaced now, however much it needs that; empty: one may."""
+        """Why no member that works may be replaced now; empty: one may."""
         phase = self._cutover() if self._migrates() else ""
         return f"waits for the end of the cutover from RocketMQ, which is in phase {phase}" if phase else ""
 
@@ -49,7 +54,7 @@ class Copies:
         if first is None or any(report is not None and report.role != "Waiting" for report in reports):
             return None
         copy = await ask_copy(self._http, [first.url])
-        return None if copy is None else copy.get("state") == "following" and copy.get("connected") is True
+        return None if copy is None else follows(copy)
 
     def _migrates(self) -> bool:
         cluster = self._cluster()

@@ -162,7 +162,7 @@ class RollingChange:
         states = member_states(deployments, controller, follows)
         self.joining -= {m.name for m in states if m.in_sync or m.leaving}
         step = next_step(states, controller.still_counted)
-        if step.kind in ("replace", "handover") and (cutover := self._cutover()):
+        if step.kind in ("replace", "handover") and not step.urgent and (cutover := self._cutover()):
             self._note(group, Step("wait", f"{step.member}: the change {cutover}"))
             return False
         requested = all(d.requested for d in deployments if d.outdated)

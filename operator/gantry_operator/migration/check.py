@@ -94,7 +94,7 @@ def findings(
                 "comes",
                 "order configuration",
                 str(facts.ordered),
-                "the cutover copies it",
+                "kept up to date until the cutover",
             )
         )
     if guarded(config):

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from gantry_broker.broker.migration.ha import is_controlled
 from gantry_broker.broker.migration.source import guarded
-from gantry_broker.client import Admin, BrokerError, ClientError, Credentials
+from gantry_broker.client import Admin, ClientError, Credentials
 from gantry_broker.protocol import plausible
-from gantry_broker.protocol.codes import FORMER_MASTER_ID, ORDER_TOPIC_NAMESPACE, ResponseCode
+from gantry_broker.protocol.codes import FORMER_MASTER_ID, ORDER_TOPIC_NAMESPACE
 from gantry_broker.protocol.digits import whole_number
 from gantry_broker.protocol.fields import BodyError
 from gantry_broker.remoting.errors import RemotingError
@@ -21,7 +21,7 @@ from gantry_broker.remoting.tls import TlsOptions
 
 from gantry_operator.cluster.copies import ask_copy
 from gantry_operator.cluster.member_http import httpx
-from gantry_operator.migration import cutover_steps
+from gantry_operator.migration import cutover_steps, source_config
 from gantry_operator.migration.cutover_steps import Action, Carry, Limits, Phase, Record, Refused, Seen, SetSource
 
 ANSWER_S: Final = 3.0
@@ -182,15 +182,21 @@ class Edge:
 
     async def copy_kv(self, target: Admin) -> int:
         """Give the new cluster's NameServers the order configuration of the source's, and the namespaces that the spec
-        names; return how many entries differed. Raises as `FAILURES`.
+        names; return how many entries differed. Raises Refused for too much, and as `FAILURES`.
         """
-        count = 0
-        for namespace in (ORDER_TOPIC_NAMESPACE, *self.place.kv_namespaces):
-            for name, value in (await _kv_table(next(iter(self._admins.values())), namespace)).items():
-                if await target.get_kv(namespace, name) != value:
-                    await target.put_kv(namespace, name, value)
-                    count += 1
-        return count
+        tables: dict[str, dict[str, str]] = {}
+        silent: BaseException | None = None
+        answered = False
+        for admin in reversed(self._admins.values()):  # The first one counts where they differ.
+            try:
+                for namespace in (ORDER_TOPIC_NAMESPACE, *self.place.kv_namespaces):
+                    tables.setdefault(namespace, {}).update(await admin.kv_table(namespace))
+                answered = True
+            except FAILURES as error:
+                silent = error
+        if silent is not None and not answered:
+            raise silent
+        return await source_config.bring(tables, target, whole=silent is None)
 
     async def routes(self) -> Routes:
         """Return what each NameServer of the source says; None: it does not answer."""
@@ -352,16 +358,6 @@ class Edge:
                 raise result
         if action.refuses:
             self._ends.pop(group.name, None)  # Only from now on is a log that stays as it is a sign that all arrived.
-
-
-async def _kv_table(admin: Admin, namespace: str) -> dict[str, str]:
-    """Empty when a NameServer has no such table."""
-    try:
-        return await admin.kv_table(namespace)
-    except BrokerError as error:
-        if error.code == ResponseCode.QUERY_NOT_FOUND:
-            return {}
-        raise
 
 
 def _copy_of(status: Mapping[str, Any]) -> tuple[str, str, int | None, bool]:

@@ -49,6 +49,7 @@ from gantry_operator.platforms.local.port_claims import PortAllocationLock, acqu
 from gantry_operator.platforms.local.process import load_record
 from gantry_operator.platforms.local.process_plan import ProcessPlan, process_plans
 from gantry_operator.platforms.local.readiness import describe_ready, why_not_ready
+from gantry_operator.platforms.local.source_config import LocalSourceConfig
 from gantry_operator.platforms.local.status import local_status
 from gantry_operator.platforms.local.users import user_status
 from gantry_operator.platforms.local.verification import LocalVerification
@@ -115,6 +116,7 @@ class Supervisor:
         self._spawn(self._renew_certificates())
         self._spawn(self._follow_users())
         self._spawn(self._keep_condition_times())
+        self._spawn(self._source_config().run())
         self._spawn(LocalVerification(self.folder, lambda: self.wanted, self.events).run())
         try:
             await self._stop.wait()
@@ -163,6 +165,16 @@ class Supervisor:
                 if not platform.children.adopt(process):
                     self.folder.config(process.name).unlink(missing_ok=True)
         self.control.lead()
+
+    def _source_config(self) -> LocalSourceConfig:
+        platform = self.platform
+
+        def members() -> list[list[str]]:
+            return [[member.http_url for member in platform.members(g.name)] for g in platform.plan.groups]
+
+        return LocalSourceConfig(
+            self.folder, lambda: self.wanted, members, platform.cutover, platform.http, self.events
+        )
 
     def _process_plans(self) -> list[ProcessPlan]:
         return process_plans(self.cluster, self.platform.whole_plan, self.platform.ports, self.folder)

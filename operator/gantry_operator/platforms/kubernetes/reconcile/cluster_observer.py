@@ -57,7 +57,9 @@ class ClusterObserver:
         self._report = StatusWriter(
             platform.shared.api, platform.namespace, platform.name, former, platform.events, self.look, self._saw
         )
-        self._migration = MigrationWatch(resource, platform.copies, migration_waits, platform.events.record, self.wake)
+        self._migration = MigrationWatch(
+            resource, platform.copies, migration_waits, platform.events.record, self.wake, platform.keep_config
+        )
 
     def parts(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
         """Return what has to run while the cluster is controlled, by name."""

@@ -177,6 +177,11 @@ class ClusterPlatform:
         async with self._own_admin() as own:
             await edge.copy_kv(own)
 
+    async def keep_config(self) -> None:
+        """Copy that configuration while the source is followed. Raises as `copy_kv`, and Refused."""
+        async with self.migration() as edge:
+            await self.copy_kv(edge)
+
     @asynccontextmanager
     async def _own_admin(self) -> AsyncIterator[Admin]:
         """Yield a client of the cluster with all rights. Raises ApiError, ApiUnavailable."""
