@@ -360,7 +360,8 @@ class Migration:
         """Take the way to the source that the manifest names now. What other NameServers name has to show first that it
         is the source of this copy.
         """
-        if self._is_corrected():
+        corrected = self._is_corrected()
+        if corrected:
             assert self._guarding.wanted is not None
             log.warning("the source is looked for at %s", ", ".join(self._guarding.wanted.name_servers))
             self._wanted = self._guarding.wanted
@@ -370,7 +371,7 @@ class Migration:
         self._other = had and copied_from is not None and copied_from != sorted(self._wanted.name_servers)
         if self._other and self._follower is not None:
             self._follower.compared = False
-        if not had and self._store is not None:  # Nothing has come from the former one.
+        if corrected and not had and self._store is not None:  # Nothing has come from the former one.
             self._store.close()
             self._store = self._follower = self._look = None
 
