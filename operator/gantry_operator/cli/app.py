@@ -17,15 +17,15 @@ from typer.models import CommandInfo
 
 from gantry_operator.actions.errors import ActionError
 from gantry_operator.cli.analytics import register as register_analytics
-from gantry_operator.cli.archive import register as register_archive
-from gantry_operator.cli.console import register as register_console
+from gantry_operator.cli.archive import archive_app
+from gantry_operator.cli.console import console
 from gantry_operator.cli.debug import debug_app
 from gantry_operator.cli.dlq_commands import dlq_app
 from gantry_operator.cli.errors import CliError, Exit, presented
-from gantry_operator.cli.export import register as register_export
+from gantry_operator.cli.export import export
 from gantry_operator.cli.group_commands import group_app
 from gantry_operator.cli.message_commands import register as register_messages
-from gantry_operator.cli.migrate import register as register_migrate
+from gantry_operator.cli.migrate import migrate_app
 from gantry_operator.cli.on_cluster import cluster_command
 from gantry_operator.cli.options import (
     EPILOG,
@@ -41,8 +41,8 @@ from gantry_operator.cli.options import (
 )
 from gantry_operator.cli.output import give_up_stdout, json_text, note, prepare_streams, print_json, say, was_complete
 from gantry_operator.cli.progress import Progress
-from gantry_operator.cli.restore import register as register_restore
-from gantry_operator.cli.tables import register as register_tables
+from gantry_operator.cli.restore import restore
+from gantry_operator.cli.tables import table_app
 from gantry_operator.cli.target import find_target, run_async
 from gantry_operator.cli.topic_commands import topic_app
 from gantry_operator.cli.user_commands import user_app
@@ -86,11 +86,11 @@ def common(
 
 app.add_typer(topic_app, name="topic")
 app.add_typer(group_app, name="group")
-register_archive(app)
-register_restore(app, EPILOG)
-register_migrate(app)
-register_export(app, EPILOG)
-register_tables(app)
+app.add_typer(archive_app, name="archive")
+app.command("restore", epilog=EPILOG)(restore)
+app.add_typer(migrate_app, name="migrate")
+app.command("export", epilog=EPILOG)(export)
+app.add_typer(table_app, name="table")
 app.add_typer(dlq_app, name="dlq")
 app.add_typer(user_app, name="user")
 app.add_typer(debug_app, name="debug")
@@ -392,7 +392,7 @@ def rebalance(
 
 register_messages(app)
 register_analytics(app)
-register_console(app)
+app.command()(console)
 
 
 def run() -> None:

@@ -58,11 +58,6 @@ KeyOption = Annotated[
 GroupOption = Annotated[str | None, typer.Option("--group", "-g", help="One broker group. Default: all.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.add_typer(archive_app, name="archive")
-
-
 @contextmanager
 def one_line_errors() -> Iterator[None]:
     """Raise an archive's errors as CliError."""

@@ -95,7 +95,3 @@ def _bind(port: int | None) -> socket.socket:
         else:
             return bound
     raise AssertionError("unreachable")
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(console)

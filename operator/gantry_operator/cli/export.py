@@ -27,11 +27,6 @@ if TYPE_CHECKING:
 FROM = "A store without its cluster"
 
 
-def register(app: typer.Typer, epilog: str) -> None:
-    """Add the command."""
-    app.command("export", epilog=epilog)(export)
-
-
 def export(
     to: Annotated[Path, typer.Option("--to", help="A new folder: each group gets one in it.", show_default=False)],
     group: Annotated[str | None, typer.Option("--group", "-g", help="One broker group. Default: all.")] = None,

@@ -78,11 +78,6 @@ migrate_app = command_group(
 FileArgument = Annotated[Path, typer.Argument(help="A manifest with spec.bootstrap.fromRocketMQ.", show_default=False)]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.add_typer(migrate_app, name="migrate")
-
-
 @migrate_app.command()
 def check(file: FileArgument, output: OutputOption = Output.text) -> None:
     """Show what would come along, what changes, what does not, and what stops it. Nothing is changed."""

@@ -44,11 +44,6 @@ TOPIC = "One topic into a running cluster"
 NOT_RESTORED = "users and their keys are not in an archive"
 
 
-def register(app: typer.Typer, epilog: str) -> None:
-    """Add the command."""
-    app.command("restore", epilog=epilog)(restore)
-
-
 def restore(
     source: Annotated[
         str | None,

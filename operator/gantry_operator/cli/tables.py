@@ -60,11 +60,6 @@ TableNamespaceOption = Annotated[
 TableArgument = Annotated[str, typer.Argument(metavar="TABLE", help="The table's name: its topic.", show_default=False)]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to an application."""
-    app.add_typer(table_app, name="table")
-
-
 @contextmanager
 def _one_line_errors() -> Iterator[None]:
     """Raise errors of tables as CliError."""
