@@ -37,6 +37,8 @@ from gantry_operator.migration.rollback_steps import (
 )
 from gantry_operator.platforms.local.folder import ClusterFolder
 
+from tests.support.free_ports import free_port
+
 LIMITS = Limits(lag=50, settle=6.0, quiet=0.5)
 
 
@@ -531,3 +533,22 @@ async def test_a_rollback_begins_again_after_an_abort(tmp_path: Path, monkeypatc
                 assert done == [SetSource("a", 6, FORMER_MASTER_ID, False)]
         (there,) = await theirs.readable_queues("T")
         assert (await theirs.topic_stats("T"))[there].max_offset == 5, "nothing is copied twice"
+
+
+async def test_a_source_in_no_route_is_the_master_among_the_recorded_brokers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NameServers of 5.x refuse a master that is started again, or that a controller chooses after the cutover."""
+    async with both_sides(monkeypatch) as (ours, theirs, former), httpx.AsyncClient() as http:
+        ((name, _),) = (await ours.masters()).items()
+        master = (await theirs.masters())[name]
+        silent = f"127.0.0.1:{free_port()}"
+        for recorded in (
+            cutover_steps.Group(6, source=master),
+            cutover_steps.Group(6, source=silent, brokers={master: 1}),
+        ):
+            async with Edge(SourcePlace((former,)), [GroupPlace("a", name, master, list)], http) as edge:
+                edge.remember({"a": recorded})
+                routes = await edge.routes()
+                assert edge.source_of(edge.groups["a"], routes) is None
+                await edge.locate(routes)
+                assert edge.source_of(edge.groups["a"], routes) == master
+                assert edge.source_of(edge.groups["a"], {former: {name: {}}}) is None, "Gantry has no place there"

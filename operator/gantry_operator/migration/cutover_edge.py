@@ -110,6 +110,8 @@ class Edge:
         """NameServers that keep a master's place against one of a lower state version."""
         self._addresses: dict[str, str] = {}
         """By group: the source's address, as it was known last."""
+        self._recorded: dict[str, tuple[str, ...]] = {}
+        """By group: the addresses of the source's brokers in the record."""
 
     async def __aenter__(self) -> Edge:
         for admin in self._admins.values():
@@ -145,23 +147,44 @@ class Edge:
     def remember(self, groups: Mapping[str, cutover_steps.Group]) -> None:
         """Know the addresses of a record, for sources that are in no route."""
         for name, group in groups.items():
-            if group.source:
-                self._addresses.setdefault(name, group.source)
+            self._recorded[name] = tuple(address for address in (group.source, *group.brokers) if address)
 
-    def source_of(self, group: GroupPlace, routes: Routes) -> str | None:
-        """Return the address of a group's source; None: no NameServer knows one."""
-        taken = False
+    async def locate(self, routes: Routes) -> None:
+        """Look for sources that are in no route, since NameServers of 5.x refuse a master that was started again, or
+        that a controller has chosen since the cutover.
+        """
+        for group in self.groups.values():
+            if self._listed(group, routes) is None:
+                for address in self._recorded.get(group.name, ()):
+                    if await self._is_master(address):
+                        self._addresses[group.name] = address
+                        break
+
+    async def _is_master(self, address: str) -> bool:
+        try:
+            return (await self.settings_of(address)).get("brokerRole", "").endswith("_MASTER")
+        except FAILURES:
+            return False
+
+    @staticmethod
+    def _listed(group: GroupPlace, routes: Routes) -> str | None:
+        """Return the address of a group's source in the routes."""
         for table in routes.values():
             addresses = (table or {}).get(group.broker, {})
             for number in (FORMER_MASTER_ID, cutover_steps.MASTER):
                 address = addresses.get(number)
-                if address not in (None, group.address) and len(address) <= cutover_steps.MOST_ADDRESS:
-                    self._addresses[group.name] = address
+                if address is not None and address != group.address and len(address) <= cutover_steps.MOST_ADDRESS:
                     return address
-            taken = taken or addresses.get(cutover_steps.MASTER) == group.address
-        # Gantry has its place, and it has not registered under its other number yet: it does so every 30 s. One that
-        # was started again asks for its place only, in vain.
-        return self._addresses.get(group.name) if taken else None
+        return None
+
+    def source_of(self, group: GroupPlace, routes: Routes) -> str | None:
+        """Return the address of a group's source; None: no NameServer knows one."""
+        if (address := self._listed(group, routes)) is not None:
+            self._addresses[group.name] = address
+            return address
+        masters = [(table or {}).get(group.broker, {}).get(cutover_steps.MASTER) for table in routes.values()]
+        # Gantry has its place, and it has not registered under its other number yet: it does so every 30 s.
+        return self._addresses.get(group.name) if group.address in masters else None
 
     async def settings_of(self, address: str) -> dict[str, str]:
         """Return the settings of a source's broker. Raises as `FAILURES`."""

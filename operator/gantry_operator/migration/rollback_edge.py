@@ -190,9 +190,14 @@ class RollbackEdge:
         self.copy: BackCopy | None = None
         self._moved: set[str] = set()
 
+    async def _routes(self) -> Routes:
+        routes = await self._edge.routes()
+        await self._edge.locate(routes)
+        return routes
+
     async def masters(self) -> dict[str, str]:
         """Return the former brokers' addresses by brokerName. Raises Refused."""
-        routes = await self._edge.routes()
+        routes = await self._routes()
         addresses = {}
         for group in self._edge.groups.values():
             address = self._edge.source_of(group, routes)
@@ -221,7 +226,7 @@ class RollbackEdge:
 
     async def look(self, *, brokers: bool = False) -> dict[str, Seen]:
         """See all groups. `brokers`: ask the former groups' other brokers, too."""
-        routes = await self._edge.routes()
+        routes = await self._routes()
         return {name: await self._see(group, routes, brokers) for name, group in self._edge.groups.items()}
 
     async def _see(self, group: GroupPlace, routes: Routes, brokers: bool) -> Seen:
