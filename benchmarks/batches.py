@@ -36,10 +36,7 @@ from rig.processes import NamespaceUnavailable, Started, exit_on_sigterm, usage
 from rig.target import Target
 
 SYSTEMS = ("gantry", "rocketmq", "kafka")
-LIMITS = {
-    "maxTransferCountOnMessageInMemory": 256,
-    "maxTransferBytesOnMessageInMemory": 1 << 22,
-}
+LIMITS = {"maxTransferCountOnMessageInMemory": 256, "maxTransferBytesOnMessageInMemory": 1 << 22}
 """So that both brokers answer a pull of 256 messages of 1 KiB with all of them."""
 FROM_DISK = {"maxTransferCountOnMessageInDisk": 256, "maxTransferBytesOnMessageInDisk": 1 << 22}
 """The same of RocketMQ for messages that it takes for old."""

@@ -237,10 +237,7 @@ def main() -> None:
         return
     segment = 64 << 20
     settings = {"mappedFileSizeCommitLog": str(segment), **dict(one.split("=", 1) for one in options.set)}
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        scene(Path(folder), options.server, settings) as made,
-    ):
+    with tempfile.TemporaryDirectory() as folder, scene(Path(folder), options.server, settings) as made:
         made.segment = segment
         clients = made.driver(options.client)
         for topic in ("Fill", "Load"):

@@ -233,8 +233,7 @@ async def run(options: argparse.Namespace, folder: Path) -> None:
             alone, added, each = await bench.consumed(messages, together, groups, used)
             unit = 1e6 / messages
             print(
-                f"{groups:>7}{together:>15}{alone * unit:>9.2f}{added * unit / groups:>11.2f}{each:>20.2f}",
-                flush=True,
+                f"{groups:>7}{together:>15}{alone * unit:>9.2f}{added * unit / groups:>11.2f}{each:>20.2f}", flush=True
             )
     if profiler is not None:
         pstats.Stats(profiler).sort_stats("tottime").print_stats(30)

@@ -7,19 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from kube import (
-    Cluster,
-    Figure,
-    Load,
-    apply,
-    example,
-    get,
-    kubectl,
-    storage_class,
-    unharmed,
-    until,
-    with_storage,
-)
+from kube import Cluster, Figure, Load, apply, example, get, kubectl, storage_class, unharmed, until, with_storage
 
 
 def ids(cluster: Cluster) -> set[str]:

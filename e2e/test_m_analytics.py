@@ -18,19 +18,7 @@ import pytest
 import yaml
 from gantry_broker import report_page
 from gantry_spark.session import SHORT_RUN_OPTIONS
-from kube import (
-    BROKER_IMAGE,
-    Cluster,
-    CommandFailed,
-    Figure,
-    apply,
-    example,
-    get,
-    key_environment,
-    kubectl,
-    run,
-    until,
-)
+from kube import BROKER_IMAGE, Cluster, CommandFailed, Figure, apply, example, get, key_environment, kubectl, run, until
 
 NAME = "shop-analytics"
 TOPIC = "orders-by-id"

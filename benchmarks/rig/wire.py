@@ -124,10 +124,7 @@ class Wire:
     def offsets(self, topic: str, queue: int) -> tuple[int, int]:
         """Returns (first, one after the last) offset of a queue."""
         ext = {"topic": topic, "queueId": str(queue)}
-        return (
-            int(self.call(_MIN_OFFSET, ext).ext["offset"]),
-            int(self.call(_MAX_OFFSET, ext).ext["offset"]),
-        )
+        return (int(self.call(_MIN_OFFSET, ext).ext["offset"]), int(self.call(_MAX_OFFSET, ext).ext["offset"]))
 
     def pull(self, topic: str, queue: int, offset: int, group: str = "readback") -> tuple[list[Record], int]:
         """Returns records from an offset on, and the next offset."""

@@ -84,11 +84,7 @@ def test_rules_decide_as_the_model_does(seed: int) -> None:
 
 
 def user_with(*rules: dict[str, Any], **values: Any) -> User:
-    whole = {
-        "version": 1,
-        "mode": "Enabled",
-        "users": [{"name": "u", "keys": ["12345678"], "rules": rules, **values}],
-    }
+    whole = {"version": 1, "mode": "Enabled", "users": [{"name": "u", "keys": ["12345678"], "rules": rules, **values}]}
     return Policy.of(AccessTable.model_validate(whole).model_dump()).users["u"]
 
 

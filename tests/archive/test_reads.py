@@ -170,10 +170,7 @@ async def test_nothing_is_said_to_be_gone_before_the_archive_is_known(
     again.bench.wire.frames.clear()
     await again.topic()
     asked = again.bench.pull_ext("T", 0)
-    for code, fields in (
-        (RequestCode.PULL_MESSAGE, asked),
-        (RequestCode.GET_MIN_OFFSET, {"topic": "T", "queueId": 0}),
-    ):
+    for code, fields in ((RequestCode.PULL_MESSAGE, asked), (RequestCode.GET_MIN_OFFSET, {"topic": "T", "queueId": 0})):
         answer = await again.bench.ask(code, fields)
         assert answer.code == ResponseCode.SYSTEM_BUSY, answer.remark
         assert "the archive cannot be read now" in answer.remark

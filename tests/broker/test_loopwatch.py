@@ -34,11 +34,7 @@ def test_holds_over_the_limit_are_counted_once() -> None:
     holds.late(0.2)
     assert holds.count == 5, "the timer saw more than what was measured"
     names = [name for name, _, _, _ in loop_families(holds, "x")]
-    assert names == [
-        "x_event_loop_holds_total",
-        "x_event_loop_hold_seconds_total",
-        "x_event_loop_longest_hold_seconds",
-    ]
+    assert names == ["x_event_loop_holds_total", "x_event_loop_hold_seconds_total", "x_event_loop_longest_hold_seconds"]
 
 
 async def test_a_blocked_loop_is_counted_and_logged_with_its_line(caplog: pytest.LogCaptureFixture) -> None:

@@ -182,9 +182,7 @@ async def test_each_address_of_a_leader_has_a_connection_of_its_own_to_a_sources
     server = NameServer(NameServerSettings("ns", "127.0.0.1", 0, 0, None, [], cluster="demo", registration_port=0))
     await server.start()
     bench = make_bench(
-        tmp_path / "b",
-        member_address="127.0.0.1:10912",
-        source_name_servers=[f"127.0.0.1:{server.registration_port}"],
+        tmp_path / "b", member_address="127.0.0.1:10912", source_name_servers=[f"127.0.0.1:{server.registration_port}"]
     )
     bench.client._membership = Membership(Identity("demo", "demo-a", 0), None)
     await bench.lead()

@@ -224,8 +224,7 @@ async def test_a_pull_waits_for_its_queue_and_only_for_matching_tags(bench: Benc
 
 
 @pytest.mark.parametrize(
-    ("offset", "code", "next_offset"),
-    [(2, ResponseCode.PULL_NOT_FOUND, "2"), (9, ResponseCode.PULL_OFFSET_MOVED, "2")],
+    ("offset", "code", "next_offset"), [(2, ResponseCode.PULL_NOT_FOUND, "2"), (9, ResponseCode.PULL_OFFSET_MOVED, "2")]
 )
 async def test_pulls_beyond_the_end(bench: Bench, offset: int, code: int, next_offset: str) -> None:
     await bench.send(b"a")

@@ -211,11 +211,7 @@ CHANGES = st.one_of(
     st.sampled_from("ab").map(lambda n: {"at": 1, "dropOffsets": [f"{n}@x"]}),
     st.tuples(st.integers(1, 3), st.integers(0, 9)).map(lambda t: {"at": 1, "delay": {str(t[0]): t[1]}}),
     st.tuples(st.integers(1, 2), st.integers(0, 9), st.sets(st.integers(0, 9))).map(
-        lambda t: {
-            "at": 1,
-            "timer": {str(t[0]): t[1]},
-            "timerDone": {str(t[0]): sorted(o for o in t[2] if o >= t[1])},
-        }
+        lambda t: {"at": 1, "timer": {str(t[0]): t[1]}, "timerDone": {str(t[0]): sorted(o for o in t[2] if o >= t[1])}}
     ),
 )
 """One control record each."""

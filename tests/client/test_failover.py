@@ -284,9 +284,7 @@ async def test_the_four_statuses() -> None:
     await with_script(script, work)
 
 
-async def test_a_silent_name_server_does_not_delay_the_next_attempt(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_silent_name_server_does_not_delay_the_next_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ran on one machine. The address stays, so the cached route suffices."""
     monkeypatch.setattr(session, "MIN_ROUTE_AGE_SECONDS", 0.0)
     script = Scripted()

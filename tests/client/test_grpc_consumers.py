@@ -206,10 +206,7 @@ async def test_transactions(places: dict[str, str], place: str) -> None:
             raise RuntimeError("the work")
         return TransactionState.COMMIT if message.body == b"yes" else TransactionState.ROLLBACK
 
-    async with (
-        TransactionProducer(places[place], "p", check) as producer,
-        Consumer(places[place], "g") as consumer,
-    ):
+    async with TransactionProducer(places[place], "p", check) as producer, Consumer(places[place], "g") as consumer:
         await consumer.subscribe("X", inbox)
         await reading(consumer, "X")
         states = [

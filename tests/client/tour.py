@@ -118,11 +118,7 @@ class Tour:
         async def by_sql(message: ReceivedMessage) -> None:
             numbers.append(message.properties["n"])
 
-        async with (
-            Producer(self.name_server) as producer,
-            self.consumer("Tag") as one,
-            self.consumer("Sql") as two,
-        ):
+        async with Producer(self.name_server) as producer, self.consumer("Tag") as one, self.consumer("Sql") as two:
             for n in range(30):
                 await producer.send(Message(topic, b"x", "ABC"[n % 3], properties={"n": str(n)}))
             await one.subscribe(topic, by_tag, "A || C")

@@ -115,14 +115,7 @@ async def test_a_removed_group_is_led_no_more_before_its_members_stop() -> None:
         assert "remove b, led: False" in platform.steps
 
 
-@pytest.mark.parametrize(
-    ("change", "may"),
-    [
-        ({}, True),
-        ({"paused": True}, False),
-        ({"hibernate": True}, False),
-    ],
-)
+@pytest.mark.parametrize(("change", "may"), [({}, True), ({"paused": True}, False), ({"hibernate": True}, False)])
 async def test_what_may_change_under_a_spec(platform: FakePlatform, change: dict[str, Any], may: bool) -> None:
     async with controlled(platform, spec("a", **change)) as control:
         assert control.may_change() == may

@@ -91,11 +91,7 @@ async def test_pages_in_both_directions_have_every_message_once_in_order(seed: i
         steps = sorted(1_000 + choose.randrange(choose.choice((1, 5, 300))) for _ in range(count))
         times[q] = [0] * first + steps
         ranges[q] = QueueRange(first, first + count, choose.choice((0, steps[-1] if steps else 0)))
-    reader = Queues(
-        ranges,
-        lambda q, n: (times[q][n], "ab"[n % 2], f"body {n % 7}".encode()),
-        choose.choice((5, 32)),
-    )
+    reader = Queues(ranges, lambda q, n: (times[q][n], "ab"[n % 2], f"body {n % 7}".encode()), choose.choice((5, 32)))
     tags, text = choose.choice(("", "a", "a || b", "none")), choose.choice(("", "DY 3"))
     wanted = Filters(tags, choose.choice(("", "kind", "kind=A")), text)
     chosen = {tag.strip() for tag in tags.split("||") if tag.strip()}

@@ -224,9 +224,7 @@ async def test_a_removal_that_has_to_wait_for_a_moment_is_no_problem(monkeypatch
     assert problem == f"member 4 cannot leave the group: {group.fake_members.removal_answer}"
 
 
-async def test_a_refused_removal_is_reported_once_until_the_reason_changes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_refused_removal_is_reported_once_until_the_reason_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(raft, "HANDOVER_AGAIN_S", 0.0)
     monkeypatch.setattr(raft, "EVENT_AFTER_S", 0.0)
     group = with_two_gone()

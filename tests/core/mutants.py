@@ -140,12 +140,7 @@ MUTANTS = (
     ("sends.rs", "        room -= size;\n", "", "room behind a send"),
     ("sends.rs", "        *number = following;\n", "", "queue offsets of sends"),
     ("sends.rs", "    if at != made.len() {\n        return Err(wrong());\n    }\n", "", "records without rows"),
-    (
-        "sends.rs",
-        "record[12..16].iter()",
-        "record[8..12].iter()",
-        "queues of answers",
-    ),
+    ("sends.rs", "record[12..16].iter()", "record[8..12].iter()", "queues of answers"),
     ("sends.rs", "given.len() == GIVEN && !self.twice", "given.len() == GIVEN", "names twice in a signed send"),
     ("sends.rs", "self.others.is_empty() && code != SEND", "code != SEND", "other signed fields"),
     ("sends.rs", "self.others.is_empty() && code != SEND", "self.others.is_empty()", "the order of long names"),

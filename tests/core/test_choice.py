@@ -39,10 +39,7 @@ def test_another_word_is_refused(tmp_path: Path) -> None:
     assert "GANTRY_CORE is 'fast'; python, rust or nothing is expected" in done.stderr
 
 
-@pytest.mark.skipif(
-    not (SOURCES / "gantry_core_native.abi3.so").exists(),
-    reason=NOT_BUILT,
-)
+@pytest.mark.skipif(not (SOURCES / "gantry_core_native.abi3.so").exists(), reason=NOT_BUILT)
 def test_a_module_of_other_sources_is_not_used(tmp_path: Path) -> None:
     folder = copied(tmp_path)
     if said(folder, "").stdout != "rust|\n":

@@ -193,10 +193,7 @@ def test_a_store_has_the_same_files_by_batches_and_message_by_message(
         placed = first.appender.put_batches(read, now)
         singles = second.appender.put_rows([row for one in read for row in append.rows_of_batch(one)], now)
         assert [(one.queue_offset, python.entry_sizes(one.entries)) for one in placed] == [
-            (
-                singles[at].queue_offset,
-                [where.size for where in singles[at : at + one.messages]],
-            )
+            (singles[at].queue_offset, [where.size for where in singles[at : at + one.messages]])
             for at, one in zip(starts(read), read, strict=True)
         ]
         together += len(placed)

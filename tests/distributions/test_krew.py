@@ -47,10 +47,7 @@ def test_the_manifest_is_as_krew_wants_it(built: list[Path]) -> None:
     assert krew.archive() == packed.read_bytes(), "equal sources give equal bytes"
 
 
-@pytest.mark.parametrize(
-    ("runner", "before"),
-    [("uvx", ["--quiet", "--from"]), ("pipx", ["run", "--quiet", "--spec"])],
-)
+@pytest.mark.parametrize(("runner", "before"), [("uvx", ["--quiet", "--from"]), ("pipx", ["run", "--quiet", "--spec"])])
 def test_the_program_runs_the_command_of_this_version(
     built: list[Path], tmp_path: Path, runner: str, before: list[str]
 ) -> None:

@@ -538,9 +538,7 @@ def test_a_leader_that_cannot_store_a_version_is_replaced(not_promotable: str) -
 
 
 @pytest.mark.parametrize("settings", [{}, {"unclean": True}])
-def test_a_leader_that_cannot_write_stays_without_a_better_candidate(
-    settings: dict[str, Any],
-) -> None:
+def test_a_leader_that_cannot_write_stays_without_a_better_candidate(settings: dict[str, Any]) -> None:
     full = refusing(member(0, not_promotable="its disk is full"), refused_ms=60_000)
     for others in (
         {"b": unheard(1, silence=60_000), "c": member(2, end=10)},

@@ -109,10 +109,7 @@ async def test_receiving_goes_on_through_a_handover(make_group: Callable[..., Aw
 
 async def test_modes_recalls_and_timers_survive_a_failover(make_group: Callable[..., Awaitable[Group]]) -> None:
     group = await make_group(3, settings={"recallMessageEnable": True}, led=True)
-    async with (
-        Producer(group.name_server) as producer,
-        SimpleConsumer(group.name_server, "G") as consumer,
-    ):
+    async with Producer(group.name_server) as producer, SimpleConsumer(group.name_server, "G") as consumer:
         session = producer.session
         await producer.send("T", b"now")
         await consumer.subscribe("T")

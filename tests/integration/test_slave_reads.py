@@ -82,9 +82,7 @@ async def test_a_backlog_is_read_from_a_slave_and_its_end_from_the_master(
     assert read[0] < 0.06 * read[1], f"the master read {read[0]} bytes, the slave {read[1]}"
 
 
-async def test_many_topics_groups_and_connections_in_little_memory(
-    make_group: Callable[..., Awaitable[Group]],
-) -> None:
+async def test_many_topics_groups_and_connections_in_little_memory(make_group: Callable[..., Awaitable[Group]]) -> None:
     """1,000 topics of 8 queues with messages in each, 1,000 groups with offsets, 2,000 connections: under 200 MiB."""
     group = await make_group(1)
     await group.lead(0)

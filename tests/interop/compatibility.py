@@ -119,14 +119,7 @@ PROOF: dict[int, str] = {
     Code.QUERY_ASSIGNMENT: f"{_PUSH}test_two_members_share",
     Code.SET_MESSAGE_REQUEST_MODE: f"{_PUSH}test_the_mode_changes_while_members_run",
     **dict.fromkeys(
-        (
-            Code.BATCH_ACK_MESSAGE,
-            Code.PEEK_MESSAGE,
-            Code.NOTIFICATION,
-            Code.POLLING_INFO,
-            Code.RECALL_MESSAGE,
-        ),
-        _POP,
+        (Code.BATCH_ACK_MESSAGE, Code.PEEK_MESSAGE, Code.NOTIFICATION, Code.POLLING_INFO, Code.RECALL_MESSAGE), _POP
     ),
 }
 WHY_NOT: dict[int, str] = {

@@ -47,10 +47,7 @@ def test_every_proof_exists() -> None:
 @pytest.mark.parametrize("code", ALL)
 def test_answers(plain: Target, code: int) -> None:
     """A code without any field gets an answer, and is supported exactly when the table says so."""
-    for address, served in (
-        (plain.broker_address, compatibility.BROKER),
-        (plain.namesrv, compatibility.NAME_SERVER),
-    ):
+    for address, served in ((plain.broker_address, compatibility.BROKER), (plain.namesrv, compatibility.NAME_SERVER)):
         with Wire(address, 5) as wire:
             answer = wire.ask(code, {})
         supported = answer.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED

@@ -165,9 +165,7 @@ def test_7837_4783_renewal_begins_and_ends(place: Place) -> None:
     topic, group = place.topic(), place.group()
     producer, consumer, other = place.client(), place.client(), place.client()
     telemetry = producer.settings("PRODUCER", topic)
-    producer.send(
-        message(topic, 1),
-    )
+    producer.send(message(topic, 1))
     streams = [one.settings("PUSH_CONSUMER", topic, group) for one in (consumer, other)]
     got = consumer.receive_all(topic, group, 1, invisible_s=None, autoRenew=True)
     assert [number(one) for one in got] == [1]

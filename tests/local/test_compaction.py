@@ -83,9 +83,7 @@ async def compacted(cluster: Cluster, state: dict[str, bytes], below: int) -> No
 
 async def test_a_failover_loses_no_key_and_the_next_master_goes_on(tmp_path: Path) -> None:
     cluster = Cluster(
-        tmp_path,
-        **one_group(2),
-        broker={"compactionScheduleInternal": 300, "mappedFileSizeCommitLog": 65_536},
+        tmp_path, **one_group(2), broker={"compactionScheduleInternal": 300, "mappedFileSizeCommitLog": 65_536}
     )
     state: dict[str, bytes] = {}
     try:

@@ -65,8 +65,7 @@ def kill_leader(made: Scene) -> None:
     before = member_of(made)
     kill_member(made)
     made.until(
-        "Gantry leads again",
-        lambda s: s["groups"]["a"]["state"] == "leads" and member_of(made) not in (None, before),
+        "Gantry leads again", lambda s: s["groups"]["a"]["state"] == "leads" and member_of(made) not in (None, before)
     )
 
 

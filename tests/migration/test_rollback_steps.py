@@ -26,15 +26,7 @@ from gantry_operator.migration.check import Finding
 from gantry_operator.migration.cutover_edge import Edge, GroupPlace, SourcePlace
 from gantry_operator.migration.cutover_steps import Refused, SetSource
 from gantry_operator.migration.rollback_edge import BackCopy, RollbackEdge
-from gantry_operator.migration.rollback_steps import (
-    Limits,
-    MoveOffsets,
-    Phase,
-    Record,
-    Release,
-    Seen,
-    SetGantry,
-)
+from gantry_operator.migration.rollback_steps import Limits, MoveOffsets, Phase, Record, Release, Seen, SetGantry
 from gantry_operator.platforms.local.folder import ClusterFolder
 
 from tests.support.free_ports import free_port

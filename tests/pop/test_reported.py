@@ -359,9 +359,7 @@ async def test_a_handle_for_another_groups_retries_reveals_nothing(bench: PopBen
     assert (answer.code, answer.ext["noEffect"]) == (0, "0:0")
 
 
-async def test_the_retries_of_a_group_survive_the_deletion_of_a_topic_with_the_end_of_its_name(
-    bench: PopBench,
-) -> None:
+async def test_the_retries_of_a_group_survive_the_deletion_of_a_topic_with_the_end_of_its_name(bench: PopBench) -> None:
     await bench.sends("x")
     await bench.ack(*await bench.pop())
     bench.broker.creation.group_config("G_T")

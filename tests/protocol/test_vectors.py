@@ -45,13 +45,7 @@ from gantry_broker.protocol.headers import (
     UnregisterClientHeader,
     UpdateOffsetHeader,
 )
-from gantry_broker.protocol.message import (
-    decode_batch,
-    decode_record,
-    decode_records,
-    encode_batch,
-    parse_properties,
-)
+from gantry_broker.protocol.message import decode_batch, decode_record, decode_records, encode_batch, parse_properties
 from gantry_broker.protocol.offset_tables import (
     consume_stats_from_json,
     consume_stats_to_json,

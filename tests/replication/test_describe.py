@@ -7,12 +7,7 @@ from pathlib import Path
 import pytest
 from gantry_broker.contracts.leadership import LeadershipRecord, MemberId
 from gantry_broker.protocol.codes import CONTROL_TOPIC
-from gantry_broker.replication.describe import (
-    describe_control,
-    describe_member_changes,
-    describe_replica,
-    read_state,
-)
+from gantry_broker.replication.describe import describe_control, describe_member_changes, describe_replica, read_state
 from gantry_broker.replication.identity import ReplicaFile, StateError
 from gantry_broker.replication.members import Voter
 from gantry_broker.replication.state import HardState

@@ -50,11 +50,7 @@ SECRETS = [c.secret_key for c in (ADMIN, ORDERS, BILLING, NOTHING)]
 
 USERS: list[dict[str, Any]] = [
     {"name": "admin", "keys": [ADMIN.secret_key], "super": True},
-    {
-        "name": "orders",
-        "keys": [ORDERS.secret_key],
-        "rules": [{"type": "Topic", "name": "Orders", "actions": ["Pub"]}],
-    },
+    {"name": "orders", "keys": [ORDERS.secret_key], "rules": [{"type": "Topic", "name": "Orders", "actions": ["Pub"]}]},
     {
         "name": "billing",
         "keys": [BILLING.secret_key],

@@ -42,8 +42,7 @@ def test_as_many_connections_as_ever_where_the_system_allows_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("phase", "limit"),
-    [(Phase.HEAD, HEAD_S), (Phase.BODY, BODY_S), (Phase.IDLE, IDLE_S), (Phase.CLOSING, CLOSING_S)],
+    ("phase", "limit"), [(Phase.HEAD, HEAD_S), (Phase.BODY, BODY_S), (Phase.IDLE, IDLE_S), (Phase.CLOSING, CLOSING_S)]
 )
 def test_each_phase_has_its_time(phase: Phase, limit: float) -> None:
     state = State(phase, 100.0)

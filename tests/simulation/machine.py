@@ -367,21 +367,13 @@ def _pick(fixed: bool | None, rng: random.Random, chance: float) -> bool:
 
 
 def run_seed(
-    seed: int,
-    *,
-    profile: Profile = Profile(),
-    make_operator: MakeOperator = ModelOperator,
+    seed: int, *, profile: Profile = Profile(), make_operator: MakeOperator = ModelOperator
 ) -> Violation | None:
     """Run one schedule; returns the violation that it found."""
     return Schedule(seed, profile=profile, make_operator=make_operator).violation()
 
 
-def draw(
-    seed: int,
-    *,
-    profile: Profile = Profile(),
-    make_operator: MakeOperator = ModelOperator,
-) -> list[str]:
+def draw(seed: int, *, profile: Profile = Profile(), make_operator: MakeOperator = ModelOperator) -> list[str]:
     """The trace of one schedule, with its end."""
     lines: list[str] = []
     schedule = Schedule(seed, profile=profile, trace=lines.append, make_operator=make_operator)

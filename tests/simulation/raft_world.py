@@ -152,11 +152,7 @@ class RaftSchedule(Steps):
     """One seeded run of a group in Raft mode; `run` raises Violation."""
 
     def __init__(
-        self,
-        seed: int,
-        *,
-        profile: RaftProfile = RaftProfile(),
-        trace: Callable[[str], None] | None = None,
+        self, seed: int, *, profile: RaftProfile = RaftProfile(), trace: Callable[[str], None] | None = None
     ) -> None:
         self.rng = random.Random(seed)
         self.profile = profile

@@ -154,14 +154,7 @@ class Member:
         self.clean = False
         self.written_in_boot = self.boot
         self.disk.saved = saved
-        self.core = Replica(
-            saved,
-            self.log,
-            self.disk,
-            world.options,
-            report=self.reports.append,
-            now_ms=self.now(),
-        )
+        self.core = Replica(saved, self.log, self.disk, world.options, report=self.reports.append, now_ms=self.now())
         self.watch()
 
     def step(self, action: Callable[[Replica], None]) -> None:

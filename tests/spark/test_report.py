@@ -468,10 +468,7 @@ def test_a_truncated_filler_is_counted_again(spark: SparkSession, tmp_path: Path
 def test_a_truncation_during_the_count_is_counted_again(spark: SparkSession, tmp_path: Path) -> None:
     """The next run must detect that the bytes differ from the counted ones."""
     # In the middle of the last segment, and before a filler with another segment after it.
-    cases = (
-        (rows(5, "old"), rows(5, "new")),
-        (rows(1, "old", b"undone" * 10_000), rows(100, "new", b"y" * 1000)),
-    )
+    cases = ((rows(5, "old"), rows(5, "new")), (rows(1, "old", b"undone" * 10_000), rows(100, "new", b"y" * 1000)))
     for number, (old, new) in enumerate(cases):
         root = tmp_path / f"store-{number}"
         _, replace_end = log_with_an_end(root, 150, old)

@@ -186,9 +186,7 @@ def test_a_read_is_bounded_in_bytes_and_returns_at_least_one_message(store: Mess
     assert store.reader.get("Orders", 0, 0, 5, 10**9).count == 5
 
 
-def test_a_read_filters_by_tag_hash_and_continues_behind_rejected_entries(
-    store: MessageStore,
-) -> None:
+def test_a_read_filters_by_tag_hash_and_continues_behind_rejected_entries(store: MessageStore) -> None:
     for first in range(0, 200, 50):
         put(store, 50, first=first)
         put(store, 7, topic="Other")

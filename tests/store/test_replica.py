@@ -468,9 +468,7 @@ def test_an_epoch_begins_where_a_record_has_less_room_than_usual(
 
 
 def test_a_reset_that_failed_at_its_end_is_over_once_the_log_begins(
-    leader: MessageStore,
-    follower: MessageStore,
-    monkeypatch: pytest.MonkeyPatch,
+    leader: MessageStore, follower: MessageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The log is empty, as the reset wants it, and no caller repeats it: a start must report later damage."""
     fill(leader, 0, 100)

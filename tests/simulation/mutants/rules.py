@@ -138,10 +138,7 @@ _MUTANTS = (
     Mutant(
         15,
         "durable_assignment",
-        (
-            Edit(replica, "self._disk.save(state)", "pass"),
-            Edit(replica, "if leadership.epoch < newest:", "if False:"),
-        ),
+        (Edit(replica, "self._disk.save(state)", "pass"), Edit(replica, "if leadership.epoch < newest:", "if False:")),
     ),
     Mutant(
         16,
