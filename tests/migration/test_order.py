@@ -9,7 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from gantry_broker.client import Admin
+from gantry_broker.client import Admin, Credentials
+from gantry_broker.namesrv.server import NameServer
+from gantry_broker.namesrv.settings import NameServerSettings
 from gantry_broker.protocol.codes import ORDER_TOPIC_NAMESPACE
 from gantry_broker.testing import broker
 from gantry_operator.cluster.member_http import httpx
@@ -187,3 +189,37 @@ async def test_the_supervisor_copies_it_while_all_groups_follow(
             assert await ours.kv_table(ORDER_TOPIC_NAMESPACE) == {}
             made = cluster(bootstrap=None)
             assert not await config.look()
+
+
+@pytest.mark.parametrize("comes", [True, False])
+async def test_nameservers_without_users_get_it_at_the_end_of_the_cutover(
+    monkeypatch: pytest.MonkeyPatch, comes: bool
+) -> None:
+    """A NameServer that asks for signatures knows no users before a member leads."""
+    server = NameServer(NameServerSettings("ns", "127.0.0.1", 0, None, None, [], authentication="Enabled"))
+    await server.start()
+    try:
+        async with broker() as source, httpx.AsyncClient() as http:
+            keys = Credentials("admin", "secret-of-admin")
+            own = Admin(f"127.0.0.1:{server.port}", credentials=keys)
+            async with own, Edge(SourcePlace((source.name_servers,)), [], http) as edge:
+                with pytest.raises(source_config.NotYet):
+                    await edge.copy_kv(own)
+                tries = 0
+
+                async def copy() -> None:
+                    nonlocal tries
+                    tries += 1
+                    if comes and tries > 2:
+                        return
+                    await edge.copy_kv(own)
+
+                monkeypatch.setattr(source_config, "AGAIN_S", 0.01)
+                if comes:
+                    await source_config.at_the_end(copy)
+                    assert tries == 3
+                else:
+                    with pytest.raises(source_config.NotYet):
+                        await source_config.at_the_end(copy, 0.05)
+    finally:
+        await server.close()

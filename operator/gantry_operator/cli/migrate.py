@@ -328,6 +328,7 @@ async def _cut_over(folder: ClusterFolder, limits: Limits, timeout: float, dry_r
         began = time.monotonic()
         await drive(edge, begun, limits, partial(save_record, folder), timeout=timeout, say=shown)
         shown.end(time.monotonic() - began)
+        await _copy_kv(folder, edge, leads=True)
     say(
         "Gantry leads. Next: keep the source's brokers while you may want gantry migrate rollback; then stop them "
         "for good"
@@ -342,20 +343,27 @@ def _asks_for_keys_by_default(folder: ClusterFolder) -> bool:
     return cluster.spec.security.authentication is None and authentication(cluster) == "Enabled"
 
 
-async def _copy_kv(folder: ClusterFolder, edge: Edge) -> None:
-    """Copy what the source's NameServers have. A failure costs no cutover: clients keep those NameServers."""
+async def _copy_kv(folder: ClusterFolder, edge: Edge, *, leads: bool = False) -> None:
+    """Copy what the source's NameServers have, before a cutover and, as Gantry `leads`, behind it. A failure costs no
+    cutover: clients keep those NameServers.
+    """
     from gantry_broker.client import Admin
 
     from gantry_operator.actions.local_target import LocalTarget
     from gantry_operator.migration.cutover_edge import FAILURES
     from gantry_operator.migration.cutover_steps import Refused
+    from gantry_operator.migration.source_config import NotYet, at_the_end
 
     try:
         async with (
             LocalTarget(folder).clients() as ours,
             Admin(ours.name_servers, credentials=ours.credentials, tls=ours.tls) as own,
         ):
-            await edge.copy_kv(own)
+            if leads:
+                await at_the_end(partial(edge.copy_kv, own))
+            else:
+                with contextlib.suppress(NotYet):
+                    await edge.copy_kv(own)
     except (Refused, *FAILURES) as error:
         note(f"the key-value configuration is not copied to the new NameServers: {error}")
 

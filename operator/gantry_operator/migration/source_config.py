@@ -6,11 +6,14 @@ source has no more goes only if it came from there and is as it came. What a use
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from collections.abc import Mapping
+import time
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, NamedTuple
 
-from gantry_broker.client import Admin
+from gantry_broker.client import Admin, BrokerError
+from gantry_broker.protocol.codes import ResponseCode
 
 from gantry_operator.migration.cutover_steps import Refused
 
@@ -18,9 +21,16 @@ NOTES: Final = "GANTRY_FROM_SOURCE"
 """The namespace of the notes: by namespace and key, what came from the source."""
 CONFIG_S: Final = 30.0
 """Seconds between two copies while the source is followed."""
+END_S: Final = 20.0
+"""Seconds for the last copy, behind a cutover."""
+AGAIN_S: Final = 0.5
 MOST_ENTRIES: Final = 4_000
 MOST_CHARACTERS: Final = 1 << 20
 """Of all keys and values of a source: a NameServer writes all that it has at each change."""
+
+
+class NotYet(Refused):
+    """The new cluster's NameServers know no users before a member leads: a cutover copies at its end, too."""
 
 
 class Changes(NamedTuple):
@@ -56,12 +66,32 @@ def refuse_too_much(tables: Mapping[str, Mapping[str, str]]) -> None:
         )
 
 
+async def at_the_end(copy: Callable[[], Awaitable[object]], within_s: float = END_S) -> None:
+    """Copy once Gantry leads: a NameServer has users a moment later. Raises as `copy` when it does not succeed within
+    `within_s` seconds.
+    """
+    ends = time.monotonic() + within_s
+    while True:
+        try:
+            await copy()
+            return
+        except NotYet:
+            if time.monotonic() > ends:
+                raise
+        await asyncio.sleep(AGAIN_S)
+
+
 async def bring(tables: Mapping[str, Mapping[str, str]], target: Admin, *, whole: bool = True) -> int:
     """Give the new cluster's NameServers these namespaces of the source; return how many entries differed. `whole`: all
     of the source's NameServers have answered, so what `tables` lacks is gone. Raises Refused, and errors of clients.
     """
     refuse_too_much(tables)
-    noted = await target.kv_table(NOTES)
+    try:
+        noted = await target.kv_table(NOTES)
+    except BrokerError as error:
+        if error.code != ResponseCode.SYSTEM_BUSY:
+            raise
+        raise NotYet(f"the new cluster's NameServers have no users yet: {error}") from error
     count = 0
     for namespace, theirs in tables.items():
         prefix = f"{len(namespace)} {namespace}/"

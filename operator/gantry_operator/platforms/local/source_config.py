@@ -16,7 +16,7 @@ from gantry_operator.cluster.copies import ask_copy, follows
 from gantry_operator.cluster.member_http import httpx
 from gantry_operator.migration.cutover_edge import FAILURES, Edge, SourcePlace
 from gantry_operator.migration.cutover_steps import Refused
-from gantry_operator.migration.source_config import CONFIG_S
+from gantry_operator.migration.source_config import CONFIG_S, NotYet
 from gantry_operator.platforms.local.client_facts import client_facts
 from gantry_operator.platforms.local.events import EventLog
 from gantry_operator.platforms.local.folder import ClusterFolder, secret_folder
@@ -59,6 +59,8 @@ class LocalSourceConfig:
             done = False
             try:
                 done = await self.look()
+            except NotYet:
+                done = True  # The end of the cutover copies it.
             except (Refused, ValueError, *FAILURES) as error:  # An event that is the same is shown once a minute.
                 text = f"the key-value configuration of the source is not copied: {error}"
                 self._events.add("Warning", "Migration", text[:900], self._cluster().name)

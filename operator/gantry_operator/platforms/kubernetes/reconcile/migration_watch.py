@@ -14,7 +14,7 @@ from gantry_operator.cluster.observed import ObservedMigration
 from gantry_operator.migration import progress
 from gantry_operator.migration.cutover_edge import FAILURES
 from gantry_operator.migration.cutover_steps import Phase, Refused
-from gantry_operator.migration.source_config import CONFIG_S
+from gantry_operator.migration.source_config import CONFIG_S, NotYet
 from gantry_operator.platforms.kubernetes.api.client import ApiError, ApiUnavailable
 from gantry_operator.platforms.kubernetes.api.cluster_resource import ClusterResource
 from gantry_operator.platforms.kubernetes.requests.migration_request import (
@@ -84,6 +84,8 @@ class MigrationWatch:
         problem = ""
         try:
             await self._copy_config()
+        except NotYet:
+            pass  # The end of the cutover copies it.
         except (Refused, ApiError, ApiUnavailable, *FAILURES) as error:
             problem = f"the key-value configuration of the source is not copied: {error}"
         self._copied_at = time.monotonic()

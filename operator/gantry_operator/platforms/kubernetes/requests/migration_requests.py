@@ -8,15 +8,18 @@ that takes over goes on where the last one was.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 
 from gantry_operator.migration import cutover_steps
 from gantry_operator.migration.cutover_edge import FAILURES, Edge, drive
 from gantry_operator.migration.cutover_steps import Limits, Phase, Record, Refused
 from gantry_operator.migration.progress import END, SAID, said_lacking
+from gantry_operator.migration.source_config import NotYet, at_the_end
 from gantry_operator.platforms.kubernetes.api.client import ApiError, ApiUnavailable
 from gantry_operator.platforms.kubernetes.api.cluster_resource import ClusterResource
 from gantry_operator.platforms.kubernetes.requests.annotation_requests import AnnotationRequests
@@ -118,6 +121,8 @@ class MigrationRequests(AnnotationRequests):
                 interrupted = request.op == "cutover" and begun.phase is Phase.ABORTING
                 try:
                     ended = await drive(edge, begun, request.limits, self._save, timeout=request.timeout_s, say=say)
+                    if request.op == "cutover" and ended.phase is Phase.DONE:
+                        await self._bring_kv(edge, leads=True)
                     if interrupted:
                         raise Refused(f"an abort was under way, and is done: {SAID[ended.phase]}")
                     return ended
@@ -173,11 +178,16 @@ class MigrationRequests(AnnotationRequests):
             await self._save(begun)
         return begun
 
-    async def _bring_kv(self, edge: Edge) -> None:
-        """Copy the key-value configuration. A failure costs no cutover: clients keep the source's NameServers."""
+    async def _bring_kv(self, edge: Edge, *, leads: bool = False) -> None:
+        """Copy the key-value configuration, before a cutover and, as Gantry `leads`, behind it. A failure costs no
+        cutover: clients keep the source's NameServers.
+        """
         try:
-            if self._copy_kv is not None:
-                await self._copy_kv(edge)
+            if self._copy_kv is not None and leads:
+                await at_the_end(partial(self._copy_kv, edge))
+            elif self._copy_kv is not None:
+                with contextlib.suppress(NotYet):
+                    await self._copy_kv(edge)
         except (Refused, ApiError, ApiUnavailable, *FAILURES) as error:
             text = f"the key-value configuration is not copied to the new NameServers: {error}"
             self._event("Warning", "Migration", text[:900])
