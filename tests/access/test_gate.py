@@ -187,8 +187,7 @@ def test_long_names_take_no_memory() -> None:
         tracemalloc.start()
         try:
             for number in range(200):
-                frame = signed(SEND, b=f"{number}{'x' * 50_000}")
-                assert reason(made, frame, caller) == "permission"
+                assert reason(made, signed(SEND, b=f"{number}{'x' * 50_000}"), caller) == "permission"
             assert tracemalloc.get_traced_memory()[0] < 2_000_000
         finally:
             tracemalloc.stop()
@@ -397,8 +396,7 @@ def test_the_audit_log_is_limited_and_says_what_it_left_out(caplog: pytest.LogCa
         write(0.0)
     assert len(caplog.records) == REFUSED_A_SECOND
     write(1.0)
-    last = orjson.loads(caplog.records[-1].getMessage())
-    assert last["suppressed"] == 1_000 - REFUSED_A_SECOND
+    assert orjson.loads(caplog.records[-1].getMessage())["suppressed"] == 1_000 - REFUSED_A_SECOND
     assert len(caplog.records[-1].getMessage()) < 1_000
     assert [orjson.loads(record.getMessage()) for record in caplog.records] == list(audit.recent)
     for second in range(2, 2 * RECENT):

@@ -297,8 +297,7 @@ async def test_sends_that_make_topics_wait_their_turn_in_order(bench: Bench) -> 
     answers = [await bench.answer(frame.opaque) for frame in frames]
     assert {a.code for a in answers} == {0}
     assert not bench.wire.throttled
-    offsets = [a.ext["queueOffset"] for a in answers]
-    assert offsets == ["0", "1"] * 10
+    assert [a.ext["queueOffset"] for a in answers] == ["0", "1"] * 10
 
 
 async def test_costly_requests_beyond_a_slice_wait_and_all_are_answered(bench: Bench) -> None:

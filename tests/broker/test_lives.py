@@ -99,8 +99,7 @@ async def test_a_store_of_rocketmq_goes_on_here(make_bench: MakeBench, tmp_path:
     manifest = orjson.loads((STORES / f"{version}-manifest.json").read_bytes())
     sent = next(s for s in manifest["sent"] if s["topic"] == "LabTopic")
     ext = made.pull_ext("LabTopic", int(sent["queueOffset"]), queueId=sent["queueId"])
-    records = decode_records((await made.ask(11, ext)).body)
-    assert records[0].uniq_key == sent["msgId"]
+    assert decode_records((await made.ask(11, ext)).body)[0].uniq_key == sent["msgId"]
     offset = await made.ask(14, {"consumerGroup": "CG_cluster", "topic": "LabTopic", "queueId": 0})
     assert int(offset.ext["offset"]) > 0
     high = int((await made.ask(30, {"topic": "LabTopic", "queueId": 1})).ext["offset"])

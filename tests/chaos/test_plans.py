@@ -22,22 +22,19 @@ def test_async_replication_has_plans_of_its_own() -> None:
     assert {plan.mode for plan in plans} == {"MasterSlave"}
     assert {plan.flush for plan in plans} == {"Async", "Sync"}
     assert {plan.min_in_sync for plan in plans} == {1, 2}
-    drawn = {step.kind for plan in plans for step in plan.steps}
-    assert drawn == {*FAULTS, *ALONE} - not_here()
+    assert {step.kind for plan in plans for step in plan.steps} == {*FAULTS, *ALONE} - not_here()
 
 
 def test_later_seeds_draw_more() -> None:
     for replication, kinds in (("Sync", {*FAULTS, *MORE}), ("Async", {*FAULTS, *MORE, *ALONE})):
         plans = [make_plan(MORE_FROM + seed, replication=replication) for seed in range(60)]
-        drawn = {step.kind for plan in plans for step in plan.steps}
-        assert drawn == kinds - not_here()
+        assert {step.kind for plan in plans for step in plan.steps} == kinds - not_here()
 
 
 def test_the_latest_seeds_draw_faults_of_the_object_store_too() -> None:
     for replication, kinds in (("Sync", {*FAULTS, *MORE}), ("Async", {*FAULTS, *MORE, *ALONE})):
         plans = [make_plan(STORE_FROM + seed, replication=replication) for seed in range(60)]
-        drawn = {step.kind for plan in plans for step in plan.steps}
-        assert drawn == (kinds | {*STORE}) - not_here()
+        assert {step.kind for plan in plans for step in plan.steps} == (kinds | {*STORE}) - not_here()
         assert {plan.archives for plan in plans} == ({True, False} if STORE.keys() - not_here() else {False})
 
 

@@ -172,8 +172,7 @@ def test_kubernetes_without_a_kubeconfig_says_so(tmp_path: Path) -> None:
             "error: there is no kubeconfig at /nonexistent: set KUBECONFIG to yours, or leave out --context and "
             "--namespace for a cluster of this machine\n"
         )
-    both = gantry(tmp_path, "status", "-n", "x", "--dir", str(tmp_path))
-    assert both.returncode == 2
+    assert gantry(tmp_path, "status", "-n", "x", "--dir", str(tmp_path)).returncode == 2
 
 
 def test_a_context_that_is_not_there_is_no_such_cluster(tmp_path: Path) -> None:

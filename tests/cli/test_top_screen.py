@@ -115,8 +115,7 @@ def test_keys_sort_pause_and_quit() -> None:
     for _ in range(3):
         choice = pressed(choice, "s")
     assert choice.members == "name"
-    by_name = pressed(pressed(choice, "g"), "g")
-    assert by_name.groups == "name"
+    assert pressed(pressed(choice, "g"), "g").groups == "name"
     assert pressed(choice, "x") == choice
     paused = pressed(choice, " ")
     assert "PAUSED" in drawn(view(), choice=paused, width=60)[0], "also in a narrow terminal"

@@ -298,8 +298,7 @@ class History:
         codes = frozenset({plain_tags_code(f"TAGS\x01{tag}".encode())})
         got = store.reader.get(TOPIC, queue_id, 0, 1_000, 1 << 30, codes)
         filtered = [record.queue_offset for record in decode_records(got.data)]
-        expected = [number for number in found if found[number].tag == tag]
-        assert filtered == expected[: len(filtered)]
+        assert filtered == [number for number in found if found[number].tag == tag][: len(filtered)]
         key = f"k{self.random.randrange(40)}"
         queried = store.reader.query(TOPIC, key, 1_000, 0, 1 << 60)
         queried += [r for r in store.reader.copies(TOPIC, key, 0, 1 << 60) if r is not None]

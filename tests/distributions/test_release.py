@@ -71,8 +71,7 @@ def test_a_build_without_an_address_has_no_pages_and_is_no_release(tmp_path: Pat
 
 @pytest.mark.usefixtures("public")
 def test_a_tag_or_a_changelog_of_another_version_is_no_release() -> None:
-    changelog = (ROOT / "CHANGELOG.md").read_text()
-    assert release.missing(f"v{VERSION}", changelog) == []
+    assert release.missing(f"v{VERSION}", (ROOT / "CHANGELOG.md").read_text()) == []
     assert release.missing("v9.9.9", "# Changelog\n") == [
         f"the tag is v9.9.9, and the version in pyproject.toml is {VERSION}",
         f"CHANGELOG.md has no section [{VERSION}]",

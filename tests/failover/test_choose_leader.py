@@ -99,8 +99,7 @@ def test_refused_for_the_operator_and_for_every_follower_is_dead_at_once() -> No
 
 
 def test_refused_for_the_operator_alone_is_not_dead() -> None:
-    w = wait(group(a=unheard(0, "refused", 9_000), b=refused(1)))
-    assert "demo-a-2 still hears it" in w.reason
+    assert "demo-a-2 still hears it" in wait(group(a=unheard(0, "refused", 9_000), b=refused(1))).reason
 
 
 def test_silent_is_dead_after_the_detection_timeout_if_no_follower_fetches() -> None:
@@ -157,8 +156,7 @@ def test_cloudnative_pg_6091_pod_and_volume_deleted_together() -> None:
     )
     for a in (replace(unheard(0), gone=True, report=None), new_disk):
         assert promotion(group(a=a)).new == B
-    without = Observation("a", (member(1), member(2)), LEADERSHIP)
-    assert promotion(without).new == B
+    assert promotion(Observation("a", (member(1), member(2)), LEADERSHIP)).new == B
     assert promotion(group(a=replace(unheard(0, silence=600), deleting=True))).new == B
 
 
@@ -340,15 +338,13 @@ def test_the_age_of_a_frozen_leaders_last_line_does_not_count_against_its_follow
 
 
 def test_rule_20_a_promotion_writes_the_answering_members_of_the_old_set() -> None:
-    p = promotion(group(a=unheard(0, gone=True), c=unheard(2)))
-    assert p.leadership.in_sync == {B}
+    assert promotion(group(a=unheard(0, gone=True), c=unheard(2))).leadership.in_sync == {B}
 
 
 def test_rule_21_a_master_that_restarted_gets_a_new_epoch_which_may_be_its_own() -> None:
     p = promotion(group(a=member(0, role="Waiting")))
     assert (p.new, p.kind, p.leadership.epoch) == (A, "restart", 4)
-    ahead = promotion(group(a=member(0, role="Waiting", end=900)))
-    assert ahead.new == B
+    assert promotion(group(a=member(0, role="Waiting", end=900))).new == B
     assert promotion(group(a=member(0, role="Waiting"), settings={"automatic": False})).new == A
 
 
@@ -370,8 +366,7 @@ def test_a_pending_assignment_delays_no_newer_one() -> None:
 
 
 def test_a_master_that_heard_of_a_higher_epoch_gets_one_above_it() -> None:
-    p = promotion(group(a=member(0, highest_seen_epoch=40)))
-    assert p.leadership.epoch == 41
+    assert promotion(group(a=member(0, highest_seen_epoch=40))).leadership.epoch == 41
 
 
 def test_rule_22_first_start_asks_every_disk() -> None:
@@ -379,8 +374,7 @@ def test_rule_22_first_start_asks_every_disk() -> None:
     [d] = decide(group(*new, leadership=None))
     assert isinstance(d, Bootstrap)
     assert d.leadership == LeadershipRecord(1, 1, A, frozenset({A, B, C}))
-    w = wait(group(new[0], new[1], unheard(2), leadership=None))
-    assert "demo-a-2" in w.reason
+    assert "demo-a-2" in wait(group(new[0], new[1], unheard(2), leadership=None)).reason
     no_disk = replace(unheard(2, silence=30_000), report=None, never_ran=True)
     [d] = decide(group(new[0], new[1], no_disk, leadership=None))
     assert isinstance(d, Bootstrap)

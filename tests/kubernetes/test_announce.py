@@ -137,8 +137,7 @@ async def test_a_refused_announcement_delays_no_other_one(fake: FakeApi, monkeyp
             group.led_by(1, 2)
             group.wake()
             await until(lambda: group.announced)
-            led = pods.labelled_master("demo-a-1")
-            assert led
+            assert pods.labelled_master("demo-a-1")
 
 
 async def test_a_wait_for_a_leadership_record_does_not_read_it_without_pause(fake: FakeApi) -> None:

@@ -101,8 +101,7 @@ async def test_each_holder_gets_a_secret_and_a_second_pass_writes_nothing(rig: R
     ca = rig.data("demo-ca")
     assert rig.data("demo-ca-cert") == {"ca.crt": ca["tls.crt"]}
     assert rig.data("demo-a-tls")["ca.crt"] == ca["tls.crt"]
-    owner = (rig.fake.get("Secret", "demo-ca") or {})["metadata"]["ownerReferences"][0]
-    assert owner["uid"] == "u1"
+    assert (rig.fake.get("Secret", "demo-ca") or {})["metadata"]["ownerReferences"][0]["uid"] == "u1"
     assert sorted(await rig.reasons()) == ["AuthorityChanged", "CertificateIssued", "CertificateIssued"]
     writes = len(rig.fake.log)
     assert await rig.keep() == (True, [])
@@ -309,8 +308,7 @@ def test_the_ports_for_clients_have_the_certificate_of_their_issuer(issuer: str)
         assert str(config.tls.client_ca_file) == f"{folder}/ca.crt"
         assert str(config.internal_tls.cert_file) == "/etc/gantry-tls/tls.crt"
     volumes = templates(made)["demo-a"]["spec"]["volumes"]
-    mine = {"name": "client-tls", "secret": {"secretName": "mine"}}
-    assert (mine in volumes) == (issuer == "Secret")
+    assert ({"name": "client-tls", "secret": {"secretName": "mine"}} in volumes) == (issuer == "Secret")
 
 
 def test_the_operator_calls_each_pod_as_it_runs() -> None:

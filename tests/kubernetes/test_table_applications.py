@@ -112,8 +112,7 @@ async def test_a_driver_that_comes_back_is_the_same_run(rig: Rig) -> None:
 async def test_the_next_run_takes_the_place_of_the_former_object(rig: Rig, fake: FakeApi) -> None:
     first = await start(rig)
     end(rig, state("Succeeded"), state("TerminatedWithoutReleaseResources"))
-    second = await start(rig, NEXT)
-    assert second["metadata"]["uid"] != first["metadata"]["uid"]
+    assert (await start(rig, NEXT))["metadata"]["uid"] != first["metadata"]["uid"]
     found = present(await rig.runs.newest())
     assert (found.name, found.running) == (NEXT, True)
     await rig.runs.stop()

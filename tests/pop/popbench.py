@@ -113,8 +113,7 @@ class PopBench(Bench):
         return await self.pop_service.pop(Pop(**values))
 
     async def pop(self, **fields: Any) -> list[Message]:
-        popped = await self.popped(**fields)
-        return messages_of(popped, fields.get("topic", "T"), self.config.group)
+        return messages_of(await self.popped(**fields), fields.get("topic", "T"), self.config.group)
 
     async def bodies(self, **fields: Any) -> list[bytes]:
         return [message.body for message in await self.pop(**fields)]

@@ -105,8 +105,7 @@ async def test_whole_state_in_the_log(bench: PopBench) -> None:
     await bench.settle()
     while bench.broker.pop.write_whole():
         pass
-    base = bench.broker.meta.working.offset("rmq_sys_GANTRY_POP", "CID_RMQ_SYS_GANTRY_POP", 0)
-    assert base > 0
+    assert bench.broker.meta.working.offset("rmq_sys_GANTRY_POP", "CID_RMQ_SYS_GANTRY_POP", 0) > 0
     queues = {k: (list(q.unfinished()), q.next, dict(q.moved)) for k, q in bench.broker.pop._log.state.queues.items()}
     bench.broker.changes.flush_offsets()
     await bench.fail_over()
@@ -245,8 +244,7 @@ async def test_acknowledged_messages_behind_an_unfinished_one_come_again_in_orde
 async def test_a_renewal_of_the_first_message_blocks_its_queue_until_it_ends(bench: PopBench) -> None:
     await bench.sends(*"ab")
     popped = await bench.pop(order=True, invisible_ms=10_000)
-    renewed = await bench.change(popped[1], 60_000)
-    assert await bench.ack(renewed) == [AckResult.OK]
+    assert await bench.ack(await bench.change(popped[1], 60_000)) == [AckResult.OK]
     await bench.pass_ms(10_100)
     assert await bench.bodies(order=True) == [b"a", b"b"], "the renewal of an acknowledged message blocks nothing"
 

@@ -286,8 +286,7 @@ async def test_retries_have_a_fifth_of_the_first_looks(bench: PopBench) -> None:
     await bench.pop(max_messages=5, invisible_ms=10_000)
     await bench.pass_ms(10_100)
     await bench.sends(*[f"n{number}" for number in range(40)])
-    kinds = [(await bench.pop(max_messages=1))[0].handle.kind for _ in range(20)]
-    assert kinds.count(2) == 4
+    assert [(await bench.pop(max_messages=1))[0].handle.kind for _ in range(20)].count(2) == 4
 
 
 async def _old_retries(bench: PopBench, *bodies: str) -> None:

@@ -199,8 +199,7 @@ def test_layouts_of_ended_connections_make_room() -> None:
 
 def test_templates_are_bounded() -> None:
     for number in range(2 * MAX_TEMPLATES):
-        layout = learn((JAVA_4 % (1, 2, 3, 4)).replace("CG", f"CG{number}").encode())
-        assert layout is not None
+        assert learn((JAVA_4 % (1, 2, 3, 4)).replace("CG", f"CG{number}").encode()) is not None
         assert 0 < len(templates) <= MAX_TEMPLATES
 
 

@@ -53,8 +53,7 @@ def test_what_is_no_block_is_refused(block: bytes) -> None:
 
 def test_a_bomb_of_references_is_refused_before_it_is_built() -> None:
     decoder = Decoder()
-    entry = b"\x40\x01a" + b"\x7f\xa1\x1e" + b"x" * 4_000
-    assert len(decoder.decode(entry)) == 1
+    assert len(decoder.decode(b"\x40\x01a" + b"\x7f\xa1\x1e" + b"x" * 4_000)) == 1
     with pytest.raises(TooLarge):
         decoder.decode(b"\xbe" * 4_000)  # 4 KB that stand for 16 MB
 

@@ -181,8 +181,7 @@ async def test_a_message_group_keeps_its_order_and_blocks_its_queue(cluster: Clu
     await c.make_group(cluster, "go", orderly=True)
     async with c.proxied(cluster) as (_, stub):
         line = c.Line(stub, CLIENT)
-        settings = await line.settings(c.consumer("go", "F", kind=2))
-        assert settings.settings.subscription.fifo
+        assert (await line.settings(c.consumer("go", "F", kind=2))).settings.subscription.fifo
         for number in range(6):
             await send(stub, c.message("F", b"%d" % number, kind=2, message_group="one"))
         got = []

@@ -45,8 +45,7 @@ def test_the_first_certificate_of_a_file_counts() -> None:
     key = b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"
     text = b"Subject: orders\n" + key + made(ENDS[1]).replace(b"\n", b"\r\n") + made(ENDS[2])
     assert not_after(text) == ENDS[1]
-    old_name = made(ENDS[1]).replace(b" CERTIFICATE", b" X509 CERTIFICATE")
-    assert not_after(old_name) == ENDS[1]
+    assert not_after(made(ENDS[1]).replace(b" CERTIFICATE", b" X509 CERTIFICATE")) == ENDS[1]
 
 
 @pytest.mark.parametrize(

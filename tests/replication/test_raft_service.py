@@ -82,8 +82,7 @@ async def test_the_leader_dies_and_nothing_is_lost(nodes: list[Node]) -> None:
             assert await leader.put(body) is SendStatus.SEND_OK
             bodies.append(body)
         await kill(leader)
-        successor = await elected(nodes)
-        assert successor.bodies() == bodies
+        assert (await elected(nodes)).bodies() == bodies
         await answer_fetch(leader)
         await until(lambda leader=leader: leader.service.role is Role.SLAVE, "the old leader follows")
     await until(lambda: all(n.bodies() == bodies for n in nodes), "all have everything")

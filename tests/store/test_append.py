@@ -86,8 +86,7 @@ def test_a_record_that_does_not_fit_the_segment_begins_the_next_one(store: Messa
     assert all(
         stored.phys_offset // 65_536 == (stored.phys_offset + stored.size + 7) // 65_536 for b in sizes for stored in b
     )
-    rolled = [offset for offset in offsets if offset and offset % 65_536 == 0]
-    assert rolled == [65_536, 131_072]
+    assert [offset for offset in offsets if offset and offset % 65_536 == 0] == [65_536, 131_072]
     filler_at = offsets[2] + sizes[0][0].size
     filler = store.log.read_raw(filler_at, 1)
     assert filler == (65_536 - filler_at).to_bytes(4, "big") + MAGIC_BLANK.to_bytes(4, "big") + bytes(len(filler) - 8)

@@ -38,8 +38,7 @@ def put(store: MessageStore, written: Bodies, rng: random.Random, count: int, no
         properties = f"KEYS\x01{key}\x02TAGS\x01{tag}\x02".encode()
         batch.append(Put(topic, queue_id, 0, 0, 1, HOST, body, properties, tags_hash=tags_hash(tag), keys=(key,)))
         written.setdefault((topic, queue_id), []).append(body)
-    stored = store.appender.put(batch, now)
-    assert stored
+    assert store.appender.put(batch, now)
     store.indexer.confirm(store.log.end)
 
 

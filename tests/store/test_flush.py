@@ -125,8 +125,7 @@ async def test_one_fsync_serves_all_waiting_callers_and_the_loop_runs(
     assert not any(wait.done() for wait in waits)
     assert store.state.flushed == before
     disk.release()
-    flushed = await asyncio.gather(*waits)
-    assert min(flushed) > before
+    assert min(await asyncio.gather(*waits)) > before
     assert store.state.flushed == store.log.end
     assert disk.calls == 2
     assert disk.ways == {flushed_by}

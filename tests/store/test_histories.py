@@ -239,8 +239,7 @@ class History:
         put(self.store, self.model, random_puts(self.rng, self.serial), 10_000 + self.serial)
 
     def _boundary(self, low: int) -> int:
-        boundaries = [r.phys for r in self.model.records if r.phys >= low]
-        return self.rng.choice([*boundaries, self.model.end])
+        return self.rng.choice([*[r.phys for r in self.model.records if r.phys >= low], self.model.end])
 
     def confirm(self) -> None:
         offset = self._boundary(self.model.confirmed)

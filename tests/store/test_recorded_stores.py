@@ -127,8 +127,7 @@ def test_a_recorded_store_continues_as_ours(name: str, quick_dir: Path) -> None:
     for path, data in before.items():
         now = path.read_bytes()
         assert len(now) == len(data)
-        entries = data.rstrip(b"\0")
-        assert now.startswith(entries)
+        assert now.startswith(data.rstrip(b"\0"))
     assert {p.stat().st_size for p in (root / "commitlog").iterdir()} == {1 << 20}
     store.close()
 

@@ -213,8 +213,7 @@ def test_an_unclean_cut_below_confirmed_takes_queues_and_index_with_it(leader: M
     assert sum(leader.reader.max_offset("Orders", q) for q in range(3)) == 60
     assert leader.reader.query("Orders", "k60", 9, 0, 10**9) == []
     assert len(leader.reader.query("Orders", "k59", 9, 0, 10**9)) == 1
-    stored = leader.appender.put([message(0)], 9)[0]
-    assert stored.queue_offset == 20
+    assert leader.appender.put([message(0)], 9)[0].queue_offset == 20
 
 
 def test_a_truncation_that_fails_between_two_queues_marks_the_store_as_failed(
