@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from gantry_broker.broker import handlers
 from gantry_broker.broker.handlers.table import HANDLERS
+from gantry_broker.broker.member_requests import MemberRequests
 from gantry_broker.broker.wiring import BrokerContext
 from gantry_broker.namesrv.service import SERVED, NameService
 from gantry_broker.protocol import repeated_pulls, requests
 from gantry_broker.protocol.codes import GantryCode, RequestCode
 from gantry_broker.protocol.frame import MAX_FRAME, MAX_HEADER, SMALL_FRAME
-from gantry_broker.protocol.requests import REQUESTS, SENDER, Request
+from gantry_broker.protocol.requests import HANDSHAKE, REQUESTS, SENDER, Request
 
 
 def named(path: str) -> Any:
@@ -50,8 +51,8 @@ def test_what_a_row_names_exists(code: int) -> None:
         assert HANDLERS[code] is named(f"broker.handlers.{row.broker}")
     for method in filter(None, (row.name_server, row.registration)):
         assert callable(getattr(NameService, method))
-    if row.member:
-        assert callable(named(row.member))
+    if row.member and row.member != HANDSHAKE:
+        assert callable(getattr(MemberRequests, row.member))
 
 
 @pytest.mark.parametrize("code", sorted(REQUESTS))

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Final
 from gantry_broker.admission import admit_again
 from gantry_broker.broker.forward import ForwardedConnection, Process, take_forwarded
 from gantry_broker.broker.processing import not_supported
-from gantry_broker.protocol.codes import GantryCode, ResponseCode
+from gantry_broker.protocol.codes import ResponseCode
 from gantry_broker.protocol.headers import error_answer
 from gantry_broker.protocol.message import unpack_host
-from gantry_broker.protocol.requests import FORWARDED, OF_FOLLOWERS
+from gantry_broker.protocol.requests import FORWARDED, HANDSHAKE, OF_FOLLOWERS, REQUESTS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gantry_broker.access.gate import Gate
     from gantry_broker.broker.relay import RelayedClients
     from gantry_broker.broker.role import RoleState
@@ -49,6 +51,11 @@ class MemberRequests:
         self._process = process
         self._gate = gate
         self._relayed = relayed
+        self._handlers: dict[int, Callable[[Connection, Frame], None]] = {
+            int(code): getattr(self, row.member)
+            for code, row in REQUESTS.items()
+            if row.member and row.member != HANDSHAKE
+        }
 
     def on_open(self, conn: Connection) -> None:
         """Do nothing before the first request."""
@@ -58,23 +65,44 @@ class MemberRequests:
         self._relayed.on_close(conn)
 
     def on_frames(self, conn: Connection, frames: list[Frame]) -> None:
-        replication = self._replication
         for frame in frames:
-            code = frame.code
-            if code == GantryCode.FETCH:
-                replication.on_fetch(conn, frame)
-            elif code == GantryCode.RAFT:
-                replication.on_raft_request(conn, frame)
-            elif code == GantryCode.RELAY:
-                follows = replication.is_followed_by(conn.identity)
-                if not self._relayed.on_frame(conn, frame, follows=follows):
-                    self._refuse(conn, frame)
-            elif code in OF_FOLLOWERS and not replication.is_followed_by(conn.identity):
-                self._refuse(conn, frame)
-            elif code == GantryCode.FORWARD:
-                take_forwarded(self._role, replication.refusals, conn, frame, self._process_forwarded, FORWARDED)
+            handler = self._handlers.get(frame.code)
+            if handler is not None:
+                handler(conn, frame)
             elif not frame.is_oneway:
-                conn.send(self._log_repair.answer(frame) if code == GantryCode.READ_LOG else not_supported(frame))
+                conn.send(not_supported(frame))
+
+    def fetch(self, conn: Connection, frame: Frame) -> None:
+        """Give a follower records of the log."""
+        self._replication.on_fetch(conn, frame)
+
+    def raft(self, conn: Connection, frame: Frame) -> None:
+        """Answer a Raft request."""
+        self._replication.on_raft_request(conn, frame)
+
+    def relay(self, conn: Connection, frame: Frame) -> None:
+        """Take frames of clients that another member carries."""
+        follows = self._replication.is_followed_by(conn.identity)
+        if not self._relayed.on_frame(conn, frame, follows=follows):
+            self._refuse(conn, frame)
+
+    def forward(self, conn: Connection, frame: Frame) -> None:
+        """Carry out a client's request that a former leader forwards."""
+        if self._is_follower(conn, frame):
+            refusals = self._replication.refusals
+            take_forwarded(self._role, refusals, conn, frame, self._process_forwarded, FORWARDED)
+
+    def read_log(self, conn: Connection, frame: Frame) -> None:
+        """Give parts of the log to a member that repairs its own."""
+        if self._is_follower(conn, frame) and not frame.is_oneway:
+            conn.send(self._log_repair.answer(frame))
+
+    def _is_follower(self, conn: Connection, frame: Frame) -> bool:
+        """Return whether the peer fetches from this leader, and refuse the request of one that does not."""
+        follows = self._replication.is_followed_by(conn.identity)
+        if not follows:
+            self._refuse(conn, frame)
+        return follows
 
     def _process_forwarded(self, conn: ForwardedConnection, frames: list[Frame]) -> None:
         """Check again: the former leader did so by its log, and this member's may have another record at a place."""

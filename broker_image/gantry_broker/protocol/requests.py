@@ -49,6 +49,7 @@ from gantry_broker.protocol.rights import (
     viewed,
 )
 
+HANDSHAKE: Final = "handshake"
 SENDER: Final = "sender"
 """Stands for `broker/send/sender.py`, which takes all sends of one read together."""
 
@@ -63,7 +64,7 @@ class Request(NamedTuple):
     registration: str = ""
     """The method of `NameService` that answers brokers, at the registration port."""
     member: str = ""
-    """The function of `gantry_broker` that answers members of the group, at the replication port."""
+    """The method of `MemberRequests` that answers members of the group, at the replication port, or HANDSHAKE."""
     to_client: bool = False
     """Brokers send it to clients."""
 
@@ -333,18 +334,16 @@ REQUESTS: Final[dict[int, Request]] = {
     RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: Request(to_client=True),
     RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: Request(to_client=True),
     # requests between Gantry's own processes
-    GantryCode.FETCH: Request(
-        member="replication.service.ReplicationService.on_fetch", body=plausible.MAX_LEADER_EPOCHS_BYTES
-    ),
+    GantryCode.FETCH: Request(member="fetch", body=plausible.MAX_LEADER_EPOCHS_BYTES),
     GantryCode.FORWARD: Request(
-        member="broker.forward.take_forwarded", followers="forward", body=MAX_FRAME
+        member="forward", followers="forward", body=MAX_FRAME
     ),  # bundles, which are bounded by their sender
-    GantryCode.RAFT: Request(member="replication.service.ReplicationService.on_raft_request"),
-    GantryCode.READ_LOG: Request(member="replication.log_repair.LogRepair.answer", followers="read-log"),
-    GantryCode.HANDSHAKE: Request(member="remoting.handshake.HandshakeServer.receive"),
+    GantryCode.RAFT: Request(member="raft"),
+    GantryCode.READ_LOG: Request(member="read_log", followers="read-log"),
+    GantryCode.HANDSHAKE: Request(member=HANDSHAKE),
     GantryCode.UPDATE_ACCESS: Request(registration="_update_access", body=MAX_ACCESS),
     GantryCode.PROXY_CLIENTS: Request(broker="clients.proxy_clients", body=1024 * KIB),  # 200 clients of 16 topics
-    GantryCode.RELAY: Request(member="broker.relay.RelayedClients.on_frame", followers="relay", body=MAX_RELAYED),
+    GantryCode.RELAY: Request(member="relay", followers="relay", body=MAX_RELAYED),
     GantryCode.REGISTER_CHANGES: Request(registration="_register_changes"),  # SMALL_BODY: some 400 topics
     # not supported (docs/compatibility.md says why)
     **dict.fromkeys(
