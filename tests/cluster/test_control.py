@@ -115,11 +115,20 @@ async def test_a_removed_group_is_led_no_more_before_its_members_stop() -> None:
         assert "remove b, led: False" in platform.steps
 
 
-@pytest.mark.parametrize(("change", "may"), [({}, True), ({"paused": True}, False), ({"hibernate": True}, False)])
-async def test_what_may_change_under_a_spec(platform: FakePlatform, change: dict[str, Any], may: bool) -> None:
+@pytest.mark.parametrize(
+    ("change", "held"),
+    [
+        ({}, ""),
+        ({"paused": True}, "the cluster is paused (gantry.dev/paused)"),
+        ({"hibernate": True}, "the cluster hibernates"),
+    ],
+)
+async def test_what_may_change_under_a_spec(platform: FakePlatform, change: dict[str, Any], held: str) -> None:
+    may = not held
     async with controlled(platform, spec("a", **change)) as control:
         assert control.may_change() == may
         assert (control.wanted_groups() is not None) == may
+        assert control.held() == held
         platform.can_pause = False
         assert control.may_change() == (may or "paused" in change)
         control.refused = "spec.mode is 7"

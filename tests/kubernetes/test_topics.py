@@ -123,7 +123,7 @@ class Rig:
         self.api = fake.api
         self.brokers = Brokers("a", "b")
         self.settle_s = 0.1
-        self.paused = False
+        self.held = ""
         self.control: TopicControl = None  # type: ignore[assignment]
         self.store: KubernetesTopicStore = None  # type: ignore[assignment]
 
@@ -199,7 +199,7 @@ class Rig:
             caches = {k: InformerCache(self.api, KINDS[k], (), "", heard) for k in ("BrokerTopic", "ConsumerGroup")}
             self.store = KubernetesTopicStore(self.api, caches, ("mq", "demo"), "op-0")
             self.control = TopicControl(
-                self.store, lambda: Cluster("demo", list(self.brokers.all), paused=self.paused), masters, client,
+                self.store, lambda: Cluster("demo", list(self.brokers.all), held=self.held), masters, client,
                 lambda: self.brokers, lambda group: f"{group}:10911",
                 keeps=lambda wanted: self.keeps(wanted), settle_s=self.settle_s,  # type: ignore[arg-type,return-value]
             )  # fmt: skip
@@ -438,7 +438,7 @@ async def test_a_resource_that_cannot_be_read_says_so(rig: Rig) -> None:
 
 
 async def test_a_paused_cluster_is_left_alone(rig: Rig) -> None:
-    rig.paused = True
+    rig.held = "the cluster hibernates"
     rig.topic()
     async with rig.operator():
         await until(lambda: rig.condition("BrokerTopic", "orders", "Synced").get("reason") == "Paused")

@@ -115,5 +115,5 @@ def test_a_silent_group_and_a_paused_cluster() -> None:
     found = rig.look(group(), silent={"b"})
     assert [s.group for s in found.steps] == ["a"]
     assert found.results["g"].ready.status == "Unknown"
-    assert rig.look(group(), paused=True).steps == []
+    assert rig.look(group(), held="the cluster hibernates").steps == []
     assert [s.group for s in rig.look(group(), draining=frozenset({"a"})).steps] == ["b"]

@@ -355,7 +355,7 @@ def test_a_deletion_that_is_taken_back_by_its_policy_lets_the_topic_take_message
     waiting = pair.settle(topic(delete=True, deleting=True, held=True, generation=2)).results["t"]
     assert "write spec.deletionPolicy: Retain" in waiting.ready.message
     kept = topic(deleting=True, held=True, generation=3)
-    assert pair.look(kept, paused=True).results["t"].finalizer
+    assert pair.look(kept, held="the cluster hibernates").results["t"].finalizer
     found = pair.look(kept, silent={"b"})
     assert (found.results["t"].finalizer, [s.group for s in found.steps]) == (True, ["a"])
     found = pair.settle(kept)
@@ -425,9 +425,9 @@ def test_a_group_that_comes_and_goes_while_a_topic_shrinks_is_no_drift(pair: Rig
 
 
 def test_a_paused_cluster_is_left_alone(rig: Rig) -> None:
-    found = rig.look(topic(), paused=True)
+    found = rig.look(topic(), held="the cluster hibernates")
     assert (found.steps, found.results["t"].synced.reason) == ([], "Paused")
-    assert rig.look(topic(delete=True, deleting=True), paused=True).steps == []
+    assert rig.look(topic(delete=True, deleting=True), held="the cluster hibernates").steps == []
 
 
 @pytest.mark.parametrize(

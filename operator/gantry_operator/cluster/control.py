@@ -1,8 +1,8 @@
 """The control of one cluster, on any platform: who leads, what changes and in which order, and what is seen of it.
 
 `ClusterControl` owns the parts and connects them; each part decides by itself. The platform says where members run, and
-keeps what must be durable (`platform.py`). A platform calls `take` with each spec, `lead` once the spec may be carried
-out, and `start` once. Everything else goes on by itself until `close`.
+keeps what must be durable (`platform.py`). A platform calls `start` one time, `take` with each spec, and `lead` after
+it as soon as the spec may be carried out; a further `lead` changes nothing. All else goes on by itself until `close`.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class ClusterControl:
             platform.site, self.controllers, platform.http,
             groups=lambda: [] if self.plan is None else [g.name for g in self.plan.groups],
             follows=self._follows, archives=self._archives, elects=self._elects, on_event=platform.event,
-            changed=self._part_changed,
+            changed=self._site_role_changed,
         )  # fmt: skip
         self.groups.standby = lambda: self.sites.known_standby
         self.warm_up = WarmUp(inherited=inherited)
@@ -167,10 +167,8 @@ class ClusterControl:
     # ---- what may change
 
     def may_change(self) -> bool:
-        """Return False if nothing but leaders may change now."""
-        if self.cluster is None or self.cluster.spec.hibernate:
-            return False
-        return not (self.platform.can_pause and self.cluster.paused) and not self.refused
+        """Return whether members may be replaced now, and groups may come or go."""
+        return not self.held() and not self.refused
 
     def hold(self) -> str:
         """Why a change that is not urgent has to wait; empty: it need not."""
@@ -200,25 +198,28 @@ class ClusterControl:
             managed=self.topics.managed_topics(),
         )
 
+    def held(self) -> str:
+        """Return why nothing but leaders may change, whatever the rest of the spec says; empty: it may."""
+        if self.cluster is None:
+            return "the spec is not known yet"
+        if self.cluster.spec.hibernate:
+            return "the cluster hibernates"
+        return "the cluster is paused (gantry.dev/paused)" if self.cluster.paused and self.platform.can_pause else ""
+
     def _topic_cluster(self) -> Cluster | None:
         """For the decisions about topics and groups; None: no spec was taken yet."""
         if self.cluster is None or self.plan is None:
             return None
         groups = [g.name for g in self.plan.groups]
-        paused = self.cluster.paused or self.cluster.spec.hibernate
-        return Cluster(self.cluster.name, groups, frozenset(groups) - frozenset(self.staying), paused=paused)
+        return Cluster(self.cluster.name, groups, frozenset(groups) - frozenset(self.staying), self.held())
 
     def _table_cluster(self) -> TableCluster | None:
         """For the decisions about tables; None: no spec was taken yet."""
         if self.cluster is None:
             return None
         spec = self.cluster.spec
-        held = ""
-        if spec.hibernate:
-            held = "the cluster hibernates"
-        elif self.cluster.paused and self.platform.can_pause:
-            held = "the cluster is paused (gantry.dev/paused)"
-        elif self.refused:
+        held = self.held()
+        if not held and self.refused:
             held = "the spec of the cluster is refused"
         elif spec.tables is not None and spec.tables.suspend:
             held = "spec.tables.suspend of the cluster is true"
@@ -230,7 +231,7 @@ class ClusterControl:
         self.platform.event(Event("Normal", "Hibernating", text, ""))
         self.platform.groups_changed()
 
-    # ---- switchover, and the part in a pair of sites
+    # ---- switchover, and the role in a pair of sites
 
     def _follows(self) -> bool:
         bootstrap = None if self.cluster is None else self.cluster.spec.bootstrap
@@ -242,7 +243,7 @@ class ClusterControl:
     def _elects(self) -> bool:
         return self.cluster is not None and self.cluster.spec.mode == "Raft"
 
-    def _part_changed(self) -> None:
+    def _site_role_changed(self) -> None:
         self.groups.wake()
         self.platform.part_changed()
 

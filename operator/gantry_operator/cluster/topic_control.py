@@ -72,7 +72,8 @@ class Cluster:
     name: str
     groups: Sequence[str]
     draining: frozenset[str] = frozenset()
-    paused: bool = False
+    held: str = ""
+    """Why nothing may be changed; empty: it may."""
 
 
 def _generations(resources: Resources) -> dict[tuple[str, str], int]:
@@ -166,7 +167,7 @@ class TopicControl:
             self._settling.clear()
             await self._store.report(resources, {}, {})
             return EVERY_S
-        seen = Observed(cluster.name, cluster.groups, await self._tables(cluster), cluster.draining, cluster.paused)
+        seen = Observed(cluster.name, cluster.groups, await self._tables(cluster), cluster.draining, cluster.held)
         self.passes += 1
         now = self._now()
         topics = decide_topics(resources.topics, seen, self._settling, now, self._settle_s)
@@ -332,7 +333,7 @@ class TopicControl:
         groups = {w.resource: w for w in resources.groups}
         resets = Resets(self._remoting(), self._address, seen)
         for resource, (text, before) in resources.resets.items():
-            if cluster.paused or not (text or before):
+            if cluster.held or not (text or before):
                 continue
             try:
                 await self._reset(resets, groups[resource], text, before)

@@ -44,8 +44,8 @@ def synced() -> State:
     return State("True", "AsWanted", "the brokers have what the spec says")
 
 
-def paused() -> State:
-    return State("Unknown", "Paused", "the cluster is paused (gantry.dev/paused): nothing is compared or changed")
+def on_hold(reason: str) -> State:
+    return State("Unknown", "Paused", f"{reason}: nothing is compared or changed")
 
 
 def drifted(parts: Sequence[str]) -> State:

@@ -18,8 +18,8 @@ from gantry_operator.topics.common import (
     drifted,
     first_of_each,
     in_words,
+    on_hold,
     origin_of,
-    paused,
     ready,
     synced,
 )
@@ -100,8 +100,8 @@ def _one(w: WantedGroup, seen: Observed, all_steps: list[Step], notes: list[Note
         usable = ready(origin, f"on {', '.join(sorted(configs))}")
     figures = _figures(w.group, answering.values())
     record = replace(w.recorded, origin=origin)
-    if seen.paused:
-        return Result(usable, paused(), record, rows, *figures, finalizer=w.delete)
+    if seen.held:
+        return Result(usable, on_hold(seen.held), record, rows, *figures, finalizer=w.delete)
     if drift and not w.report:
         text = f"{w.group} was changed by others and is put back: {in_words(drift)}"
         notes.append(Note("Warning", "DriftCorrected", text, w.resource))
@@ -148,8 +148,8 @@ def _deletion(w: WantedGroup, seen: Observed, steps: list[Step], notes: list[Not
     if not w.delete or (not configs and not retry and not silent):
         return Result(DELETED, DELETED, w.recorded)
     members, lag, _ = figures = _figures(w.group, answering.values())
-    if seen.paused:
-        state = paused()
+    if seen.held:
+        state = on_hold(seen.held)
     elif silent and not w.force:
         # Members and unread messages may be there.
         state = blind(silent, DELETED)

@@ -87,8 +87,8 @@ class Observed:
     """By broker group; None: no master answers now."""
     draining: frozenset[str] = frozenset()
     """Broker groups that are being emptied: they get nothing new, and nothing there is changed."""
-    paused: bool = False
-    """Nothing may be changed."""
+    held: str = ""
+    """Why nothing may be changed; empty: it may."""
 
 
 # ---- steps

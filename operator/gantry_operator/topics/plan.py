@@ -24,8 +24,8 @@ from gantry_operator.topics.common import (
     drifted,
     first_of_each,
     in_words,
+    on_hold,
     origin_of,
-    paused,
     ready,
     synced,
 )
@@ -131,9 +131,9 @@ class _Topic:
                 self._missing(group, targets[group])
         usable = self._usable(targets, by_group)
         record = replace(w.recorded, origin=origin, rows=self._rows_of_others(rows))
-        if seen.paused:
+        if seen.held:
             self.steps, self.waits = [], []
-            return Result(usable, paused(), record, rows, finalizer=w.delete)
+            return Result(usable, on_hold(seen.held), record, rows, finalizer=w.delete)
         if self.drift and not w.report:
             text = f"{w.topic} was changed by others and is put back: {in_words(self.drift)}"
             self.notes.append(Note("Warning", "DriftCorrected", text, w.resource))
@@ -340,7 +340,7 @@ class _Topic:
             return self._kept(answering, silent, rows)
         if not w.delete or (not rows and not silent):
             return Result(DELETED, DELETED, w.recorded)
-        if not self.seen.paused:
+        if not self.seen.held:
             drops: list[Step] = []
             for tables in answering.values():
                 topic = tables.topic(w.topic)
@@ -354,8 +354,8 @@ class _Topic:
             if not self.waits:
                 # All at once: the readers of one broker group count for the others as long as it has the topic.
                 self.steps += drops
-        if self.seen.paused:
-            state = paused()
+        if self.seen.held:
+            state = on_hold(self.seen.held)
         elif self.waits and not self.steps:
             reasons = [wait for wait in self.waits if not wait.endswith(_LOOKS)] or self.waits
             state = State("False", "Unread", f"{w.topic} is not deleted yet: {in_words(reasons)}; {TO_KEEP}")
@@ -370,17 +370,17 @@ class _Topic:
         before.
         """
         w = self.w
-        for tables in answering.values() if not self.seen.paused else ():
+        for tables in answering.values() if not self.seen.held else ():
             topic = tables.topic(w.topic)
             if topic is not None and not topic.config.perm & Perm.WRITE and self._left(tables.group):
                 rights = READ_WRITE if w.perm is None else w.perm
                 config = replace(topic.config, perm=topic.config.perm | rights, attributes={})
                 if config.perm != topic.config.perm:
                     self.steps.append(PutTopic(tables.group, config, (), w.resource))
-        if not (self.steps or silent or self.seen.paused):
+        if not (self.steps or silent or self.seen.held):
             return Result(DELETED, DELETED, w.recorded)
         state = State("False", "Keeping", f"{w.topic} stays, since spec.deletionPolicy is Retain now")
-        state = paused() if self.seen.paused else state if self.steps else blind(silent, state)
+        state = on_hold(self.seen.held) if self.seen.held else state if self.steps else blind(silent, state)
         return Result(state, state, w.recorded, rows, finalizer=True, busy=True)
 
 
