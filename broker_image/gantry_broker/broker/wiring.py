@@ -1,7 +1,7 @@
-"""Build all parts of one broker, room after room. Nothing here starts anything.
+"""Build all parts of one broker, group after group. Nothing here starts anything.
 
 Each part names in its constructor what it needs. Parts that react to each other do so over `Events`, which exist before
-all of them. Only replication calls parts that are built later.
+all of them. A part that calls one that is built later gets it as an attribute once that exists, as `wake_pulls`.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ OFFSETS_AT_ONCE = 8_192
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerParts:
-    """The rooms of a member, and what stands before them."""
+    """What the process starts and stops: ports, HTTP, periodic tasks. `context` has all other parts."""
 
     context: BrokerContext
     forwarder: Forwarder
@@ -141,8 +141,8 @@ def wire(
     changing = _changing(given, basics, tables, replicated)
     kept = _kept(given, basics, clients, counts, tables, replicated, changing)
     services = _services(given, basics, clients, counts, tables, replicated, changing, kept)
-    rooms = (given, basics, clients, counts, tables, replicated, changing, kept, services)
-    by_name = {name: part for room in rooms for name, part in vars(room).items()}
+    groups = (given, basics, clients, counts, tables, replicated, changing, kept, services)
+    by_name = {name: part for group in groups for name, part in vars(group).items()}
     parts = _servers(BrokerContext(**by_name, http_port=lambda: parts.http.port))
     return parts
 
@@ -166,7 +166,7 @@ class Given:
     membership: Membership
     tls: PortsTls
     site: Site
-    """The part of its cluster in a pair of sites."""
+    """The part of its cluster in a pair of sites at the start; `role.site` is the present one."""
 
 
 @dataclass(kw_only=True)
@@ -474,7 +474,7 @@ def _services(
 
 @dataclass(kw_only=True)
 class BrokerContext(Given, Basics, OfClients, Counts, Tables, Replicated, Changing, Kept, Services):
-    """The parts of all rooms. A module of handlers names those that it uses in its `Parts`, and gets no others."""
+    """The parts of all groups. A module of handlers names those that it uses in its `Parts`; mypy refuses others."""
 
     http_port: Callable[[], int]
     """The HTTP port, once it is bound."""

@@ -1,7 +1,8 @@
 """Where records are acknowledged: batches of sends that wait for their promise, in the order of the log.
 
-`Core` calls `reached` with the confirmed offset. That grows when enough members have the records, as `confirmable` of
-`leader.py` says (of `raft_leader.py` in mode Raft). `broker/send/sender.py` writes the answers; it adds its
+The replica calls `reached` with the offset up to which the promise is kept. With Sync replication that is the confirmed
+offset: it grows when enough members have the records, as `confirmable` of `leader.py` says (of `raft_leader.py` in mode
+Raft). With Async it is the end of the leader's own log. `broker/send/sender.py` writes the answers; it adds its
 batches through `broker/log_writer.py`.
 """
 
@@ -18,7 +19,7 @@ Callback = Callable[[SendStatus], None]
 class Acknowledgements:
     """One entry per batch of sends: the log's end after the batch. Ends are added in rising order.
 
-    Each batch gets its status once: SEND_OK when it is confirmed, another one when the promise cannot be kept in time.
+    Each batch gets its status once: SEND_OK when the promise is kept, another one when it cannot be kept in time.
     """
 
     def __init__(self) -> None:

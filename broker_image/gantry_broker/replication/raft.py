@@ -218,7 +218,7 @@ class RaftReplica(MemberCore):
         if self.epoch >= plausible.MAX_EPOCH:
             self.reason = f"there is no epoch above {self.epoch}: begin the group with empty disks"
             return
-        # Votes of an earlier round are dropped: they were given in another epoch.
+        # Grants of an earlier round are dropped: each member grants a round by what it knows then.
         self._election_step, self._election_step_ms, self._granted = kind, now_ms, {self.me}
         epoch = self.epoch + 1
         # A pre-vote only asks about this epoch. If it took it, a member that was cut off for a while would end a leader
@@ -459,7 +459,8 @@ class RaftReplica(MemberCore):
                 return  # Second-hand news of this epoch: the leader will announce itself.
             self._follow(answer.epoch, answer.leader, answer.leader_address, now_ms)
             return
-        # A late answer to an earlier round must not count in this one: the vote there was for another epoch.
+        # A vote counts in its own epoch only, or an epoch could have two leaders. A late pre-vote may count, since it
+        # promises nothing: the votes that follow are counted by themselves.
         meant = self.epoch + 1 if self._election_step is RaftRequestKind.PRE_VOTE else self.epoch
         if answer.granted and answer.kind is self._election_step and answer.asked == meant:
             self._granted.add(answer.member)

@@ -463,7 +463,7 @@ class ReplicationService:
         self._changed()
 
     def on_raft_request(self, conn: Connection, frame: Frame) -> None:
-        """Answer a frame with GantryCode.POLL: a Raft request of another member."""
+        """Answer a frame with GantryCode.RAFT: a Raft request of another member."""
         core = self.core
         try:
             request = wire.parse_raft_request(frame)
@@ -624,7 +624,7 @@ class ReplicationService:
             return "mode MasterSlave: the operator sets the members"
         left = tuple(v for v in core.members if v.id.member != number)
         if core.leader is not None and len(left) == len(core.members):
-            return ""  # It has left already: the request came twice.
+            return ""  # It is no member: the request came twice, or it never was one.
         reason = core.change_members(left, self._now())
         self.appended(self._store.log.end)
         self._changed()

@@ -278,7 +278,7 @@ class GroupCommit:
             self._store.checkpointer.mark_failed(error)
             raise FlushFailed(f"the disk failed: {error}") from error
         self._store.checkpointer.checkpointed(checkpoint)
-        # Wait for the writes in the queue of that worker.
+        # Wait for the writes in the queue of `_background_worker`.
         await asyncio.get_running_loop().run_in_executor(self._background_worker, _nothing)
 
     def _write_in_background(self, work: Callable[[], None]) -> None:

@@ -137,7 +137,7 @@ class Truncator:
             queues.unsynced.update(queues.queue(queues.topic(name), queue_id).rebase(number))
         sync_names(sorted(queues.unsynced))
         queues.unsynced.clear()
-        # Last: a log without epochs is how a follower recognises a copy that was broken off.
+        # After all files: a log without epochs is how a follower recognises a copy that was broken off.
         self._epochs.set(checked)
         state.reset_in_progress = False
         self._checkpointer.save(durable=True)

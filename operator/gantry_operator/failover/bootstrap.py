@@ -60,8 +60,8 @@ def recover(obs: Observation, why: str) -> Recover | Wait:
     record = obs.leadership
     unclean = obs.settings.unclean
     heard = [m.report for m in obs.members if m.heard and m.report is not None]
-    # The report is older than the last assignment, so the disk may hold a newer record.
-    # One disk that is missing may hold a newer record, under which others took records that these lack.
+    # A disk that is missing may hold a newer record, under which others took records that these lack. So may that of a
+    # `pending` member: its report is older than the last assignment.
     missing = [m for m in obs.members if not m.heard or m.pending]
     if missing and not (unclean and heard and min(m.reach_ms for m in missing) >= obs.settings.unclean_after_ms):
         return Wait("recovery-blocked", f"{why}; waiting for {_names(missing)}: every disk must report first", False)

@@ -196,7 +196,7 @@ class Observation:
         return m.report
 
 
-# Decisions. Those with `leadership` are writes: each is a compare-and-swap against `Observation.leadership` as a whole
+# Decisions. Those in `Write` are writes: each is a compare-and-swap against `Observation.leadership` as a whole
 # (rule 13). Assignments follow only after the swap has succeeded. There is at most one write per observation.
 
 
