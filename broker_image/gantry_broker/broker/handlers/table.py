@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from gantry_broker.broker.handlers import (
     admin,
@@ -24,9 +24,6 @@ from gantry_broker.broker.handlers import (
 )
 from gantry_broker.broker.handlers.requests import Handler, Result
 from gantry_broker.protocol.requests import REQUESTS, SENDER
-
-if TYPE_CHECKING:
-    from gantry_broker.broker.wiring import BrokerContext
 
 _MODULES: Final = {
     module.__name__.rpartition(".")[2]: module
@@ -49,6 +46,8 @@ HANDLERS: Final[dict[int, Callable[..., Result]]] = {
 }
 
 
-def handlers_of(broker: BrokerContext) -> dict[int, Handler]:
-    """Return the handlers of a member by request code. The whole context ends here: each gets it as its `Parts`."""
-    return {code: partial(handler, broker) for code, handler in HANDLERS.items()}
+def handlers_of(parts: object) -> dict[int, Handler]:
+    """Return the handlers of a member by request code. `parts`: all of them, as the `BrokerContext` of `wiring.py` has
+    them; each module of handlers names in its `Parts` which ones it uses.
+    """
+    return {code: partial(handler, parts) for code, handler in HANDLERS.items()}
