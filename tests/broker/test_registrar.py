@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gantry_broker.broker import source_servers
@@ -88,18 +90,31 @@ async def test_new_topics_are_registered_alone_and_all_topics_after_a_restart(
         await server.close()
 
 
+@contextlib.asynccontextmanager
+async def at_source(
+    folder: Path, make_bench: Callable[..., Bench], **config: Any
+) -> AsyncIterator[tuple[Bench, NameServer]]:
+    """Give a leader, whose registrar has not begun, and the NameServer of the source from which it came."""
+    server = NameServer(NameServerSettings("ns", "127.0.0.1", 0, 0, None, [], cluster="demo", registration_port=0))
+    await server.start()
+    bench = make_bench(folder, source_name_servers=[f"127.0.0.1:{server.registration_port}"], **config)
+    bench.client._membership = Membership(Identity("demo", "demo-a", 0), None)
+    await bench.lead()
+    try:
+        yield bench, server
+    finally:
+        await bench.broker.registrar.close()
+        await bench.close()
+        await server.close()
+
+
 async def test_the_leader_registers_again_where_a_sources_nameserver_has_dropped_it(
     tmp_path: Path, make_bench: Callable[..., Bench]
 ) -> None:
     """RocketMQ's drops an address with the connection that has registered it last: perhaps a former leader's."""
-    server = NameServer(NameServerSettings("ns", "127.0.0.1", 0, 0, None, [], cluster="demo", registration_port=0))
-    await server.start()
-    bench = make_bench(tmp_path / "b", source_name_servers=[f"127.0.0.1:{server.registration_port}"])
-    bench.client._membership = Membership(Identity("demo", "demo-a", 0), None)
-    await bench.lead()
-    registrar, routes, requests = bench.broker.registrar, server.service.routes, server.service.requests
-    registrar.start()
-    try:
+    async with at_source(tmp_path / "b", make_bench) as (bench, server):
+        registrar, routes, requests = bench.broker.registrar, server.service.routes, server.service.requests
+        registrar.start()
         await until(routes.has_master)
         await until(lambda: RequestCode.GET_ROUTEINFO_BY_TOPIC in requests)
         registered = requests[RequestCode.REGISTER_BROKER]
@@ -110,10 +125,6 @@ async def test_the_leader_registers_again_where_a_sources_nameserver_has_dropped
         asked, registered = requests[RequestCode.GET_ROUTEINFO_BY_TOPIC], requests[RequestCode.REGISTER_BROKER]
         await until(lambda: requests[RequestCode.GET_ROUTEINFO_BY_TOPIC] > asked + 1)
         assert requests[RequestCode.REGISTER_BROKER] == registered, "a NameServer that has it gets no topics again"
-    finally:
-        await registrar.close()
-        await bench.close()
-        await server.close()
 
 
 @pytest.mark.parametrize(
@@ -144,61 +155,45 @@ async def test_topics_of_another_version_go_to_a_source_whose_route_was_lost(
     tmp_path: Path, make_bench: Callable[..., Bench]
 ) -> None:
     """RocketMQ's NameServers compare versions, and keep the permissions of one that they have."""
-    server = NameServer(NameServerSettings("ns", "127.0.0.1", 0, 0, None, [], cluster="demo", registration_port=0))
-    await server.start()
-    bench = make_bench(tmp_path / "b", source_name_servers=[f"127.0.0.1:{server.registration_port}"])
-    bench.client._membership = Membership(Identity("demo", "demo-a", 0), None)
-    await bench.lead()
-    versions: list[DataVersion] = []
-    request = bench.client.request
+    async with at_source(tmp_path / "b", make_bench) as (bench, _):
+        versions: list[DataVersion] = []
+        request = bench.client.request
 
-    async def answer(address: str, frame: Frame, timeout: float) -> Frame:
-        if frame.code == RequestCode.REGISTER_BROKER:
-            table = json.loads(frame.body)["topicConfigSerializeWrapper"]
-            versions.append(DataVersion.from_json(table["dataVersion"]))
-        got = await request(address, frame, timeout)
-        if frame.code == RequestCode.GET_ROUTEINFO_BY_TOPIC and len(versions) < 3:
-            route = TopicRoute.from_json(json.loads(got.body))
-            route.queues[0].perm = 1
-            return Frame(0, body=json.dumps(route.to_json()).encode())
-        return got
+        async def answer(address: str, frame: Frame, timeout: float) -> Frame:
+            if frame.code == RequestCode.REGISTER_BROKER:
+                table = json.loads(frame.body)["topicConfigSerializeWrapper"]
+                versions.append(DataVersion.from_json(table["dataVersion"]))
+            got = await request(address, frame, timeout)
+            if frame.code == RequestCode.GET_ROUTEINFO_BY_TOPIC and len(versions) < 3:
+                route = TopicRoute.from_json(json.loads(got.body))
+                route.queues[0].perm = 1
+                return Frame(0, body=json.dumps(route.to_json()).encode())
+            return got
 
-    bench.client.request = answer  # type: ignore[method-assign]
-    bench.broker.registrar.start()
-    try:
+        bench.client.request = answer  # type: ignore[method-assign]
+        bench.broker.registrar.start()
         await until(lambda: len(versions) == 3)
         assert {version.state_version for version in versions} == {SOURCE_STATE}
         assert len({version.timestamp for version in versions}) == 3
-    finally:
-        await bench.broker.registrar.close()
-        await bench.close()
-        await server.close()
 
 
 async def test_each_address_of_a_leader_has_a_connection_of_its_own_to_a_sources_nameserver(
     tmp_path: Path, make_bench: Callable[..., Bench]
 ) -> None:
     """RocketMQ's ends the connection of a silent address, and drops what else that has registered."""
-    server = NameServer(NameServerSettings("ns", "127.0.0.1", 0, 0, None, [], cluster="demo", registration_port=0))
-    await server.start()
-    bench = make_bench(
-        tmp_path / "b", member_address="127.0.0.1:10912", source_name_servers=[f"127.0.0.1:{server.registration_port}"]
-    )
-    bench.client._membership = Membership(Identity("demo", "demo-a", 0), None)
-    await bench.lead()
-    registrar, role, groups = bench.broker.registrar, bench.broker.role, server.service.routes.groups
-    registrar.start()
+    async with at_source(tmp_path / "b", make_bench, member_address="127.0.0.1:10912") as (bench, server):
+        registrar, role, groups = bench.broker.registrar, bench.broker.role, server.service.routes.groups
+        registrar.start()
 
-    def master() -> Registration | None:
-        """None: the former connection has ended, and the next registration is on its way."""
-        found = groups["demo-a"].entries.get(0) if "demo-a" in groups else None
-        return None if found is None else found.registration
+        def master() -> Registration | None:
+            """None: the former connection has ended, and the next registration is on its way."""
+            found = groups["demo-a"].entries.get(0) if "demo-a" in groups else None
+            return None if found is None else found.registration
 
-    def registered(address: str) -> bool:
-        found = master()
-        return found is not None and found.address == address and found.source not in sources
+        def registered(address: str) -> bool:
+            found = master()
+            return found is not None and found.address == address and found.source not in sources
 
-    try:
         await until(master)
         sources = {found.source} if (found := master()) is not None else set()
         for lost in (True, False):
@@ -207,10 +202,6 @@ async def test_each_address_of_a_leader_has_a_connection_of_its_own_to_a_sources
             await until(lambda: registered(role.address))
             if (found := master()) is not None:
                 sources.add(found.source)
-    finally:
-        await registrar.close()
-        await bench.close()
-        await server.close()
 
 
 async def test_a_leader_leaves_a_sources_nameserver_and_registers_at_another_one(
