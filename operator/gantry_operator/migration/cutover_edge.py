@@ -155,10 +155,10 @@ class Edge:
         """
         for group in self.groups.values():
             if self._listed(group, routes) is None:
-                for address in self._recorded.get(group.name, ()):
-                    if await self._is_master(address):
-                        self._addresses[group.name] = address
-                        break
+                recorded = self._recorded.get(group.name, ())
+                leads = await asyncio.gather(*map(self._is_master, recorded))
+                if True in leads:
+                    self._addresses[group.name] = recorded[leads.index(True)]
 
     async def _is_master(self, address: str) -> bool:
         try:
